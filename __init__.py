@@ -3,7 +3,8 @@
 `keylane` exports the clients, their settings, and the values and errors that most programs name.
 `keylane.admin` has what an operator's calls return, `keylane.errors` every error, and
 `keylane.sync` the clients of programs without an event loop.  The names are listed once, in
-`__init__.pyi`, and are loaded when they are first used: `import keylane` imports no network library.
+`__init__.pyi`, and are loaded when they are first used: `import keylane` imports no network
+library.
 """
 
 import re

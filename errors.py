@@ -1,5 +1,6 @@
 # ruff: noqa: F403 - each name stands once, in the list that type checkers read
-"""Every error that keylane raises on purpose, with its code, its fate and advice: see `KeylaneError`.
+"""Every error that keylane raises on purpose, with its code, its fate and advice: see
+`KeylaneError`.
 
 The tree, drawn, is in `keylane.protocol.errors`; `keylane` itself has those that programs catch.
 """

@@ -1,4 +1,6 @@
-"""Administration: subjects, consumer groups, partitions and brokers of a cluster, as typed calls."""
+"""Administration: subjects, consumer groups, partitions and brokers of a cluster, as typed
+calls.
+"""
 
 from ..protocol.access.rights import AccessGrant, Rights
 from ..protocol.control import (

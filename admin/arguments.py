@@ -67,13 +67,17 @@ def check_where(name: str, given: object, **arguments: str) -> None:
 
 
 _PLACES: tuple[tuple[str, type | tuple[type, ...]], ...] = (
-    ("offset", int), ("time", (int, datetime)), ("cursors", Mapping),
-)  # fmt: skip
+    ("offset", int),
+    ("time", (int, datetime)),
+    ("cursors", Mapping),
+)
 """Of each word what a caller may give in its place."""
 
 
 def mapping_of(name: str, given: object) -> dict[Any, Any]:
-    """The mapping that a caller gave as the argument `name`.  Raises InvalidRequestError: it is none."""
+    """The mapping that a caller gave as the argument `name`.  Raises InvalidRequestError: it is
+    none.
+    """
     if not isinstance(given, Mapping):
         raise InvalidRequestError(f"{name} must be a mapping, not {given!r:.60}")
     return dict(given)

@@ -138,7 +138,9 @@ PASSES_MAX = 3
 PARKED_PAGE = 1_000
 """Keys in a page of what is parked."""
 ADOPTION_S = 1.0
-"""How long what is parked is looked for again, where a sealed partition has passed it on and its children do not have it yet."""
+"""How long what is parked is looked for again, where a sealed partition has passed it on and its
+children do not have it yet.
+"""
 ADOPTION_PAUSE_S = 0.05
 TOGETHER = 64
 """Keys that are redriven at once, which a broker makes durable together."""
@@ -152,8 +154,8 @@ class Admin(Resident):
             operation = await admin.resize("orders", 6)
             await admin.wait(operation)
 
-    Entering the block connects to nothing, unless it has a `wait_s`; each call connects to what it needs.  An admin
-    works in the event loop and the process in which it was opened.
+    Entering the block connects to nothing, unless it has a `wait_s`; each call connects to what it
+    needs.  An admin works in the event loop and the process in which it was opened.
 
     Besides the errors that are named there, each call raises
         InvalidNameError, InvalidRequestError: an argument cannot be right; nothing was done.
@@ -162,29 +164,42 @@ class Admin(Resident):
         ForeignServerError: what answers at the address is no keylane server.
         ClosedError, ForkedError, OtherLoopError: the admin is not open, or not here.
 
-    Calls about access need the right administer on `*`, and raise AccessOffError where the metaserver has access control off.
+    Calls about access need the right administer on `*`, and raise AccessOffError where the
+    metaserver has access control off.
     """
 
     def __init__(
-        self, meta: str | Iterable[str], *, call_timeout_ms: int = 5_000, wait_s: float = 0, tls: TlsSettings | None = None,
+        self,
+        meta: str | Iterable[str],
+        *,
+        call_timeout_ms: int = 5_000,
+        wait_s: float = 0,
+        tls: TlsSettings | None = None,
         token: str | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """
         Make an admin; `async with` opens it.
 
         Args:
-            meta: `host:port` of a metaserver; of several, an iterable of texts or one text with commas.
-            call_timeout_ms: time for one call, in milliseconds; calls that work at the brokers have longer.
-            wait_s: seconds for which opening waits for a metaserver that is still starting; 0: it asks none.
-            tls: the authority of the servers' certificates; None: KEYLANE_TLS_CA of the environment, or no TLS.
-            token: of a cluster with access control; None: KEYLANE_TOKEN_FILE names its file, or KEYLANE_TOKEN has it.
+            meta: `host:port` of a metaserver; of several, an iterable of texts or one text with
+                commas.
+            call_timeout_ms: time for one call, in milliseconds; calls that work at the brokers have
+                longer.
+            wait_s: seconds for which opening waits for a metaserver that is still starting; 0: it
+                asks none.
+            tls: the authority of the servers' certificates; None: KEYLANE_TLS_CA of the
+                environment, or no TLS.
+            token: of a cluster with access control; None: KEYLANE_TOKEN_FILE names its file, or
+                KEYLANE_TOKEN has it.
 
         Raises:
             ConfigError: `meta` names no address, or a time is out of its range.
         """
         self._addresses = addresses_of(meta)
         self._timeout_ms = call_timeout_ms
-        self._connections = Connections(None, timeout_ms=call_timeout_ms, what="admin", wait_s=wait_s, tls=tls, token=token)  # fmt: skip
+        self._connections = Connections(
+            None, timeout_ms=call_timeout_ms, what="admin", wait_s=wait_s, tls=tls, token=token
+        )
 
     def __repr__(self) -> str:
         return f"<Admin at {', '.join(self._addresses)}, {self._connections.home.state}>"
@@ -196,10 +211,12 @@ class Admin(Resident):
         return self
 
     async def close(self) -> None:
-        """Close every connection.  Raises OtherLoopError: the admin was opened in another event loop."""
+        """Close every connection.  Raises OtherLoopError: the admin was opened in another event
+        loop.
+        """
         await clean_up(self._connections.close)
 
-    # ── subjects ───────────────────────────────────────────────────────────────────────────────────
+    # ── subjects ──────────────────────────────────────────────────────────────────────────────────
     async def create_subject(
         self,
         subject: str,
@@ -223,7 +240,8 @@ class Admin(Resident):
         Raises:
             SubjectExistsError: it exists with other settings.
             NotEnoughBrokersError: no broker group is available.
-            CreationRunningError, CreationFailedError: an earlier creation has not ended, or cannot end.
+            CreationRunningError, CreationFailedError: an earlier creation has not ended, or cannot
+                end.
         """
         body = checked(
             CreateSubject,
@@ -275,11 +293,13 @@ class Admin(Resident):
         dry_run: bool = False,
     ) -> SubjectChange:
         """
-        Change the settings of a subject; those that are None stay, and the settings that it has already change nothing.
+        Change the settings of a subject; those that are None stay, and the settings that it has
+        already change nothing.
 
-        Every open partition is sealed and continued by one with the new settings, so that no producer goes on under the
-        old ones once the operation is done: see `wait`.  Messages that are stored keep the retention they were stored under,
-        also those over a lower `message_bytes_max`.
+        Every open partition is sealed and continued by one with the new settings, so that no
+        producer goes on under the old ones once the operation is done: see `wait`.  Messages that
+        are stored keep the retention they were stored under, also those over a lower
+        `message_bytes_max`.
 
         Raises:
             SubjectUnknownError, NotEnoughBrokersError
@@ -302,8 +322,9 @@ class Admin(Resident):
         self, subject: str, *, force: bool = False, subject_id: int = 0
     ) -> SubjectDeletion:
         """
-        Delete a subject with its messages and consumer groups; the same call with the `subject_id` of the answer tells how
-        far that is.  A broker that is down drops its partitions when it is back; until then the name is taken.
+        Delete a subject with its messages and consumer groups; the same call with the `subject_id`
+        of the answer tells how far that is.  A broker that is down drops its partitions when it is
+        back; until then the name is taken.
 
         Args:
             force: also if the subject has live consumers.
@@ -330,19 +351,23 @@ class Admin(Resident):
         """
         Make a hidden subject, to be published in `subject`; again changes nothing.
 
-        Messages are sent to it and read by its name; it has no consumer groups, and `subjects()` leaves it out.
+        Messages are sent to it and read by its name; it has no consumer groups, and `subjects()`
+        leaves it out.
 
         Args:
-            partitions: of a `subject` that does not exist; `static` and `message_bytes_max` are of it as well.  A hidden
-                subject beside an existing one has that one's ranges and settings.  0: `subject` must exist.
-            cut: also seal the open partitions of `subject` and continue them by others, behind those of the hidden subject:
-                it can then take the place of all that was stored before.  Returns before the cut is done.
+            partitions: of a `subject` that does not exist; `static` and `message_bytes_max` are of
+                it as well.  A hidden subject beside an existing one has that one's ranges and
+                settings.  0: `subject` must exist.
+            cut: also seal the open partitions of `subject` and continue them by others, behind
+                those of the hidden subject: it can then take the place of all that was stored
+                before.  Returns before the cut is done.
 
         Raises:
             SubjectUnknownError, SubjectDeletedError, NotEnoughBrokersError
             PublishTargetError: `hidden` exists and is another subject, or was published.
             OperationRunningError: the partitions of `subject` are being changed.
-            PublishOutdatedError: they have changed since the hidden subject was made, and are to be cut.
+            PublishOutdatedError: they have changed since the hidden subject was made, and are to be
+            cut.
         """
         check_name("subject", subject)
         fields = {
@@ -367,28 +392,33 @@ class Admin(Resident):
         wait: bool = True,
     ) -> Publication:
         """
-        Publish a hidden subject in `subject`, with one change of its route; again changes nothing and says how far it is.
+        Publish a hidden subject in `subject`, with one change of its route; again changes nothing
+        and says how far it is.
 
-        What is stored in `subject` stays before the messages of the hidden one.  Cancelled while it waits, it goes on.
+        What is stored in `subject` stays before the messages of the hidden one.  Cancelled while it
+        waits, it goes on.
 
         Args:
             replace: delete what is stored in `subject`: the hidden subject takes its name.
-            starts: with `replace`, for each consumer group of `subject` the first offset that it has not handled in each
-                partition of the hidden subject, by partition id.
-            ends: with `replace`, for each partition of `subject` before the cut the end of those messages that the hidden
-                subject has the rows of.  None: what is deleted is not looked at.
-            subject_id: the id of the hidden subject: another one of its name is refused.  0: the one that has the name.
-            revisions: with `starts`, for each group `revision` of `describe_group`, as it was before its cursors were looked
-                at.  None: a reset since then is not noticed.
+            starts: with `replace`, for each consumer group of `subject` the first offset that it
+                has not handled in each partition of the hidden subject, by partition id.
+            ends: with `replace`, for each partition of `subject` before the cut the end of those
+                messages that the hidden subject has the rows of.  None: what is deleted is not
+                looked at.
+            subject_id: the id of the hidden subject: another one of its name is refused.  0: the
+                one that has the name.
+            revisions: with `starts`, for each group `revision` of `describe_group`, as it was
+                before its cursors were looked at.  None: a reset since then is not noticed.
             wait: return when the route has changed, not at once.
 
         Raises:
             SubjectUnknownError, SubjectDeletedError, PublishTargetError
-            PublishOutdatedError: the partitions of `subject` have changed since the hidden subject was made.
-            OperationRunningError: they are being changed.
-            PublishGroupsError, GroupBusyError: a group of a subject that is replaced has no position, or live consumers.
-            PublishCursorsError: a group was reset, or had a consumer, since the look at its `revisions`; nothing is changed.
-            PublishBehindError: a subject that is replaced has messages behind `ends`; nothing is changed.
+            PublishOutdatedError: the partitions of `subject` have changed since the hidden subject
+            was made. OperationRunningError: they are being changed. PublishGroupsError,
+            GroupBusyError: a group of a subject that is replaced has no position, or live
+            consumers. PublishCursorsError: a group was reset, or had a consumer, since the look at
+            its `revisions`; nothing is changed. PublishBehindError: a subject that is replaced has
+            messages behind `ends`; nothing is changed.
         """
         check_name("subject", hidden)
         refuse_call(flag_problems(wait=wait))
@@ -409,7 +439,7 @@ class Admin(Resident):
             answer = await self._meta.call(endpoints.PUBLISH_SUBJECT, body, subject=hidden)
         return answer
 
-    # ── consumer groups ────────────────────────────────────────────────────────────────────────────
+    # ── consumer groups ───────────────────────────────────────────────────────────────────────────
     async def create_group(
         self,
         subject: str,
@@ -423,14 +453,16 @@ class Admin(Resident):
         """
         Make a consumer group, and fix where it begins; a repeat changes nothing.
 
-        Everything that is stored from this call's answer on is delivered to the group.  Partitions that are opened later, as
-        by a resize, are read from their first message.
+        Everything that is stored from this call's answer on is delivered to the group.  Partitions
+        that are opened later, as by a resize, are read from their first message.
 
         Args:
             start: "earliest", "latest", "time" or "cursors".
-            at_ms: milliseconds since 1970.  For "time": the group begins at the first message stored at or after it.
-                For "cursors": when they were taken, which tells a repeat from another start.
-            cursors: for "cursors": partition id → first offset; a partition that is not named is read from its first message.
+            at_ms: milliseconds since 1970.  For "time": the group begins at the first message
+                stored at or after it. For "cursors": when they were taken, which tells a repeat
+                from another start.
+            cursors: for "cursors": partition id → first offset; a partition that is not named is
+                read from its first message.
             consume_strategy: "exclusive" or "shared".
 
         Raises:
@@ -495,7 +527,8 @@ class Admin(Resident):
 
     async def group_settings(self, subject: str, group: str) -> GroupSettings:
         """
-        What is stored of a consumer group: its start, its failure policy, what an operator has suspended.
+        What is stored of a consumer group: its start, its failure policy, what an operator has
+        suspended.
 
         Raises:
             SubjectUnknownError, GroupUnknownError
@@ -515,15 +548,20 @@ class Admin(Resident):
         forget: bool = False,
     ) -> GroupSettings:
         """
-        Change the stored failure policy of a consumer group; its running consumers follow within a heartbeat.
+        Change the stored failure policy of a consumer group; its running consumers follow within a
+        heartbeat.
 
-        What is stored counts more than the code of the consumers; what is not stored is as their code says.
+        What is stored counts more than the code of the consumers; what is not stored is as their
+        code says.
 
         Args:
-            on_failure: "block", "park" or "dead": what becomes of a message that has failed `tries_max` times.
-            on_full: "block" or "dead": what becomes of a key that is to be parked and finds no room.
+            on_failure: "block", "park" or "dead": what becomes of a message that has failed
+                `tries_max` times.
+            on_full: "block" or "dead": what becomes of a key that is to be parked and finds no
+                room.
             tries_max: 1 to 1_000_000.
-            backoff_first_ms: the pause after the first try, in milliseconds; goes with `backoff_max_ms`.
+            backoff_first_ms: the pause after the first try, in milliseconds; goes with
+                `backoff_max_ms`.
             backoff_max_ms: the longest pause between two tries, in milliseconds.
             forget: forget first all that was stored of the policy.
 
@@ -543,12 +581,15 @@ class Admin(Resident):
         self, subject: str, group: str, *, client: str | None = None
     ) -> GroupSettings:
         """
-        Have a consumer group hand over its partitions, and get none until `resume_group`; a repeat changes nothing.
+        Have a consumer group hand over its partitions, and get none until `resume_group`; a repeat
+        changes nothing.
 
-        Its consumers stay open.  The switch is stored, and holds for consumers that are started later.
+        Its consumers stay open.  The switch is stored, and holds for consumers that are started
+        later.
 
         Args:
-            client: only the consumers of this name, also if none is there now; others take their partitions over.
+            client: only the consumers of this name, also if none is there now; others take their
+                partitions over.
 
         Raises:
             SubjectUnknownError, GroupUnknownError
@@ -560,7 +601,8 @@ class Admin(Resident):
         self, subject: str, group: str, *, client: str | None = None
     ) -> GroupSettings:
         """
-        End what `suspend_group` with the same `client` has begun; clients that were suspended by name stay so.
+        End what `suspend_group` with the same `client` has begun; clients that were suspended by
+        name stay so.
 
         A consumer whose own code has suspended it gets nothing until its code resumes it.
 
@@ -593,19 +635,23 @@ class Admin(Resident):
             at_ms: for "time": milliseconds since 1970; the first message stored at or after it.
             queue: this logic queue of a static subject only.
             partition_id: this partition only; partitions before and behind it keep their cursors.
-            shift: for "shift": messages forward, or back if below 0, in each queue, or each partition that the group has
-                not acked to a sealed end; no further than what is stored.
-            cursors: for "cursors": partition id → offset of the partition; others keep their cursors.
-            dry_run: answer with the present and the new cursors, and change nothing; also while the group has consumers.
-            live: its consumers hand everything over, and go on at the new cursors; a handler has `handover_ms` to end.
+            shift: for "shift": messages forward, or back if below 0, in each queue, or each
+                partition that the group has not acked to a sealed end; no further than what is
+                stored.
+            cursors: for "cursors": partition id → offset of the partition; others keep their
+                cursors.
+            dry_run: answer with the present and the new cursors, and change nothing; also while the
+                group has consumers.
+            live: its consumers hand everything over, and go on at the new cursors; a handler has
+                `handover_ms` to end.
 
         Raises:
             SubjectUnknownError, GroupUnknownError, QueueUnknownError, PartitionUnknownError
             SubjectNotStaticError: `queue` for a subject without queues.
-            InvalidRequestError: `partition_id` for a subject with queues; arguments that do not go together.
-            GroupBusyError: it has live consumers, or had some until a moment ago.
-            OffsetOutOfRangeError: `offset` is not stored.
-            ResetUnfinishedError: some cursors are set; the same call again sets the rest.  After a "shift" another shift
+            InvalidRequestError: `partition_id` for a subject with queues; arguments that do not go
+            together. GroupBusyError: it has live consumers, or had some until a moment ago.
+            OffsetOutOfRangeError: `offset` is not stored. ResetUnfinishedError: some cursors are
+            set; the same call again sets the rest.  After a "shift" another shift
                 would count from the new cursors: the text has the "cursors" that set the rest.
             ResetCanceledError: `cancel_reset` was called; nothing was changed.
         """
@@ -617,14 +663,16 @@ class Admin(Resident):
 
     async def cancel_reset(self, subject: str, group: str) -> CanceledReset:
         """
-        Cancel a `live` reset that waits until the group's consumers hand over: they go on where they were.
+        Cancel a `live` reset that waits until the group's consumers hand over: they go on where
+        they were.
 
         Returns:
             What the reset would have set; a repeat returns the same.
 
         Raises:
             SubjectUnknownError, GroupUnknownError
-            ResetForwardError: cursors may be set already, and the reset goes on by itself; it is done; or there is none.
+            ResetForwardError: cursors may be set already, and the reset goes on by itself; it is
+            done; or there is none.
         """
         return await self._of_group(endpoints.CANCEL_RESET, subject, group)
 
@@ -646,10 +694,11 @@ class Admin(Resident):
         self, subject: str, group: str, *, force: bool = False, group_id: int = 0
     ) -> GroupDeletion:
         """
-        Delete a consumer group; the same call with the `group_id` of the answer tells how far that is.
+        Delete a consumer group; the same call with the `group_id` of the answer tells how far that
+        is.
 
-        A broker that is down forgets the group when it is back; until then no consumer can join.  A later group of this
-        name begins at the first message that is still stored.
+        A broker that is down forgets the group when it is back; until then no consumer can join.  A
+        later group of this name begins at the first message that is still stored.
 
         Args:
             force: also if the group has live consumers, which end with GroupDeletedError.
@@ -661,16 +710,17 @@ class Admin(Resident):
         body = checked(DeleteGroup, {"force": force, "group_id": group_id})
         return await self._of_group(endpoints.DELETE_GROUP, subject, group, body)
 
-    # ── partitions ─────────────────────────────────────────────────────────────────────────────────
+    # ── partitions ────────────────────────────────────────────────────────────────────────────────
     async def resize(
         self, subject: str, partitions: int, *, dry_run: bool = False
     ) -> OperationView:
         """
-        Change the number of open partitions of a subject to `partitions`, 1 to 1024, while messages flow.
+        Change the number of open partitions of a subject to `partitions`, 1 to 1024, while messages
+        flow.
 
         Returns:
-            The operation, which continues by itself: see `wait`.  With `dry_run` its plan, of which nothing is done;
-            then, and if there is nothing to change, `operation_id` is 0.
+            The operation, which continues by itself: see `wait`.  With `dry_run` its plan, of which
+            nothing is done; then, and if there is nothing to change, `operation_id` is 0.
 
         Raises:
             SubjectUnknownError, NotEnoughBrokersError
@@ -688,7 +738,8 @@ class Admin(Resident):
         """
         Give a static subject more logic queues while messages flow; returns and raises as `resize`.
 
-        A queue that is cut keeps its number, logic offsets and first half; the second half is a new queue, from offset 0.
+        A queue that is cut keeps its number, logic offsets and first half; the second half is a new
+        queue, from offset 0.
 
         Args:
             count: the new number of queues, up to 1024; the widest queues are cut.
@@ -725,7 +776,8 @@ class Admin(Resident):
         self, partition_ids: Sequence[int], *, to: str, dry_run: bool = False
     ) -> OperationView:
         """
-        Continue open partitions of one subject on the broker group `to`; returns and raises as `resize`.
+        Continue open partitions of one subject on the broker group `to`; returns and raises as
+        `resize`.
 
         Raises:
             PartitionUnknownError: no open partition has one of these ids.
@@ -748,15 +800,18 @@ class Admin(Resident):
         """
         Continue all open partitions of a broker group, of every subject, on other broker groups.
 
-        The broker group is cordoned from then on, also if the evacuation is canceled: see `uncordon`.
+        The broker group is cordoned from then on, also if the evacuation is canceled: see
+        `uncordon`.
 
         Args:
-            without_source: although the broker is silent; strict and static subjects wait for its return.
-            accept_loss: the silent broker's disk is lost for good: strict and static subjects continue too.
+            without_source: although the broker is silent; strict and static subjects wait for its
+                return.
+            accept_loss: the silent broker's disk is lost for good: strict and static subjects
+                continue too.
 
         Returns:
-            In `operations` one for each subject, to `wait` for; `busy` names the subjects of which something stays
-            there, and why.
+            In `operations` one for each subject, to `wait` for; `busy` names the subjects of which
+            something stays there, and why.
 
         Raises:
             BrokerGroupUnknownError, NotEnoughBrokersError
@@ -788,12 +843,16 @@ class Admin(Resident):
     @outlives_cancel
     async def follow(self, operation: OperationView) -> AsyncGenerator[OperationView, None]:
         """
-        Yield an operation now and after each change, until the route has changed or the operation is canceled.
+        Yield an operation now and after each change, until the route has changed or the operation
+        is canceled.
 
         Raises:
-            InvalidRequestError: `operation` is not one operation as `resize`, `move` and the like return it.
-            OperationUnknownError: the metaserver does not list it: its database is another, or older.
-            UnreachableError: no metaserver answers; the operation continues, and may be followed again.
+            InvalidRequestError: `operation` is not one operation as `resize`, `move` and the like
+                return it.
+            OperationUnknownError: the metaserver does not list it: its database is another, or
+                older.
+            UnreachableError: no metaserver answers; the operation continues, and may be followed
+                again.
         """
         if not isinstance(operation, OperationView):
             raise InvalidRequestError(f"one operation is followed, not {operation!r:.80}")
@@ -813,7 +872,8 @@ class Admin(Resident):
 
     async def wait(self, operation: OperationView) -> OperationView:
         """
-        Wait until an operation has changed the route (state DONE or FENCE) or is canceled (CANCELED); returns it.
+        Wait until an operation has changed the route (state DONE or FENCE) or is canceled
+        (CANCELED); returns it.
 
         A plan, and an operation that has nothing to do, are returned as they are.
 
@@ -837,12 +897,14 @@ class Admin(Resident):
 
     async def undrained(self, subject: str) -> list[UndrainedPartition]:
         """
-        What the consumer groups of a subject have not acked of its sealed partitions, by partition and group.
+        What the consumer groups of a subject have not acked of its sealed partitions, by partition
+        and group.
 
         That includes parked messages which fail again while they are redriven.
 
-        A group gets nothing of the partitions that continue a sealed one before it has acked all of that, or parked it.
-        A broker that does not answer is no error: its partitions have a `problem`.
+        A group gets nothing of the partitions that continue a sealed one before it has acked all of
+        that, or parked it. A broker that does not answer is no error: its partitions have a
+        `problem`.
 
         Raises:
             SubjectUnknownError
@@ -857,20 +919,22 @@ class Admin(Resident):
         self, subject: str, from_offsets: Mapping[int, int], *, job: str, ttl_ms: int
     ) -> dict[int, tuple[HoldView, ...]]:
         """
-        Keep messages for a job against retention, or renew that; a hold that is not renewed expires by itself.
+        Keep messages for a job against retention, or renew that; a hold that is not renewed expires
+        by itself.
 
         Args:
             from_offsets: partition id → the first offset that is kept, with all messages behind it.
             job: whose hold it is; a later hold of the same job on a partition takes its place.
-            ttl_ms: 0 to 86_400_000; how long it lasts without being renewed, in milliseconds; 0 ends it.
+            ttl_ms: 0 to 86_400_000; how long it lasts without being renewed, in milliseconds; 0
+                ends it.
 
         Returns:
             Partition id → every hold on it.
 
         Raises:
             SubjectUnknownError, PartitionUnknownError
-            OffsetOutOfRangeError: messages from the offset on are gone; the other partitions may be held.
-            OverloadedError: 16 jobs hold the partition.
+            OffsetOutOfRangeError: messages from the offset on are gone; the other partitions may be
+            held. OverloadedError: 16 jobs hold the partition.
         """
         asked = {
             partition_id: checked(
@@ -901,7 +965,7 @@ class Admin(Resident):
         route = await self._meta.route(check_name("subject", subject))
         await in_turns(lambda partition: self._hold(partition, body), route.partitions)
 
-    # ── parked messages ────────────────────────────────────────────────────────────────────────────
+    # ── parked messages ───────────────────────────────────────────────────────────────────────────
     @outlives_cancel
     async def parked(
         self,
@@ -917,17 +981,20 @@ class Admin(Resident):
         by_error: bool = False,
     ) -> AsyncGenerator[ParkedKeyView, None]:
         """
-        The keys that a consumer group has parked on the partitions of a subject; a key may be on two of them for a moment.
+        The keys that a consumer group has parked on the partitions of a subject; a key may be on
+        two of them for a moment.
 
         Args:
-            key: this key; b"": messages without a key, also dead letters; None: dead letters of any key; `...`: all of these.
-            dead: True: dead letters alone; with a key also those of it among dead letters of any key, which are read to
-                find them; False: all but dead letters.
-            older_than_ms: parked for at least this time; dead letters of any key, and messages without one, each for itself.
+            key: this key; b"": messages without a key, also dead letters; None: dead letters of any
+                key; `...`: all of these.
+            dead: True: dead letters alone; with a key also those of it among dead letters of any
+                key, which are read to find them; False: all but dead letters.
+            older_than_ms: parked for at least this time; dead letters of any key, and messages
+                without one, each for itself.
             error: a text in the type or the text of the last failure, in the same way.
             retrying: with what waits for retry: see `ParkedKeyView.tries`.
-            by_error: of dead letters of any key, messages without a key, and what waits for retry, a view for each type and
-                text of their failures, the most messages first.
+            by_error: of dead letters of any key, messages without a key, and what waits for retry,
+                a view for each type and text of their failures, the most messages first.
 
         Raises:
             SubjectUnknownError, GroupUnknownError
@@ -961,7 +1028,8 @@ class Admin(Resident):
         first: int | None = None,
     ) -> AsyncGenerator[ParkedMessage, None]:
         """
-        The parked messages of a key, or of all keys asked for, the oldest of each first, read from the brokers that have them.
+        The parked messages of a key, or of all keys asked for, the oldest of each first, read from
+        the brokers that have them.
 
         Args:
             key, dead, partition_id, older_than_ms, error: as of `parked`.
@@ -1007,7 +1075,8 @@ class Admin(Resident):
 
         Raises:
             ParkedKeyUnknownError: nothing of `key` is parked.
-            ParkMovedError: a partition was sealed, and its children have these messages since: ask again.
+            ParkMovedError: a partition was sealed, and its children have these messages since: ask
+                again.
             As `parked`.
         """
         refuse_call(flag_problems(all=all))
@@ -1018,9 +1087,14 @@ class Admin(Resident):
             await self._views(subject, group, _wanted(key, dead=dead), partition_id)
         wanted = _wanted(key, dead=dead, older_than_ms=older_than_ms, error=error)
         asked = self.parked(
-            subject, group, key=key, dead=dead, partition_id=partition_id,
-            older_than_ms=older_than_ms, error=error,
-        )  # fmt: skip
+            subject,
+            group,
+            key=key,
+            dead=dead,
+            partition_id=partition_id,
+            older_than_ms=older_than_ms,
+            error=error,
+        )
         parked = [view async for view in asked if view.state is not ParkState.REDRIVING]
         partitions: dict[int, Partition] = {
             each.partition_id: each for each in await self._partitions(subject, group, None)
@@ -1049,12 +1123,15 @@ class Admin(Resident):
         first: int | None = None,
     ) -> int:
         """
-        Never handle parked messages of a key: they stay stored until retention removes them, and no consumer gets them.
+        Never handle parked messages of a key: they stay stored until retention removes them, and no
+        consumer gets them.
 
         Args:
             partition_id: as `parked` says; None: of all partitions.
-            key, dead, older_than_ms, error: as of `parked`; at least one of them, or `partition_id`.
-            first: the number of messages of each key on a partition, from the oldest on; None: all that are parked now.
+            key, dead, older_than_ms, error: as of `parked`; at least one of them, or
+                `partition_id`.
+            first: the number of messages of each key on a partition, from the oldest on; None: all
+                that are parked now.
 
         Returns:
             The number of skipped messages.
@@ -1118,15 +1195,17 @@ class Admin(Resident):
         properties: Mapping[str, str | bytes] | None = None,
     ) -> ParkedMessage:
         """
-        Put another value, or other properties, in the place of a parked message or a dead letter; its key stays.
+        Put another value, or other properties, in the place of a parked message or a dead letter;
+        its key stays.
 
-        Consumers get the new ones, with the property "keylane.edited", which has the time.  The original stays in the log.
+        Consumers get the new ones, with the property "keylane.edited", which has the time.  The
+        original stays in the log.
 
         Args:
             partition_id, offset: of the message, as `parked_messages` says.
-            key: in their place: the oldest parked message of this order key, the one that fails.  It may be parked on a
-                partition and on one that continues it; then the former has the oldest.  With `partition_id`: of those
-                that this partition has parked.
+            key: in their place: the oldest parked message of this order key, the one that fails.
+                It may be parked on a partition and on one that continues it; then the former has
+                the oldest.  With `partition_id`: of those that this partition has parked.
             dead: with a key: as of `parked`.
             value: None: it stays.
             properties: in place of all of them; None: they stay.
@@ -1137,7 +1216,8 @@ class Admin(Resident):
         Raises:
             ParkedMessageUnknownError: it is not parked, or not stored any more.
             ParkedKeyUnknownError: nothing of `key` is parked.
-            ParkedKeyAmbiguousError: partitions that do not follow each other have it: say `partition_id`.
+            ParkedKeyAmbiguousError: partitions that do not follow each other have it: say
+                `partition_id`.
             ParkedRedrivenError: messages of its key are being handled.
             MessageTooLargeError: it would be over the limit of the subject.
             EditsFullError: the group has too many edited messages.
@@ -1166,15 +1246,17 @@ class Admin(Resident):
         assert isinstance(answer, ParkedEdited)
         return edited(read, value, answer.properties or b"")
 
-    # ── scheduled messages ─────────────────────────────────────────────────────────────────────────
+    # ── scheduled messages ────────────────────────────────────────────────────────────────────────
     async def list_scheduled(
         self, *, subject: str | None = None, broker: str | None = None, limit: int = 100
     ) -> ScheduledMessages:
         """
-        The messages that are delivered next, of all subjects or one.  A broker that does not answer is no error.
+        The messages that are delivered next, of all subjects or one.  A broker that does not answer
+        is no error.
 
         Args:
-            broker: the address of the only broker to ask; then no metaserver is asked.  None: all that are available.
+            broker: the address of the only broker to ask; then no metaserver is asked.  None: all
+                that are available.
             limit: at most this many messages, up to 1,000.
 
         Raises:
@@ -1251,7 +1333,7 @@ class Admin(Resident):
             text += f"; not asked: {', '.join(problems)}"
         raise ScheduledUnknownError(text, scheduled_id=scheduled_id)
 
-    # ── access ───────────────────────────────────────────────────────────────────────────────────────
+    # ── access ────────────────────────────────────────────────────────────────────────────────────
     async def create_token(
         self,
         principal: str,
@@ -1286,7 +1368,8 @@ class Admin(Resident):
 
     async def revoke_token(self, token_id: int) -> TokenView:
         """
-        Revoke a token; brokers refuse within seconds what was made with it.  A repeat changes nothing.
+        Revoke a token; brokers refuse within seconds what was made with it.  A repeat changes
+        nothing.
 
         Raises:
             TokenIdUnknownError
@@ -1323,7 +1406,9 @@ class Admin(Resident):
     async def check_access(
         self, principal: str, right: Rights | str, *, subject: str = "", group: str = ""
     ) -> Decision:
-        """Whether a principal has a right on a subject and group, and by which grant; "": on all of them."""
+        """Whether a principal has a right on a subject and group, and by which grant; "": on all of
+        them.
+        """
         fields = {"principal": principal, "right": right, "subject": subject, "group": group}
         return await self._meta.call(endpoints.CHECK_ACCESS, checked(CheckAccess, fields))
 
@@ -1340,17 +1425,21 @@ class Admin(Resident):
         kind: QuotaKind = "principal",
     ) -> None:
         """
-        Limit a principal at each server, or each subject that a pattern means, in place of the limits before.
+        Limit a principal at each server, or each subject that a pattern means, in place of the
+        limits before.
 
-        Who is over a limit waits, and hears for how long; a connection above `connections` is refused.
+        Who is over a limit waits, and hears for how long; a connection above `connections` is
+        refused.
 
         Args:
-            name: a principal, `*` for all without a quota of their own; with kind="subject" a subject or pattern.
-            bytes_per_s: of messages, sent and received; 0: no limit.  Of a subject: of messages stored at each broker.
+            name: a principal, `*` for all without a quota of their own; with kind="subject" a
+                subject or pattern.
+            bytes_per_s: of messages, sent and received; 0: no limit.  Of a subject: of messages
+                stored at each broker.
 
             subjects: with kind="subject", how many subjects there may be of a pattern.
-            scheduled_bytes: with kind="subject", bytes of messages that wait for a later delivery, of all subjects of a
-                pattern together, at each broker.
+            scheduled_bytes: with kind="subject", bytes of messages that wait for a later delivery,
+                of all subjects of a pattern together, at each broker.
             sessions: consumers of a principal at a time, of all groups together.
 
         Raises:
@@ -1394,7 +1483,8 @@ class Admin(Resident):
         limit: int = 100,
     ) -> AuditPage:
         """
-        Who did what to subjects, groups, rights and messages, and who was refused; the newest first.
+        Who did what to subjects, groups, rights and messages, and who was refused; the newest
+        first.
 
         Args:
             outcome: "done" or "refused".
@@ -1412,7 +1502,7 @@ class Admin(Resident):
         }
         return await self._meta.call(endpoints.AUDIT, query=query)
 
-    # ── brokers ────────────────────────────────────────────────────────────────────────────────────
+    # ── brokers ───────────────────────────────────────────────────────────────────────────────────
     async def list_brokers(self) -> BrokerList:
         """Every broker group that ever reported itself, and the brokers that are refused."""
         details = (await self._meta.health()).details
@@ -1443,7 +1533,8 @@ class Admin(Resident):
         self, broker_group: str, *, address: str = "", dry_run: bool = False
     ) -> RefusedBroker:
         """
-        Let a broker serve although its data folder is behind the broker group's last report; what it lacks is lost.
+        Let a broker serve although its data folder is behind the broker group's last report; what
+        it lacks is lost.
 
         Args:
             address: which broker, if several of the group are refused.
@@ -1470,7 +1561,7 @@ class Admin(Resident):
             raise ConfigError(f"the health of one broker is asked for, not of {address!r:.80}")
         return await self._connections.broker_at(addresses[0]).health()
 
-    # ── the cluster ────────────────────────────────────────────────────────────────────────────────
+    # ── the cluster ───────────────────────────────────────────────────────────────────────────────
     async def health(self) -> Health:
         """
         Whether the metaserver is ready, and why not.
@@ -1481,7 +1572,9 @@ class Admin(Resident):
         return await self._meta.health()
 
     async def verify(self) -> Verification:
-        """Compare the metaserver's database with the brokers; returns each check with its violations."""
+        """Compare the metaserver's database with the brokers; returns each check with its
+        violations.
+        """
         return await self._meta.call(endpoints.VERIFY)
 
     async def describe_cluster(self) -> ClusterView:
@@ -1497,7 +1590,7 @@ class Admin(Resident):
         except (KeyError, msgspec.ValidationError) as error:
             raise ForeignServerError("the metaserver does not tell versions") from error
 
-    # ── inside: calls ──────────────────────────────────────────────────────────────────────────────
+    # ── inside: calls ─────────────────────────────────────────────────────────────────────────────
     @property
     def _meta(self) -> MetaClient:
         self._connections.home.check()
@@ -1569,7 +1662,7 @@ class Admin(Resident):
         }
         return [each["address"] for each in brokers if each["available"]], silent
 
-    # ── inside: parked messages ────────────────────────────────────────────────────────────────────
+    # ── inside: parked messages ───────────────────────────────────────────────────────────────────
     async def _listed(
         self,
         subject: str,
@@ -1581,7 +1674,9 @@ class Admin(Resident):
         retrying: bool = False,
         by_error: bool = False,
     ) -> AsyncIterator[ParkedKeyView]:
-        """The keys of `parked`; `passed_on` gets the sealed partitions whose children have what they had, or take it now."""
+        """The keys of `parked`; `passed_on` gets the sealed partitions whose children have what
+        they had, or take it now.
+        """
         for partition in await self._partitions(subject, group, partition_id):
             views = await self._parked_on(partition, group, retrying=retrying)
             if views is None:
@@ -1607,7 +1702,9 @@ class Admin(Resident):
         view: ParkedKeyView,
         wanted: WantedKeys,
     ) -> ParkedKeyView | None:
-        """Have a broker redrive what is wanted of a key; None if it was skipped, or redriven and handled, since."""
+        """Have a broker redrive what is wanted of a key; None if it was skipped, or redriven and
+        handled, since.
+        """
         bodies = [ChangeParkedKey(group=group, key_hex=_hex(view.key))]
         if wanted.picks(view):
             rows = await self._selected(subject, group, view, wanted)
@@ -1642,9 +1739,11 @@ class Admin(Resident):
             return partition_id, offset
         if offset is not None or not key:
             raise InvalidRequestError(
-                "an offset names a message by itself" if key
-                else "messages without a key have no order: name one by its partition and its offset"
-            )  # fmt: skip
+                "an offset names a message by itself"
+                if key
+                else "messages without a key have no order: name one by its "
+                "partition and its offset"
+            )
         views = await self._views(subject, group, _wanted(key, dead=dead), partition_id)
         partitions = await self._partitions(subject, group, None)
         parents = {int(each.partition_id): [*map(int, each.parents)] for each in partitions}
@@ -1673,7 +1772,9 @@ class Admin(Resident):
     async def _broker_of(
         self, subject: str, group: str, view: ParkedKeyView, served: Mapping[int, Partition]
     ) -> BrokerClient:
-        """The broker that has a view; one of a partition that was opened since `served` was read is asked for."""
+        """The broker that has a view; one of a partition that was opened since `served` was read is
+        asked for.
+        """
         partition = served.get(view.partition_id)
         if partition is None:
             (partition,) = await self._partitions(subject, group, view.partition_id)
@@ -1682,7 +1783,9 @@ class Admin(Resident):
     async def _parked_on(
         self, partition: Partition, group: str, *, retrying: bool = False
     ) -> list[ParkedKeyView] | None:
-        """What a group has parked on a partition; None where its children have adopted it, or do so now."""
+        """What a group has parked on a partition; None where its children have adopted it, or do so
+        now.
+        """
         broker, number = self._broker(partition), partition.partition_id
         asked = {"group": group, "count": PARKED_PAGE, "retrying": 1 if retrying else None}
         views_by_key: dict[tuple[ParkKey, int | None], ParkedKeyView] = {}
@@ -1708,7 +1811,9 @@ class Admin(Resident):
     async def _one_parked(
         self, subject: str, group: str, partition_id: int, offset: int
     ) -> tuple[ParkedMessage, ParkedKeyView]:
-        """A parked message, with what was edited, and the key under which it is parked.  Raises ParkedMessageUnknownError."""
+        """A parked message, with what was edited, and the key under which it is parked.  Raises
+        ParkedMessageUnknownError.
+        """
         if not is_within(offset, 0, MAX_I64):
             raise InvalidRequestError(f"not an offset: {offset!r:.40}")
         await self._partitions(subject, group, partition_id)

@@ -1,4 +1,6 @@
-"""A group's cursors set: a shift is planned, and its plan set, so that a repeat does not shift again.  I/O: the call."""
+"""A group's cursors set: a shift is planned, and its plan set, so that a repeat does not shift
+again.  I/O: the call.
+"""
 
 from __future__ import annotations
 

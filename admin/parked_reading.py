@@ -1,4 +1,6 @@
-"""Reads parked messages by offset, from the brokers that have them, and chooses those a caller asks for."""
+"""Reads parked messages by offset, from the brokers that have them, and chooses those a caller asks
+for.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ class ParkedRow(NamedTuple):
 async def rows_of(
     broker: BrokerClient, group: str, view: ParkedKeyView
 ) -> AsyncIterator[ParkedRow]:
-    """Where the messages of a key are, the oldest first, and how they failed if they are without an order."""
+    """Where the messages of a key are, the oldest first, and how they failed if they are without an
+    order.
+    """
     asked = {} if view.key is None else {"key": view.key.hex()}
     if view.tries is not None:
         begun = view.tries > 0 and view.state is ParkState.REDRIVING
@@ -76,7 +80,9 @@ def view_of_rows(view: ParkedKeyView, rows: Sequence[ParkedRow]) -> ParkedKeyVie
 
 
 def views_by_error(view: ParkedKeyView, rows: Sequence[ParkedRow]) -> list[ParkedKeyView]:
-    """A view for each type and text of failures, the most messages first; those whose failure is not known come last."""
+    """A view for each type and text of failures, the most messages first; those whose failure is
+    not known come last.
+    """
     by_error: dict[tuple[str, str] | None, list[ParkedRow]] = {}
     for row in rows:
         known = row.failure
@@ -138,7 +144,8 @@ class ParkedReader:
         """
         Read messages from this offset on; why there is none, or "".
 
-        Gone is what retention has removed, and what no broker serves: a broker that lacks more may be about to be replaced.
+        Gone is what retention has removed, and what no broker serves: a broker that lacks more may
+        be about to be replaced.
         """
         partition = self._served.get(source)
         if partition is None:
@@ -197,7 +204,9 @@ async def chosen_rows(
 async def with_edit(
     broker: BrokerClient, group: str, view: ParkedKeyView, read: ParkedMessage
 ) -> ParkedMessage:
-    """A parked message with what an operator has put in its place.  Raises ParkedMessageUnknownError."""
+    """A parked message with what an operator has put in its place.  Raises
+    ParkedMessageUnknownError.
+    """
     ask = ReadEdited(view.partition_id, group, view.key, read.partition_id, read.offset)
     answer, value = await broker.call(ask)
     assert isinstance(answer, ParkedEdited)

@@ -29,22 +29,29 @@ class ParkedKeyView(Struct, frozen=True, kw_only=True):
 
     partition_id: int
     key: bytes | None
-    """b"": messages without a key; None: dead letters, of any key, or what waits for retry: see `tries`."""
+    """b"": messages without a key; None: dead letters, of any key, or what waits for retry: see
+    `tries`.
+    """
     state: ParkState
     messages: int
     since_ms: int
     """When its first message was parked, by the broker's calendar."""
     failure: Failure | None
-    """The last one: type, text, consumer, time and number of tries; of messages without an order that were chosen, theirs."""
+    """The last one: type, text, consumer, time and number of tries; of messages without an order
+    that were chosen, theirs.
+    """
     first_source: int
     """The partition that has the first message: this one, or an ancestor of it."""
     first_offset: int
     """Its offset there; -1: no message is left, and the consumer will free the key."""
     tries: int | None = None
-    """These messages, of any key, wait for retry, and have failed so often; None: they do not wait for retry.
-    0: dead letters that were chosen to be handled again."""
+    """These messages, of any key, wait for retry, and have failed so often; None: they do not wait
+    for retry. 0: dead letters that were chosen to be handled again.
+    """
     next_ms: int | None = None
-    """When the next of them is tried again, milliseconds since 1970, as its consumer said; None: not known."""
+    """When the next of them is tried again, milliseconds since 1970, as its consumer said; None:
+    not known.
+    """
 
     @property
     def is_loose(self) -> bool:
@@ -53,7 +60,9 @@ class ParkedKeyView(Struct, frozen=True, kw_only=True):
 
     @property
     def is_dead(self) -> bool:
-        """True for dead letters: of any key, or all messages of a key that found no room among the parked ones."""
+        """True for dead letters: of any key, or all messages of a key that found no room among the
+        parked ones.
+        """
         return self.tries is None and (self.key is None or self.state is ParkState.DEAD)
 
 
@@ -68,7 +77,9 @@ class ParkedMessage(Struct, frozen=True, kw_only=True):
     edited: bool = False
     """An operator has edited it: value and properties are the new ones."""
     failure: Failure | None = None
-    """Its own last failure, of a dead letter or a message without a key; None: not known, or it waits behind one of its key."""
+    """Its own last failure, of a dead letter or a message without a key; None: not known, or it
+    waits behind one of its key.
+    """
     since_ms: int | None = None
     """When it was set aside, by the broker's calendar, in the same way."""
     next_ms: int | None = None
@@ -81,7 +92,8 @@ class WantedKeys:
 
     Args:
         key: this key; None: dead letters; `...`: any.
-        dead: True: dead letters alone, also those of `key` among dead letters of any key; False: all others.
+        dead: True: dead letters alone, also those of `key` among dead letters of any key; False:
+            all others.
         older_than_ms: parked for at least this time; of messages without an order each for itself.
         error: a text in the type or in the text of the last failure, in the same way.
         now_ms: the calendar, in milliseconds since 1970.
@@ -125,7 +137,9 @@ class WantedKeys:
         return self.chooses(view.since_ms, view.failure)
 
     def chooses(self, since_ms: int | None, failure: Failure | None) -> bool:
-        """True if a key, or a message without an order, is asked for that failed so; what is not known is not chosen by it."""
+        """True if a key, or a message without an order, is asked for that failed so; what is not
+        known is not chosen by it.
+        """
         text = "" if failure is None else f"{failure.kind}: {failure.text}"
         if self._error is not None and (failure is None or self._error not in text):
             return False
@@ -137,7 +151,9 @@ class WantedKeys:
         return (view.is_loose and by_failure) or self.inside(view) is not None
 
     def inside(self, view: ParkedKeyView) -> bytes | None:
-        """The key of the messages that are asked for among dead letters of any key; None: all messages of the view."""
+        """The key of the messages that are asked for among dead letters of any key; None: all
+        messages of the view.
+        """
         among = self._dead or (self._dead is None and self.key == b"")
         if among and view.key is None and view.tries is None and isinstance(self.key, bytes):
             return self.key
@@ -164,14 +180,16 @@ def first_in_lineage(
     views: Sequence[ParkedKeyView], parents: Mapping[int, Sequence[int]]
 ) -> ParkedKeyView:
     """
-    Of views of one key, the one with its oldest message: each other is on the same partition, or on one that continues it.
+    Of views of one key, the one with its oldest message: each other is on the same partition, or on
+    one that continues it.
 
     Args:
         parents: of each partition that has data.
 
     Raises:
         ParkedKeyUnknownError: no message of the key is left.
-        ParkedKeyAmbiguousError: partitions that do not follow each other have it, as of a best_tried subject.
+        ParkedKeyAmbiguousError: partitions that do not follow each other have it, as of a
+            best_tried subject.
     """
     left = [view for view in views if view.first_offset >= 0]
     if not left:

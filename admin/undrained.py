@@ -1,4 +1,6 @@
-"""Sealed partitions that a consumer group has not acked to the end: the partitions that continue them wait for that."""
+"""Sealed partitions that a consumer group has not acked to the end: the partitions that continue
+them wait for that.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from ..protocol.routing import Partition
 
 
 class UndrainedPartition(Struct, frozen=True, kw_only=True):
-    """A sealed partition whose end a consumer group has not reached, or whose broker does not answer."""
+    """A sealed partition whose end a consumer group has not reached, or whose broker does not
+    answer.
+    """
 
     partition_id: int
     name: str

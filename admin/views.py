@@ -32,7 +32,9 @@ class BrokerList(Struct, frozen=True, kw_only=True):
 
 
 class PartitionDescription(Struct, frozen=True, kw_only=True):
-    """A partition: its place in the route, and its offsets, which are None while its broker does not answer."""
+    """A partition: its place in the route, and its offsets, which are None while its broker does
+    not answer.
+    """
 
     partition_id: int
     name: str
@@ -81,7 +83,9 @@ class SubjectDescription(Struct, frozen=True, kw_only=True):
 
 
 class PartitionProgress(Struct, frozen=True, kw_only=True):
-    """A consumer group on a partition.  The broker's fields are None while the broker does not answer."""
+    """A consumer group on a partition.  The broker's fields are None while the broker does not
+    answer.
+    """
 
     partition_id: int
     name: str
@@ -108,9 +112,13 @@ class PartitionProgress(Struct, frozen=True, kw_only=True):
     retrying: int | None = None
     """Those of them that wait for retry."""
     failing: FailingMessage | None = None
-    """The oldest message that fails and is not handled, with the last error; later messages of its key wait for it."""
+    """The oldest message that fails and is not handled, with the last error; later messages of its
+    key wait for it.
+    """
     suspects: int = 0
-    """Messages that two owners had when they ended without handing over: the next one handles them one at a time, for up to 30 s."""
+    """Messages that two owners had when they ended without handing over: the next one handles them
+    one at a time, for up to 30 s.
+    """
 
 
 class GroupDescription(Struct, frozen=True, kw_only=True):
@@ -125,13 +133,19 @@ class GroupDescription(Struct, frozen=True, kw_only=True):
     """Sum over the partitions; None if one of them is unknown."""
     partitions: tuple[PartitionProgress, ...]
     settings: GroupSettings | None = None
-    """What is stored of the group: its failure policy, its start, what an operator has suspended."""
+    """What is stored of the group: its failure policy, its start, what an operator has
+    suspended.
+    """
     reset: PendingReset | None = None
     """A reset with live consumers that is under way."""
     silent_ms: int | None = None
-    """How long ago a metaserver found that no consumer is heard any more; None: not yet, not said, or one is heard."""
+    """How long ago a metaserver found that no consumer is heard any more; None: not yet, not said,
+    or one is heard.
+    """
     revision: str = ""
-    """Where no consumer lives, the cursors are these as long as it is the same; see `Admin.publish_subject`."""
+    """Where no consumer lives, the cursors are these as long as it is the same; see
+    `Admin.publish_subject`.
+    """
     given_up: tuple[GivenUpPartition, ...] = ()
     """What it had not read of partitions whose loss an operator has accepted, by partition."""
 

@@ -1,4 +1,5 @@
-"""Batches of brokers as Arrow columns, and readers of ranges of subjects; it needs pyarrow and numpy.
+"""Batches of brokers as Arrow columns, and readers of ranges of subjects; it needs pyarrow and
+numpy.
 
 keylane.arrow.read(meta, subject)   the messages of a subject as a pyarrow.RecordBatchReader; see `reading.py`
 """
@@ -14,7 +15,8 @@ __all__ = ["read"]
 
 
 def __getattr__(name: str) -> object:
-    # Not before it is asked for: producers use modules of this package where pyarrow is not installed.
+    # Not before it is asked for: producers use modules of this package where pyarrow is not
+    # installed.
     if name == "read":
         from .reading import read
 

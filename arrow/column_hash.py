@@ -1,7 +1,8 @@
 """xxh3_64 of a column of byte strings, all rows at once.  Pure.
 
-The hash of a key decides its partition, so these must be the very hashes that `xxhash.xxh3_64_intdigest` gives.  Rows
-are hashed in classes of their length, as XXH3 itself does; keys above `LONG` bytes are hashed one by one.
+The hash of a key decides its partition, so these must be the very hashes that
+`xxhash.xxh3_64_intdigest` gives.  Rows are hashed in classes of their length, as XXH3 itself does;
+keys above `LONG` bytes are hashed one by one.
 
 Source: the XXH3 specification (xxHash 0.8, `doc/xxhash_spec.md`), seed 0, for up to 64 bytes.
 """
@@ -66,7 +67,8 @@ def _hash_block(blob: npt.NDArray[np.uint8], edges: I64) -> U64:
     hashes = np.empty(len(starts), np.uint64)
     if not len(starts):
         return hashes
-    # A row is read in words of 8 bytes from any byte on; the padding lets the last ones be read whole.
+    # A row is read in words of 8 bytes from any byte on; the padding lets the last ones be read
+    # whole.
     first = int(edges[0])
     padded = np.zeros(int(edges[-1]) - first + 8, np.uint8)
     padded[:-8] = blob[first : int(edges[-1])]

@@ -1,4 +1,5 @@
-"""Batch columns become Arrow columns: buffers are cut and joined, no Python runs per message.  Pure.
+"""Batch columns become Arrow columns: buffers are cut and joined, no Python runs per message.
+Pure.
 
     record   times i64×n │ lengths u32×3n │ keys │ values │ properties        one batch of the broker
                  │             │              │       │
@@ -11,9 +12,11 @@
     timestamp   timestamp            sent, by the sender's calendar, UTC
     properties  map<string, string>  empty when the message has none; a value of bytes comes as base64
 
-    on request: stored (by the broker's calendar, UTC), logical_partition (null without a key), producer
+    on request: stored (by the broker's calendar, UTC), logical_partition (null without a key),
+    producer
 
-Arrays are made by `from_buffers`: `pa.array` and `pa.scalar` import pandas where it is installed, 0.24 s and 47 MB.
+Arrays are made by `from_buffers`: `pa.array` and `pa.scalar` import pandas where it is installed,
+0.24 s and 47 MB.
 
 Source: the body of a batch is columnar for readers of columns; see protocol/batch.py.
 """
@@ -25,7 +28,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa  # type: ignore[import-untyped, unused-ignore]  # ships no types; our settings know that
+
+# ships no types; our settings know that
+import pyarrow as pa  # type: ignore[import-untyped, unused-ignore]
 
 from ..protocol.batch import BYTES_PER_MESSAGE
 from ..protocol.errors import CorruptBatchError
@@ -47,7 +52,9 @@ SCHEMA = pa.schema([pa.field(name, kind) for name, kind in TYPES.items()])
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some messages of one batch, one after another: lengths as u32 arrays, blobs as views of the frame."""
+    """Some messages of one batch, one after another: lengths as u32 arrays, blobs as views of the
+    frame.
+    """
 
     sent_at_ns: np.ndarray
     key_lengths: np.ndarray
@@ -68,7 +75,8 @@ class Piece:
 
 def column(name: str, pieces: Sequence[Piece], first_offset: int) -> pa.Array:
     """
-    The column that is called `name`, over all `pieces`, whose offsets follow each other from `first_offset`.
+    The column that is called `name`, over all `pieces`, whose offsets follow each other from
+    `first_offset`.
 
     Args:
         name: of TYPES, or "stored", "producer", "logical_partition".

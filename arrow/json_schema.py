@@ -1,9 +1,10 @@
-"""The schema of values that are JSON: from the DDL text that Spark's users write, or as an Arrow schema.  Pure.
+"""The schema of values that are JSON: from the DDL text that Spark's users write, or as an Arrow
+schema.  Pure.
 
     carrier STRING, delay INT, legs ARRAY<STRUCT<origin: STRING, minutes: DOUBLE>>
 
-Source: the types of Spark SQL's DDL that have a form in JSON; maps and dates are read as STRING, because pyarrow's
-reader of JSON knows neither.
+Source: the types of Spark SQL's DDL that have a form in JSON; maps and dates are read as STRING,
+because pyarrow's reader of JSON knows neither.
 """
 
 from __future__ import annotations
@@ -88,7 +89,8 @@ class _Tokens:
         """The error of a text that does not go on as it has to."""
         at = " ".join(self._left)
         return ConfigError(
-            f"schema: {wanted} is wanted at {at!r:.40}: give NAME TYPE, …, as 'carrier STRING, delay INT'"
+            f"schema: {wanted} is wanted at {at!r:.40}: give NAME TYPE, …, as "
+            f"'carrier STRING, delay INT'"
         )
 
 

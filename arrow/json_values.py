@@ -7,14 +7,17 @@
 
 A field that the schema lacks is left out; one that a value lacks is null.
 
-What pyarrow refuses is read value by value as Spark's `from_json` does, as far as it is JSON and fits: any JSON as a string,
-the last of two fields of one name, seconds since 1970 and fractions beyond microseconds as a timestamp, NaN and infinity.
+What pyarrow refuses is read value by value as Spark's `from_json` does, as far as it is JSON and
+fits: any JSON as a string, the last of two fields of one name, seconds since 1970 and fractions
+beyond microseconds as a timestamp, NaN and infinity.
 
 Invariants
-    Row i of the result is the value of row i: a value that is not exactly one JSON object never shifts another.
-    A text becomes what its JSON says, or its value does not fit: no byte of it is changed.
+    Row i of the result is the value of row i: a value that is not exactly one JSON object never
+    shifts another. A text becomes what its JSON says, or its value does not fit: no byte of it is
+    changed.
 
-Source: a line that begins with { and ends with } cannot go on in the next line: no JSON has { behind }.
+Source: a line that begins with { and ends with } cannot go on in the next line: no JSON has {
+behind }.
 """
 
 from __future__ import annotations
@@ -83,7 +86,8 @@ class JsonValues:
         except _BadValueError as bad:
             offset = first_offset + bad.row
             raise JsonValueError(
-                f"partition {partition_id}, offset {offset}: the value is not JSON of the schema: {bad.reason}",
+                f"partition {partition_id}, offset {offset}: the value is not JSON of the schema: "
+                f"{bad.reason}",
                 partition_id=partition_id,
                 offset=offset,
             ) from None
@@ -129,7 +133,8 @@ class JsonValues:
         edges = np.frombuffer(lines.buffers()[1], np.int32)[: len(lines) + 1]
         if np.count_nonzero(data == ord("\n")) > len(lines):
             data = data.copy()
-            # White space between tokens all the same, and no JSON inside a text, as a newline is none.
+            # White space between tokens all the same, and no JSON inside a text, as a newline is
+            # none.
             data[data == ord("\n")] = ord("\t")
             data[edges[1:] - 1] = ord("\n")
         table = pj.read_json(
@@ -206,7 +211,9 @@ _BEYOND = {
 
 
 def _plain(value: bytes, kind: pa.StructType) -> bytes:
-    """The value as JSON whose fields have the types of the schema, as pyarrow reads it.  Raises _UnfitError."""
+    """The value as JSON whose fields have the types of the schema, as pyarrow reads it.  Raises
+    _UnfitError.
+    """
     try:
         parsed = _json.decode(value.decode())
         if not isinstance(parsed, _Object):

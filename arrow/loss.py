@@ -1,4 +1,6 @@
-"""Rows that were asked for and that retention has removed: which, how many, and since when.  Pure."""
+"""Rows that were asked for and that retention has removed: which, how many, and since when.
+Pure.
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,9 @@ from .secured import Secured
 
 
 class InForce(NamedTuple):
-    """What secures a connection that is opened now: a reader after a change of the environment shares none of before."""
+    """What secures a connection that is opened now: a reader after a change of the environment
+    shares none of before.
+    """
 
     secured: Secured
     tls: TlsSettings | None

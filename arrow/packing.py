@@ -1,4 +1,5 @@
-"""Which ranges a task reads, one after another: small ones share a task, large ones are cut only on request.  Pure.
+"""Which ranges a task reads, one after another: small ones share a task, large ones are cut only on
+request.  Pure.
 
     ranges of a lineage:  ▂ ▂ ▂    ▂ ▂    █████████        ▂ ▂
                           └─┬─┘    └┬┘    └───┬───┘         │
@@ -6,9 +7,9 @@
 
 Invariants
     Every row of the ranges is in exactly one task.  Empty ranges are in none.
-    In a task no row comes before one of its partition with a lower offset, and no row of a partition before
-    those of its parents.
-    Without `min_partitions` and `task_bytes` each partition is in one task.
+    In a task no row comes before one of its partition with a lower offset, and no row of a
+    partition before those of its parents. Without `min_partitions` and `task_bytes` each partition
+    is in one task.
 
 Source: a task costs 32 ms of wall time, whatever it reads (measured; docs/PERFORMANCE.md).
 """
@@ -23,7 +24,9 @@ from .planner import PlannedRange
 from .selection import ReadOptions
 
 TASK_ROWS = 250_000
-"""Small ranges share a task up to these rows: its own cost is then below a tenth of what reading them takes."""
+"""Small ranges share a task up to these rows: its own cost is then below a tenth of what reading
+them takes.
+"""
 TASK_BYTES = 64 << 20
 """And up to these bytes, so that large messages are read by several tasks."""
 
@@ -79,7 +82,9 @@ def _cut(planned: PlannedRange, rows: int, size: int) -> Iterator[PlannedRange]:
 def _units(
     ranges: Sequence[PlannedRange], rows: int, size: int, *, whole: bool
 ) -> Iterator[list[PlannedRange]]:
-    """What is not divided between tasks: a lineage that fits into one or has to be `whole`, else each range."""
+    """What is not divided between tasks: a lineage that fits into one or has to be `whole`, else
+    each range.
+    """
     for _, group in groupby(ranges, key=lambda each: (each.subject, each.lineage)):
         lineage = list(group)
         lineage_rows, lineage_bytes = _size(lineage)

@@ -1,15 +1,15 @@
-"""Which offsets of which physical partitions are read: fixed once, from the route and the brokers' answers.  Pure.
+"""Which offsets of which physical partitions are read: fixed once, from the route and the brokers'
+answers.  Pure.
 
     routes ──select──▶ partitions that have data, may hold the keys, and are asked for
                            │ question_of: their times and groups go with one call to each broker
     bounds of each ────────┴─plan──▶ one PlannedRange each, half-open [start, end)
 
 Invariants
-    The ends are numbers by the time a reader exists: a retry, a second action and a second plan read the
-    same rows, or fail with OffsetOutOfRangeError.
-    A range that is asked for by number and is not there is refused, never cut to what is, unless the
-    options allow data loss.
-    Bounds that are times are placed in order: no message of a key is passed over behind one that is read.
+    The ends are numbers by the time a reader exists: a retry, a second action and a second plan
+    read the same rows, or fail with OffsetOutOfRangeError. A range that is asked for by number and
+    is not there is refused, never cut to what is, unless the options allow data loss. Bounds that
+    are times are placed in order: no message of a key is passed over behind one that is read.
 
 Source: Kafka's batch reader binds its end late in each task; a retry can then see another end.
 """
@@ -39,7 +39,9 @@ _WITH_DATA = frozenset({PartitionState.OPEN, PartitionState.SEALED})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRange:
-    """The offsets `[start, end)` of one physical partition, and the broker that had it at planning."""
+    """The offsets `[start, end)` of one physical partition, and the broker that had it at
+    planning.
+    """
 
     partition_id: int
     broker_group: str
@@ -51,13 +53,19 @@ class PlannedRange:
     logic_start: int
     """Logic offset of the partition's offset 0."""
     epoch: int
-    """Depth in the lineage: 0 without parents, else one more than theirs, as far as the route knows them."""
+    """Depth in the lineage: 0 without parents, else one more than theirs, as far as the route knows
+    them.
+    """
     lineage: int = 0
-    """Equal for partitions that continue one another, in one step or several: the lowest of their ids."""
+    """Equal for partitions that continue one another, in one step or several: the lowest of their
+    ids.
+    """
     message_bytes: int = 0
     """Bytes of log that a message takes, about."""
     removed_from_ms: int | None = None
-    """When retention removes its first messages, at the earliest, unless they are held; None: never, as things are."""
+    """When retention removes its first messages, at the earliest, unless they are held; None:
+    never, as things are.
+    """
 
     @property
     def rows(self) -> int:
@@ -79,7 +87,9 @@ class SelectedPartition:
     epoch: int
     lineage: int
     continues: frozenset[int] = frozenset()
-    """Of the selected ones those that it continues, at once or through others that the route knows."""
+    """Of the selected ones those that it continues, at once or through others that the route
+    knows.
+    """
 
 
 def depths(route: Route) -> dict[int, int]:
@@ -94,7 +104,9 @@ def depths(route: Route) -> dict[int, int]:
 
 
 def lineages(route: Route) -> dict[int, int]:
-    """Partition id → the lowest id of all partitions that it is connected with by parents that the route knows."""
+    """Partition id → the lowest id of all partitions that it is connected with by parents that the
+    route knows.
+    """
     lowest = {int(each.partition_id): int(each.partition_id) for each in route.partitions}
 
     def find(partition_id: int) -> int:
@@ -115,7 +127,8 @@ def check_batch(options: ReadOptions) -> None:
     """Raises ConfigError: the options are of a stream."""
     if options.start.manifest:
         raise ConfigError(
-            "start: manifest:DIR is where a stream or a consumer group begins; a batch begins at offsets, times or a "
+            "start: manifest:DIR is where a stream or a consumer group begins; a batch begins at "
+            "offsets, times or a "
             "group's cursor"
         )
     if options.commit_group is not None:
@@ -124,14 +137,16 @@ def check_batch(options: ReadOptions) -> None:
         )
     if options.max_rows_per_trigger is not None:
         raise ConfigError(
-            "maxRowsPerTrigger: limits the batches of a stream; spark.read reads everything from `start` to `end`: leave the "
+            "maxRowsPerTrigger: limits the batches of a stream; spark.read reads everything from "
+            "`start` to `end`: leave the "
             "option out, and set these where fewer rows are wanted"
         )
 
 
 def select_partitions(routes: Sequence[Route], options: ReadOptions) -> list[SelectedPartition]:
     """
-    The partitions to read, by subject and id: those with data that may hold the keys, or those named by the options.
+    The partitions to read, by subject and id: those with data that may hold the keys, or those
+    named by the options.
 
     Raises:
         NotSentError: the broker group of a partition is not available.
@@ -168,7 +183,9 @@ def select_partitions(routes: Sequence[Route], options: ReadOptions) -> list[Sel
 
 
 def check_named(routes: Sequence[Route], options: ReadOptions) -> None:
-    """Raises PartitionUnknownError: the options name a partition that the subjects lack, or whose data is gone."""
+    """Raises PartitionUnknownError: the options name a partition that the subjects lack, or whose
+    data is gone.
+    """
     stored = {
         int(partition.partition_id)
         for route in routes
@@ -241,7 +258,8 @@ def plan_ranges(
     Raises:
         PartitionUnknownError: no broker has the partition.
         DataLossError: retention has removed rows of the range.
-        OffsetOutOfRangeError: an offset of the options is not in its partition, or start is after end.
+        OffsetOutOfRangeError: an offset of the options is not in its partition, or start is after
+            end.
     """
     bounds: dict[int, PartitionBounds] = {}
     starts, ends = {}, {}

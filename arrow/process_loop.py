@@ -1,4 +1,5 @@
-"""One event loop a process, in a thread of its own, with one connection to each broker, for all readers of the process.
+"""One event loop a process, in a thread of its own, with one connection to each broker, for all
+readers of the process.
 
     reader's thread ── submit ──▶ loop: connections of brokers, each opened with its first call, again after it broke
 
@@ -65,7 +66,9 @@ class ProcessLoop:
         self._home.enter((self._networks, self._brokers, self._loop), ProcessLoop._in_child)
 
     def network(self, secured: Secured) -> Network:
-        """The network of all readers that are secured in this way; call it in the loop.  Raises ConfigError."""
+        """The network of all readers that are secured in this way; call it in the loop.  Raises
+        ConfigError.
+        """
         now = in_force(secured)
         network = self._networks.get(now)
         if network is None:

@@ -1,12 +1,13 @@
-"""Reads planned ranges from their brokers, one after another; the next reads are under way while rows are built.  Network only.
+"""Reads planned ranges from their brokers, one after another; the next reads are under way while
+rows are built.  Network only.
 
     event loop of the process:   Read ──▶ answer ──▶ Read ──▶ answer ──▶ …     connections are kept between ranges and tasks
                                             │ at most FRAMES_AHEAD
     thread of the caller:                   ╰──▶ checked ──▶ Arrow batches
 
 Invariants
-    The rows yielded are those of the ranges, in their order, each once; or a typed error, never fewer.
-    A read takes no lock and acks nothing, so it may be repeated freely, here and by Spark.
+    The rows yielded are those of the ranges, in their order, each once; or a typed error, never
+    fewer. A read takes no lock and acks nothing, so it may be repeated freely, here and by Spark.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ from .selection import ReadOptions
 PATIENCE_S = 60.0
 """How long a broker may be away: it is restarted or replaced by then."""
 FRAMES_AHEAD = 2
-"""Answers that wait for the caller or are under way, so that receiving and building run at the same time."""
+"""Answers that wait for the caller or are under way, so that receiving and building run at the same
+time.
+"""
 _BACKOFF = Backoff()
 
 Answered = tuple[PlannedRange, Batches, memoryview]
@@ -54,12 +57,15 @@ def read_ranges(options: ReadOptions, ranges: Sequence[PlannedRange]) -> Iterato
     """
     Yield the rows of the ranges as Arrow batches, range after range in their order.  Blocks.
 
-    An Arrow batch may have rows of several ranges, where they are small.  `options.bytes_per_second` limits what this call receives.
+    An Arrow batch may have rows of several ranges, where they are small.
+    `options.bytes_per_second` limits what this call receives.
 
     Raises:
-        OffsetOutOfRangeError: rows of a range are no longer stored; its details name the partition and what is.
+        OffsetOutOfRangeError: rows of a range are no longer stored; its details name the partition
+            and what is.
         CorruptBatchError: what a broker sent is damaged, or not the range.
-        RangeUnreadableError: a broker was away or refused for PATIENCE_S; the cause is the last error.
+        RangeUnreadableError: a broker was away or refused for PATIENCE_S; the cause is the last
+            error.
         JsonValueError: a value does not fit `options.json_schema`.
     """
     left = [planned for planned in ranges if planned.start < planned.end]
@@ -108,7 +114,9 @@ def _check_progress(builder: RowBuilder, answer: Batches, planned: PlannedRange)
 
 
 class RangeStream:
-    """The answers of brokers over several ranges, received ahead of the caller, in the loop of the process."""
+    """The answers of brokers over several ranges, received ahead of the caller, in the loop of the
+    process.
+    """
 
     def __init__(
         self, loop: ProcessLoop, options: ReadOptions, ranges: Sequence[PlannedRange]

@@ -1,4 +1,5 @@
-"""`keylane.arrow.read`: the messages of a subject as Arrow batches, for DuckDB, Polars, Ray and pandas.  Network only.
+"""`keylane.arrow.read`: the messages of a subject as Arrow batches, for DuckDB, Polars, Ray and
+pandas.  Network only.
 
 reader = keylane.arrow.read("127.0.0.1:7000", "orders", columns=("key", "value", "timestamp"))
 duckdb.sql("SELECT key, count(*) FROM reader GROUP BY key")
@@ -37,9 +38,11 @@ from .snapshot import ask_cluster
 from .task_reader import read_task
 
 Place = str | datetime | timedelta | Mapping[int, int]
-"""\"earliest\", \"latest\", \"group:NAME\" (its durable cursor), an instant that has passed (the first message stored then or
-later): a datetime, how long ago as \"-1h\", or a time as \"2024-05-31T12:00:00Z\"; or offsets by partition id: partitions that
-these do not name are read whole."""
+"""\"earliest\", \"latest\", \"group:NAME\" (its durable cursor), an instant that has passed (the
+first message stored then or later): a datetime, how long ago as \"-1h\", or a time as
+\"2024-05-31T12:00:00Z\"; or offsets by partition id: partitions that these do not name are read
+whole.
+"""
 _GROUP = "group:"
 
 
@@ -62,19 +65,23 @@ def read(
     """
     Read what a subject has now; the end is fixed by this call, the rows are read as the reader is.
 
-    Rows come by partition and offset.  No lock is taken, no group's cursor moves.  Two frames are received ahead, until the
-    reader is dropped.
+    Rows come by partition and offset.  No lock is taken, no group's cursor moves.  Two frames are
+    received ahead, until the reader is dropped.
 
     Args:
         meta: "host:port" of a metaserver, several by comma.
         partitions: ids; None: all that have data.
         keys: only messages of these order keys; None: all.
         columns: in this order; `arrow/schema.py` describes them.
-        batch_rows, bytes_per_second: rows of a batch, about; what is received at most, None: as fast as it goes.
-        schema: of values that are JSON, as "carrier STRING, delay INT" or an Arrow schema: `value` is then a struct.
+        batch_rows, bytes_per_second: rows of a batch, about; what is received at most, None: as
+            fast as it goes.
+        schema: of values that are JSON, as "carrier STRING, delay INT" or an Arrow schema: `value`
+            is then a struct.
         bad_values: what a value that does not fit becomes: "fail", an error; "null", a null.
-        tls: the authority of the servers' certificates; None: KEYLANE_TLS_CA of the environment, or no TLS.
-        token: of a cluster with access control; None: KEYLANE_TOKEN_FILE names its file, or KEYLANE_TOKEN has it.
+        tls: the authority of the servers' certificates; None: KEYLANE_TLS_CA of the environment, or
+            no TLS.
+        token: of a cluster with access control; None: KEYLANE_TOKEN_FILE names its file, or
+            KEYLANE_TOKEN has it.
 
     Raises:
         ConfigError: an argument cannot be.

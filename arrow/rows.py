@@ -23,11 +23,15 @@ from .planner import PlannedRange
 from .schema import arrow_schema
 
 BATCH_BYTES_MAX = 8 << 20
-"""An Arrow batch is cut here, whatever its rows: workers have little memory, and offsets in it 31 bits."""
+"""An Arrow batch is cut here, whatever its rows: workers have little memory, and offsets in it 31
+bits.
+"""
 
 
 class RowBuilder:
-    """Takes the batches of one partition in order of offset, gives Arrow batches of the range `[start, end)`."""
+    """Takes the batches of one partition in order of offset, gives Arrow batches of the range
+    `[start, end)`.
+    """
 
     def __init__(
         self,
@@ -126,7 +130,8 @@ def joined(batches: Iterable[pa.RecordBatch], batch_rows: int) -> Iterator[pa.Re
     """
     The rows in their order, in batches that are not below `batch_rows` where they can be joined.
 
-    A batch costs Spark's JVM as much as some thousand rows.  Before an error all rows are yielded that came before it.
+    A batch costs Spark's JVM as much as some thousand rows.  Before an error all rows are yielded
+    that came before it.
     """
     waiting: list[pa.RecordBatch] = []
     rows = size = 0

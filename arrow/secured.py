@@ -1,9 +1,10 @@
-"""How a reader or a writer secures its connections: TLS and a token, given by options, else by the environment.  Pure.
+"""How a reader or a writer secures its connections: TLS and a token, given by options, else by the
+environment.  Pure.
 
     tlsCa, tlsCert, tlsKey, tokenFile   ▶   KEYLANE_TLS_CA, …, KEYLANE_TOKEN_FILE, KEYLANE_TOKEN   ▶   neither
 
-It travels with the options to other machines: paths of files do, which have to be there under the same names, and a
-token never does.
+It travels with the options to other machines: paths of files do, which have to be there under the
+same names, and a token never does.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from ..protocol.http.tls_settings import TlsSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Secured:
-    """The TLS and the token; what is not given comes from the environment of the process that connects."""
+    """The TLS and the token; what is not given comes from the environment of the process that
+    connects.
+    """
 
     tls: TlsSettings | None = None
     token_file: str = ""

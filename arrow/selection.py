@@ -28,7 +28,8 @@ class StoredAt:
     """
     The first offset that the broker stored at or after a time; LATEST if there is none.
 
-    EARLIEST where a partition that is read and continued by this one has such messages: they come before all of its own.
+    EARLIEST where a partition that is read and continued by this one has such messages: they come
+    before all of its own.
     """
 
     at_ms: int
@@ -55,7 +56,9 @@ class ReadBound:
     by_partition: Mapping[int, Point] = field(default_factory=dict)
     """Partition id → point."""
     manifest: str = ""
-    """Of a stream: the folder of the backfill whose ends these are.  What it does not name was opened later, or gone before."""
+    """Of a stream: the folder of the backfill whose ends these are.  What it does not name was
+    opened later, or gone before.
+    """
 
     def at(self, partition_id: int) -> Point:
         """The point in a partition."""
@@ -83,7 +86,9 @@ class ReadOptions:
     ordered: bool = False
     """True: one task reads all partitions that continue one another, parents first."""
     min_partitions: int | None = None
-    """Large ranges are cut until there are at least these tasks, if there are as many rows; None: none is cut."""
+    """Large ranges are cut until there are at least these tasks, if there are as many rows; None:
+    none is cut.
+    """
     task_bytes: int | None = None
     """About the bytes that a task reads; larger ranges are cut.  None: none is cut."""
     retry_s: float = 60
@@ -91,9 +96,13 @@ class ReadOptions:
     columns: tuple[str, ...] = COLUMNS
     batch_rows: int = BATCH_ROWS_DEFAULT
     bytes_per_second: int | None = None
-    """What one call of a reader, which is one task of Spark, receives at most; None: as fast as it goes."""
+    """What one call of a reader, which is one task of Spark, receives at most; None: as fast as it
+    goes.
+    """
     json_schema: str | pa.Schema | None = None
-    """A schema as DDL text or of Arrow: the value is JSON, and the column `value` a struct of these fields."""
+    """A schema as DDL text or of Arrow: the value is JSON, and the column `value` a struct of these
+    fields.
+    """
     bad_values: str = "fail"
     """What a value that does not fit `json_schema` becomes: "fail", an error; "null", a null."""
     gc_freeze: bool = True
@@ -103,7 +112,9 @@ class ReadOptions:
     """The most rows in a batch of a stream; None: no limit."""
 
     commit_group: str | None = None
-    """A consumer group whose cursors follow what the sink of a stream has committed; None: no cursor moves."""
+    """A consumer group whose cursors follow what the sink of a stream has committed; None: no
+    cursor moves.
+    """
 
     def groups(self) -> list[str]:
         """The consumer groups whose cursors are bounds."""

@@ -41,11 +41,12 @@ _BACKOFF = Backoff()
 
 def take_snapshot(options: ReadOptions) -> list[PlannedRange]:
     """
-    The ranges to read, one for each physical partition, with their ends as of now.  Blocks; needs a thread without
-    event loop.
+    The ranges to read, one for each physical partition, with their ends as of now.  Blocks; needs a
+    thread without event loop.
 
     Raises:
-        RefusedError: the subject, a partition, a group or an offset does not exist, or rows are lost.
+        RefusedError: the subject, a partition, a group or an offset does not exist, or rows are
+            lost.
         UnreachableError: the metaserver or a broker did not answer, for as long as the options say.
     """
     return asyncio.run(_ask(options))
@@ -53,7 +54,8 @@ def take_snapshot(options: ReadOptions) -> list[PlannedRange]:
 
 def has_expired(options: ReadOptions, partition_id: int) -> bool:
     """
-    Whether a subject of the options had this partition, and has it no more; False where the metaserver does not tell.
+    Whether a subject of the options had this partition, and has it no more; False where the
+    metaserver does not tell.
 
     Blocks; needs a thread without event loop.
     """

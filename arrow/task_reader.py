@@ -1,8 +1,9 @@
-"""Reads the ranges of a task: the rows of the keys asked for, and past what retention has removed.  Network only.
+"""Reads the ranges of a task: the rows of the keys asked for, and past what retention has removed.
+Network only.
 
 Invariants
-    Lost rows are told: as a DataLossError, or, where the options allow a loss, as a warning in the log.
-    Every row that is left comes once, in the order of the ranges.
+    Lost rows are told: as a DataLossError, or, where the options allow a loss, as a warning in the
+    log. Every row that is left comes once, in the order of the ranges.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ _LOG = logging.getLogger(__name__)
 
 def read_task(options: ReadOptions, ranges: Sequence[PlannedRange]) -> Iterator[pa.RecordBatch]:
     """
-    Yield the rows of the ranges, one range after another, as Arrow batches.  Blocks; needs a thread without event loop.
+    Yield the rows of the ranges, one range after another, as Arrow batches.  Blocks; needs a thread
+    without event loop.
 
     Raises:
         DataLossError: retention has removed rows, and `fail_on_data_loss` is set.
@@ -41,7 +43,8 @@ def read_task(options: ReadOptions, ranges: Sequence[PlannedRange]) -> Iterator[
 
 class _TaskReading(Iterator[pa.RecordBatch]):
     """
-    The rows of a task.  It is no generator, which Ctrl-C would end: a later batch would then be missed in silence.
+    The rows of a task.  It is no generator, which Ctrl-C would end: a later batch would then be
+    missed in silence.
 
     Args:
         options, ranges: as of `read_task`.
@@ -92,7 +95,9 @@ def _behind(ranges: list[PlannedRange], rows: int) -> list[PlannedRange]:
 def _behind_loss(
     options: ReadOptions, ranges: list[PlannedRange], error: OffsetOutOfRangeError
 ) -> list[PlannedRange]:
-    """The ranges without the rows that are lost; raises the error of the loss, or of what is none."""
+    """The ranges without the rows that are lost; raises the error of the loss, or of what is
+    none.
+    """
     index = next(
         (at for at, each in enumerate(ranges) if error.partition_id in {None, each.partition_id}),
         0,

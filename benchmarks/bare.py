@@ -1,10 +1,12 @@
-"""The main path with everything left out that it could do without: what this machine and this Python can do at best.
+"""The main path with everything left out that it could do without: what this machine and this
+Python can do at best.
 
-A sender puts messages into columns of four partitions, encodes full batches and sends them in frames over TCP; a server
-checks each checksum, writes what has gathered with one call, flushes it with one fdatasync, and acks.  No futures, no
-retries, no sequence, no index, no route, no limits.
+A sender puts messages into columns of four partitions, encodes full batches and sends them in
+frames over TCP; a server checks each checksum, writes what has gathered with one call, flushes it
+with one fdatasync, and acks.  No futures, no retries, no sequence, no index, no route, no limits.
 
-Run as `python benchmarks/bare.py serve FILE` and `python benchmarks/bare.py send ADDRESS COUNT VALUE_BYTES`.
+Run as `python benchmarks/bare.py serve FILE` and `python benchmarks/bare.py send ADDRESS COUNT
+VALUE_BYTES`.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ IN_FLIGHT_BYTES = 32 << 20
 
 
 def take_frames(received: bytearray) -> list[tuple[bytes, int]]:
-    """Take the whole frames out of what was received, each with its count; ends the program if one is damaged."""
+    """Take the whole frames out of what was received, each with its count; ends the program if one
+    is damaged.
+    """
     frames = []
     start = 0
     while len(received) - start >= FRAME.size:

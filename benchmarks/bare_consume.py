@@ -1,12 +1,16 @@
-"""The way from the log to a handler with everything left out that it could do without, as `bare.py` for sending.
+"""The way from the log to a handler with everything left out that it could do without, as `bare.py`
+for sending.
 
-The server of `bare.py` streams what is durable to a consumer, which checks each checksum, cuts keys and values out of the
-columns, awaits an `async` handler for each message, and acks each frame.  No lanes, no leases, no retries, no cursors.
+The server of `bare.py` streams what is durable to a consumer, which checks each checksum, cuts keys
+and values out of the columns, awaits an `async` handler for each message, and acks each frame.  No
+lanes, no leases, no retries, no cursors.
 
-What its handler does is here too, for it and for `consumer_roles.py`: it reads key and value, and counts.  The bytes that were
-read are in the figures, so that a message that was counted and never made shows.
+What its handler does is here too, for it and for `consumer_roles.py`: it reads key and value, and
+counts.  The bytes that were read are in the figures, so that a message that was counted and never
+made shows.
 
-Run as `python benchmarks/bare_consume.py serve FILE` and `python benchmarks/bare_consume.py consume ADDRESS COUNT`.
+Run as `python benchmarks/bare_consume.py serve FILE` and `python benchmarks/bare_consume.py consume
+ADDRESS COUNT`.
 """
 
 from __future__ import annotations
@@ -48,7 +52,9 @@ class Clock:
         self.done = asyncio.Event()
 
     def edge(self, size_bytes: int) -> None:
-        """Note the first message, and then the last one, with the bytes that were read until then."""
+        """Note the first message, and then the last one, with the bytes that were read until
+        then.
+        """
         now, cpu = time.monotonic(), time.process_time()
         if not self._began[0]:
             self._began = now, cpu

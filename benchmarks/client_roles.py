@@ -50,7 +50,9 @@ async def send(meta: str, subject: str, count: int, value: bytes = VALUE) -> dic
 
 
 async def send_1k(meta: str, subject: str, count: int) -> dict[str, float]:
-    """Send messages of 1 KiB, beside what the disk takes in one file, with an fdatasync for each MiB."""
+    """Send messages of 1 KiB, beside what the disk takes in one file, with an fdatasync for each
+    MiB.
+    """
     sent = await send(meta, subject, count, VALUE_1K)
     block = bytes(1 << 20)
     with tempfile.NamedTemporaryFile(dir=".") as probe:

@@ -1,7 +1,7 @@
 """Measures producers, and then consumers, beside a bare path in the same run; prints JSON.
 
-`--rounds N` (5), `--count N` (1,000,000 messages a round), `--quick` (one round of a tenth), `--only producers` or
-`--only consumers`.
+`--rounds N` (5), `--count N` (1,000,000 messages a round), `--quick` (one round of a tenth),
+`--only producers` or `--only consumers`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The measured consumers of `make bench-clients`.  Each prints a JSON line when it is ready, and one at the end.
+"""The measured consumers of `make bench-clients`.  Each prints a JSON line when it is ready, and
+one at the end.
 
-Run as `python benchmarks/consumer_roles.py ROLE META SUBJECT COUNT`; COUNT is what the subject has, unless a role says
-otherwise.
+Run as `python benchmarks/consumer_roles.py ROLE META SUBJECT COUNT`; COUNT is what the subject has,
+unless a role says otherwise.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from roles import KEYS, VALUE
 from keylane import Consumer, Message, Producer
 
 POISON = b"poison"
-"""Keys of messages that always fail begin with it; they are as long as the others, so that batches are alike."""
+"""Keys of messages that always fail begin with it; they are as long as the others, so that batches
+are alike.
+"""
 POISON_KEYS = 1_000
 STUCK = b"poison"
 PACE_PER_SECOND = 5_000
@@ -35,7 +38,9 @@ LANE_KEYS = 1_000
 
 
 class Countdown:
-    """Counts messages until `count` were handled, for handlers that do more than those of `bare_consume`."""
+    """Counts messages until `count` were handled, for handlers that do more than those of
+    `bare_consume`.
+    """
 
     def __init__(self, clock: Clock, count: int) -> None:
         self._clock = clock
@@ -129,7 +134,9 @@ async def arrow(meta: str, subject: str, count: int) -> Figures:
 
 
 async def lanes(meta: str, subject: str, count: int) -> Figures:
-    """Sends and then handles messages of 0 to 5 ms, 1,000 keys, 100 at once; the subject has one partition."""
+    """Sends and then handles messages of 0 to 5 ms, 1,000 keys, 100 at once; the subject has one
+    partition.
+    """
     async with Producer(meta) as producer:
         for index in range(count):
             producer.send(subject, VALUE, key=b"lane-%d" % (index % LANE_KEYS))
@@ -148,7 +155,9 @@ async def lanes(meta: str, subject: str, count: int) -> Figures:
 
 
 async def healthy(meta: str, subject: str, count: int) -> Figures:
-    """Handles `count` healthy messages beside those of poison keys, which are parked after two tries."""
+    """Handles `count` healthy messages beside those of poison keys, which are parked after two
+    tries.
+    """
     clock = Clock()
     countdown = Countdown(clock, count)
 
@@ -191,7 +200,9 @@ async def parking(
 
 
 async def paced(meta: str, subject: str, count: int, stuck: bool = False) -> Figures:
-    """Sends `count` messages, 5,000 a second, and measures the way to their handler; STUCK has every second one, or none."""
+    """Sends `count` messages, 5,000 a second, and measures the way to their handler; STUCK has
+    every second one, or none.
+    """
     times: list[float] = []
     expected = count // 2 if stuck else count
     done = asyncio.Event()

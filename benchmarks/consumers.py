@@ -118,7 +118,9 @@ def round_of(cluster: BenchCluster, folder: Path, number: int, count: int) -> di
 
 
 def parked(folder: Path, count: int) -> dict[str, float]:
-    """What a new broker needs for parked messages: by how much its peak memory rises while they are parked."""
+    """What a new broker needs for parked messages: by how much its peak memory rises while they are
+    parked.
+    """
     with ExitStack() as stack:
         cluster = BenchCluster(folder / "parked", stack)
         cluster.create("parked-all", partitions=1)

@@ -1,4 +1,5 @@
-"""Measures fenced effects on PostgreSQL, each commit on the disk: in batches, and one in a transaction; prints a JSON line.
+"""Measures fenced effects on PostgreSQL, each commit on the disk: in batches, and one in a
+transaction; prints a JSON line.
 
 Run as `python benchmarks/effects.py META SUBJECT COUNT`.
 """

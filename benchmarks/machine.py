@@ -33,8 +33,8 @@ def python_loop_ns() -> float:
     """
     Time of an addition in a Python loop, the best of five, in nanoseconds.
 
-    It tells how fast this interpreter is here: a build without profile-guided optimization takes up to half as long
-    again, and so does a machine of another generation.
+    It tells how fast this interpreter is here: a build without profile-guided optimization takes up
+    to half as long again, and so does a machine of another generation.
     """
     best_ns = sys.maxsize
     for _ in range(5):

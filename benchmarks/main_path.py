@@ -1,4 +1,5 @@
-"""Measures the main path: acked sends, handled messages, both at once, a single send, an outbox; prints JSON.
+"""Measures the main path: acked sends, handled messages, both at once, a single send, an outbox;
+prints JSON.
 
 `--rounds N` (5), `--count N` (1,000,000 messages a round), `--quick` (one round of a tenth).
 """
@@ -36,9 +37,16 @@ class BenchCluster:
             "keylane.metaserver", "--data", str(folder / "meta"), "--port", "0"
         )
         self.broker_process, self.broker_address = self._start(
-            "keylane.broker", "--group", "g1", "--data", str(folder / "broker"),
-            "--meta", self.meta, "--port", "0",
-        )  # fmt: skip
+            "keylane.broker",
+            "--group",
+            "g1",
+            "--data",
+            str(folder / "broker"),
+            "--meta",
+            self.meta,
+            "--port",
+            "0",
+        )
 
     def _start(self, module: str, *arguments: str) -> tuple[subprocess.Popen[str], str]:
         process = subprocess.Popen(

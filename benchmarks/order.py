@@ -1,4 +1,5 @@
-"""Measures what keeping the order costs: hand-over, fail-over, resize, a large join, heartbeats; prints JSON.
+"""Measures what keeping the order costs: hand-over, fail-over, resize, a large join, heartbeats;
+prints JSON.
 
     handover_p99_ms       a hand-over: from the last message of the old owner to the first message of the new owner
     failover_p99_ms       an owner is killed: from the kill to the first message of the new owner, ttl_ms included
@@ -72,7 +73,9 @@ class Traffic:
         self.sent: list[float] = []
         """Time of sending of each message."""
         self.owners: dict[int, list[tuple[int, float, float]]] = {}
-        """Partition id → (token, time of its first message, time of its last message) of each owner."""
+        """Partition id → (token, time of its first message, time of its last message) of each
+        owner.
+        """
 
     async def handle(self, message: Message) -> None:
         now = time.monotonic()
@@ -104,7 +107,9 @@ class Traffic:
         )
 
     def changes_ms(self, since: float, until: float) -> list[float]:
-        """Milliseconds from an owner's last message to the next owner's first, of changes in this time."""
+        """Milliseconds from an owner's last message to the next owner's first, of changes in this
+        time.
+        """
         return [
             (after[1] - before[2]) * 1_000
             for spans in self.owners.values()
@@ -160,7 +165,9 @@ async def handover(cluster: BenchCluster, meta: MetaClient, rounds: int) -> list
 
 
 async def failover(cluster: BenchCluster, meta: MetaClient, rounds: int) -> list[float]:
-    """A consumer in a process of its own is killed; milliseconds until each of its partitions is handled again."""
+    """A consumer in a process of its own is killed; milliseconds until each of its partitions is
+    handled again.
+    """
     await create(meta, "failover", 16)
     traffic = Traffic(cluster.meta, "failover")
     delays: list[float] = []

@@ -1,4 +1,5 @@
-"""The measured processes: send, consume, send messages one at a time, drain an outbox.  Each prints one JSON line.
+"""The measured processes: send, consume, send messages one at a time, drain an outbox.  Each prints
+one JSON line.
 
 Run as `python benchmarks/roles.py ROLE META SUBJECT COUNT`.
 """
@@ -25,7 +26,9 @@ SENDS_PER_TURN = 500
 
 
 async def send(meta: str, subject: str, count: int) -> dict[str, object]:
-    """Send `count` messages as fast as the producer's queue takes them; the clock stops at the last ack."""
+    """Send `count` messages as fast as the producer's queue takes them; the clock stops at the last
+    ack.
+    """
     async with Producer(meta, order_strategy="strict") as producer:
         await producer.send(subject, VALUE, key=KEYS[0])
         started = time.monotonic()
@@ -42,7 +45,9 @@ async def send(meta: str, subject: str, count: int) -> dict[str, object]:
 
 
 async def consume(meta: str, subject: str, count: int) -> dict[str, object]:
-    """Handle `count` messages, an `async` call each; the clock runs from the first message to the last."""
+    """Handle `count` messages, an `async` call each; the clock runs from the first message to the
+    last.
+    """
     handled = 0
     started = ended = 0.0
     done = asyncio.Event()
@@ -63,7 +68,9 @@ async def consume(meta: str, subject: str, count: int) -> dict[str, object]:
 
 
 async def single(meta: str, subject: str, count: int) -> dict[str, object]:
-    """Send messages one at a time, each after the ack before it; measures the disk's own fdatasync as well."""
+    """Send messages one at a time, each after the ack before it; measures the disk's own fdatasync
+    as well.
+    """
     sends: list[float] = []
     flushes: list[float] = []
     with tempfile.NamedTemporaryFile() as probe:

@@ -1,7 +1,8 @@
 """What each part of `Producer.send` costs: the bare path's `send`, with one part more in each row.
 
-Prints JSON: nanoseconds of processor time for a message, the least of `--rounds` rounds of 200,000.  Nothing is sent: full
-batches are dropped, in each row alike.  The methods are written out, because a call between them would be measured too.
+Prints JSON: nanoseconds of processor time for a message, the least of `--rounds` rounds of 200,000.
+Nothing is sent: full batches are dropped, in each row alike.  The methods are written out, because
+a call between them would be measured too.
 """
 
 from __future__ import annotations
@@ -79,9 +80,17 @@ class Parts:
             self._add(batch)
 
     def named(  # noqa: PLR0917 - those of `Producer.send`
-        self, subject: str, value: bytes, unnamed: None = None, key: bytes = b"", at: None = None,
-        properties: None = None, tags: tuple[()] = (), queue: None = None, timeout: None = None,
-    ) -> None:  # fmt: skip
+        self,
+        subject: str,
+        value: bytes,
+        unnamed: None = None,
+        key: bytes = b"",
+        at: None = None,
+        properties: None = None,
+        tags: tuple[()] = (),
+        queue: None = None,
+        timeout: None = None,
+    ) -> None:
         """The subject, the key by name, and options that are not used."""
         sender = self.senders[subject]
         if properties or tags or not (unnamed is at is queue is timeout is None):
@@ -96,9 +105,17 @@ class Parts:
             self._add(batch)
 
     def checked(  # noqa: PLR0917 - those of `Producer.send`
-        self, subject: str, value: bytes, unnamed: None = None, key: bytes = b"", at: None = None,
-        properties: None = None, tags: tuple[()] = (), queue: None = None, timeout: None = None,
-    ) -> None:  # fmt: skip
+        self,
+        subject: str,
+        value: bytes,
+        unnamed: None = None,
+        key: bytes = b"",
+        at: None = None,
+        properties: None = None,
+        tags: tuple[()] = (),
+        queue: None = None,
+        timeout: None = None,
+    ) -> None:
         """The types, the size, the thread, the limit of the queue."""
         sender = self.senders[subject]
         if properties or tags or not (unnamed is at is queue is timeout is None):
@@ -120,9 +137,17 @@ class Parts:
             self._add(batch)
 
     def awaitable(  # noqa: PLR0917 - those of `Producer.send`
-        self, subject: str, value: bytes, unnamed: None = None, key: bytes = b"", at: None = None,
-        properties: None = None, tags: tuple[()] = (), queue: None = None, timeout: None = None,
-    ) -> Future:  # fmt: skip
+        self,
+        subject: str,
+        value: bytes,
+        unnamed: None = None,
+        key: bytes = b"",
+        at: None = None,
+        properties: None = None,
+        tags: tuple[()] = (),
+        queue: None = None,
+        timeout: None = None,
+    ) -> Future:
         """A future for each message."""
         sender = self.senders[subject]
         if properties or tags or not (unnamed is at is queue is timeout is None):

@@ -35,8 +35,10 @@ class Run:
     def part(self, name: str, folder: Path, **arguments: Any) -> dict[str, Any]:
         process = subprocess.run(
             [sys.executable, PARTS, name, str(folder), self._index, json.dumps(arguments)],
-            stdout=subprocess.PIPE, text=True, check=True,
-        )  # fmt: skip
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
         return json.loads(process.stdout.splitlines()[-1])
 
     def in_folder(self, body: Callable[[Path], dict[str, Any]]) -> None:
@@ -46,7 +48,7 @@ class Run:
         finally:
             shutil.rmtree(folder)
 
-    # ── parts ─────────────────────────────────────────────────────────────────────────────────────────
+    # ── parts ─────────────────────────────────────────────────────────────────────────────────────
     def append(self, folder: Path) -> dict[str, Any]:
         return self.part("append", folder, count=8192 // self._part, rounds=3)
 

@@ -39,7 +39,9 @@ class Cadence:
         RealAppendFile.append = self._append
 
     def again(self, path: Path) -> tuple[float, float]:
-        """Seconds, and seconds of processor time, for the same writes and syncs to one file: the fastest of some tries, which is what the disk allows."""
+        """Seconds, and seconds of processor time, for the same writes and syncs to one file: the
+        fastest of some tries, which is what the disk allows.
+        """
         data = os.urandom(2 * MIB)
         plans = [[memoryview(data)[:size] for size in sizes] for sizes in self.sizes]
         return min(written_seconds(path, plans) for _ in range(RAW_TRIES))
@@ -47,10 +49,12 @@ class Cadence:
 
 def written_seconds(path: Path, plans: list[list[memoryview]]) -> tuple[float, float]:
     """
-    Seconds, and seconds of processor time, to write plans to a new file, each with a sync; the file is removed.
+    Seconds, and seconds of processor time, to write plans to a new file, each with a sync; the file
+    is removed.
 
-    The memory of its pages is free afterwards.  A file that is written next gets it, which is several times as fast as
-    memory that the kernel has not used yet: the first try pays for what the broker took before.
+    The memory of its pages is free afterwards.  A file that is written next gets it, which is
+    several times as fast as memory that the kernel has not used yet: the first try pays for what
+    the broker took before.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
@@ -66,10 +70,13 @@ def written_seconds(path: Path, plans: list[list[memoryview]]) -> tuple[float, f
 
 
 async def append(folder: str, index: str, *, count: int, rounds: int) -> dict[str, Any]:
-    """128 KiB batches of 40 clients, and the same bytes written raw right after, some rounds of each."""
+    """128 KiB batches of 40 clients, and the same bytes written raw right after, some rounds of
+    each.
+    """
     batches = BatchMaker(128 * KIB)
-    # No copy of a batch is made for the broker, nor memory taken: that is a client's work, and the raw side has none of it.
-    # What is acked is on the disk, and commits keep the order, so twice the batches in flight are enough.
+    # No copy of a batch is made for the broker, nor memory taken: that is a client's work, and the
+    # raw side has none of it. What is acked is on the disk, and commits keep the order, so twice
+    # the batches in flight are enough.
     batches.keep_room(2 * 40 * PER_CLIENT)
     block = memoryview(os.urandom(MIB))
     # So that the broker's first round, too, gets memory that was used before.

@@ -51,7 +51,9 @@ async def many(
 
 
 async def fill_many(folder: str, index: str, *, partitions: int, window: int) -> dict[str, Any]:
-    """Many partitions with a small batch each; the rate of appends after 1,000 partitions and after all."""
+    """Many partitions with a small batch each; the rate of appends after 1,000 partitions and after
+    all.
+    """
     batches = BatchMaker(200)
 
     async def one_each(service: BrokerService, numbers: range) -> float:

@@ -1,4 +1,6 @@
-"""The measured parts of a broker's store, each to be run in a process of its own: `store_parts.py PART FOLDER INDEX JSON`."""
+"""The measured parts of a broker's store, each to be run in a process of its own: `store_parts.py
+PART FOLDER INDEX JSON`.
+"""
 
 from __future__ import annotations
 

@@ -18,7 +18,9 @@ from keylane.protocol.control import TimeBound
 async def reading(
     folder: str, index: str, *, alone: int, rows: int, partitions: int, rounds: int
 ) -> dict[str, Any]:
-    """Reads from the page cache: a partition of 128 KiB batches, and interleaved partitions of 16 KiB batches."""
+    """Reads from the page cache: a partition of 128 KiB batches, and interleaved partitions of 16
+    KiB batches.
+    """
     batches, small = BatchMaker(128 * KIB), BatchMaker(16 * KIB)
     async with serving(folder, index, cache_bytes=0) as (store, service):
         await host(store, range(1, partitions + 2))

@@ -32,7 +32,9 @@ PER_CLIENT = 5
 
 
 class BatchMaker:
-    """Makes batches of one producer, of about `size` bytes: copies of a template with their own sequence."""
+    """Makes batches of one producer, of about `size` bytes: copies of a template with their own
+    sequence.
+    """
 
     def __init__(self, size: int, *, producer_id: int = 7) -> None:
         count = max(1, min(128, size // KIB))
@@ -41,9 +43,14 @@ class BatchMaker:
         self._room: list[bytearray] = []
         self._turn = 0
         self._template = encode_batch(
-            partition_id=1, sent_at_ns=[10**18] * count, keys=[b""] * count, values=[value] * count,
-            producer_id=producer_id, producer_epoch=0, sequence=0,
-        )  # fmt: skip
+            partition_id=1,
+            sent_at_ns=[10**18] * count,
+            keys=[b""] * count,
+            values=[value] * count,
+            producer_id=producer_id,
+            producer_epoch=0,
+            sequence=0,
+        )
 
     def make(self, partition_id: int, number: int) -> memoryview:
         """The batch of this number of a partition."""
@@ -54,7 +61,9 @@ class BatchMaker:
         self._room = [bytearray(self._template) for _ in range(count)]
 
     def make_in_room(self, partition_id: int, number: int) -> memoryview:
-        """The same in memory that is kept: good until as many more are made as there is room for.  No copy is made."""
+        """The same in memory that is kept: good until as many more are made as there is room for.
+        No copy is made.
+        """
         self._turn += 1
         data = self._room[self._turn % len(self._room)]
         return memoryview(self._stamped(data, partition_id, number)).toreadonly()
@@ -68,9 +77,14 @@ class BatchMaker:
 
 def facts(partition_id: int) -> HostPartition:
     partition = Partition(
-        partition_id=partition_id, name=f"p{partition_id}", queue=0, range_start=0, range_end=1024,
-        broker_group="g1", state=PartitionState.OPEN,
-    )  # fmt: skip
+        partition_id=partition_id,
+        name=f"p{partition_id}",
+        queue=0,
+        range_start=0,
+        range_end=1024,
+        broker_group="g1",
+        state=PartitionState.OPEN,
+    )
     return HostPartition(subject="bench", partition=partition)
 
 

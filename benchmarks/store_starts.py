@@ -1,4 +1,6 @@
-"""Measures the start of a store from a cold log, beside the time in which the disk alone reads the log."""
+"""Measures the start of a store from a cold log, beside the time in which the disk alone reads the
+log.
+"""
 
 from __future__ import annotations
 

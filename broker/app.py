@@ -1,4 +1,6 @@
-"""Starts and stops a broker's parts in order: data folder, store, server, registration, retention."""
+"""Starts and stops a broker's parts in order: data folder, store, server, registration,
+retention.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("keylane.broker")
 
 SWITCH_S = 0.0005
-"""How long a thread waits for a busy event loop after a disk operation; with Python's 5 ms the disk would idle."""
+"""How long a thread waits for a busy event loop after a disk operation; with Python's 5 ms the disk
+would idle.
+"""
 GC_THRESHOLDS = (10_000, 4, 200)
 """Messages make no reference cycles, so the collector needs to run seldom."""
 
@@ -106,8 +110,9 @@ Listen = Callable[
     [Sequence[ControlRoute], DataService, ServerMetrics, Guard | None],
     AbstractAsyncContextManager[str],
 ]
-"""Serves routes and the data plane until its block ends; gives the address, host:port.  The guard is None where every
-caller may do everything."""
+"""Serves routes and the data plane until its block ends; gives the address, host:port.  The guard
+is None where every caller may do everything.
+"""
 
 
 @contextlib.asynccontextmanager
@@ -119,7 +124,8 @@ async def running_broker(
     rng: random.Random | None = None,
 ) -> AsyncIterator[RunningBroker]:
     """
-    Recover the store, listen, and report to the metaserver; stop in reverse order at the end of the block.
+    Recover the store, listen, and report to the metaserver; stop in reverse order at the end of the
+    block.
 
     The metaserver need not be reachable.  The caller has to close a `network` that it gives.
 
@@ -165,9 +171,16 @@ async def _listening(
 ) -> AsyncIterator[str]:
     limits = HttpLimits(connections_max=settings.http_connections_max)
     server = Server(
-        routes, data_handler=service.handle, data_begin=service.begin, limits=limits, on_refusal=metrics.note_refusal,
-        serving=settings, tls=served.tls, guard=guard, data_connections_max=settings.data_connections_max,
-    )  # fmt: skip
+        routes,
+        data_handler=service.handle,
+        data_begin=service.begin,
+        limits=limits,
+        on_refusal=metrics.note_refusal,
+        serving=settings,
+        tls=served.tls,
+        guard=guard,
+        data_connections_max=settings.data_connections_max,
+    )
     metrics.add(served.collect)
     metrics.connections = lambda: server.connections
     metrics.connections_max = server.data_connections_max
@@ -198,8 +211,10 @@ async def serving_broker(
 
     Args:
         rng: draws the broker's id, and pauses.
-        names: names this opening of the folder, and scheduled messages: no two openings may draw the same.
-        on_claimed: called when the folder is locked and known as this broker's, before anything in it is read.
+        names: names this opening of the folder, and scheduled messages: no two openings may draw
+            the same.
+        on_claimed: called when the folder is locked and known as this broker's, before anything in
+            it is read.
     """
     async with contextlib.AsyncExitStack() as stack:
         folder = (files, settings, clock, rng, names, pools)
@@ -216,12 +231,15 @@ async def serving_broker(
             opened, files, settings, meta, clock=clock, pools=pools, address=lambda: address
         )
         registration = Registration(
-            meta, report, rng=rng, clock=clock,
+            meta,
+            report,
+            rng=rng,
+            clock=clock,
             on_accepted=lambda: pools.background(note_heard, files, opened.opening),
             on_missed=lambda: forget_told(store),
             on_fence=lambda token: refuse_old_tokens(store, token),
             on_access=lambda news: None if guarding is None else guarding.judge.take_news(news),
-        )  # fmt: skip
+        )
         cleaning = _cleaning(opened, files, settings, pools, registration, clock=clock)
         service = BrokerService(store, clock=clock, standing=registration)
         peers = Peers(service, opened.identity.broker_group, settings.meta, network)
@@ -238,7 +256,12 @@ async def serving_broker(
         guard = None if guarding is None else guarding.guard
         address = await stack.enter_async_context(listen(routes, service, metrics, guard))
         stack.callback(service.close)
-        loops = [registration.run(), cleaning.run(), scheduler.run(posting, registration), keep_series(store, clock)]  # fmt: skip
+        loops = [
+            registration.run(),
+            cleaning.run(),
+            scheduler.run(posting, registration),
+            keep_series(store, clock),
+        ]
         _begin(stack, loops if guarding is None else [*loops, guarding.audit.run()])
         yield RunningBroker(address, opened.identity, store, cleaning.adopt)
 
@@ -264,9 +287,14 @@ def _open(
     identity = claim_folder(files, broker_group=settings.group, rng=rng)
     on_claimed()
     store = Store.open(
-        files, settings, clock=clock, run_commit=pools.commit, run_read=pools.read,
-        run_background=pools.background, quick=pools.quick,
-    )  # fmt: skip
+        files,
+        settings,
+        clock=clock,
+        run_commit=pools.commit,
+        run_read=pools.read,
+        run_background=pools.background,
+        quick=pools.quick,
+    )
     scheduler = Scheduler.open(
         files,
         clock=clock,
@@ -391,7 +419,9 @@ def _routes(
     parking: Parking,
     metrics: ServerMetrics,
 ) -> list[ControlRoute]:
-    """A route for each endpoint of `endpoints.BROKER`, one for the figures, and one for the document of them all."""
+    """A route for each endpoint of `endpoints.BROKER`, one for the figures, and one for the
+    document of them all.
+    """
     return [
         *control.routes(),
         posting.route(),
@@ -459,7 +489,10 @@ def _pools(stack: contextlib.AsyncExitStack, settings: BrokerSettings, clock: Cl
         quick = KernelQuickSync(KernelSyncs(), commit, clock)
         stack.callback(quick.close)
     except OSError as error:
-        log.info("commits are synced by a thread: %s", error.strerror)
+        log.info(
+            "commits are synced by a thread, not by the kernel's asynchronous I/O: %s",
+            error.strerror,
+        )
     return Pools(
         commit=commit,
         read=_in_pool(stack, settings.reader_threads, "read"),
@@ -472,7 +505,9 @@ def _pools(stack: contextlib.AsyncExitStack, settings: BrokerSettings, clock: Cl
 def _in_pool(
     stack: contextlib.AsyncExitStack, threads: int, name: str
 ) -> Callable[..., Awaitable[Any]]:
-    """A function that runs functions in a pool of `threads` threads; the pool ends with the stack."""
+    """A function that runs functions in a pool of `threads` threads; the pool ends with the
+    stack.
+    """
     pool = ThreadPoolExecutor(threads, name)
     stack.callback(pool.shutdown)
 
@@ -489,7 +524,9 @@ async def _end(task: asyncio.Task[None]) -> None:
 
 
 def tune_interpreter() -> None:
-    """Tune the whole process for serving; present objects are left out of garbage collections from now on."""
+    """Tune the whole process for serving; present objects are left out of garbage collections from
+    now on.
+    """
     sys.setswitchinterval(SWITCH_S)
     gc.set_threshold(*GC_THRESHOLDS)
     gc.freeze()

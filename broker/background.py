@@ -3,10 +3,12 @@
     no live request for LIVE_MS    jobs read as fast as the broker answers
     live requests                  small answers, LIVE_BYTES_PER_SECOND of all jobs together, live requests first
 
-A large answer holds the event loop and the socket for milliseconds, which every live request behind it then waits.
+A large answer holds the event loop and the socket for milliseconds, which every live request behind
+it then waits.
 
 Invariants
-    A job's read waits at most WAIT_MS_MAX, so that it is answered long before its client gives it up.
+    A job's read waits at most WAIT_MS_MAX, so that it is answered long before its client gives it
+    up.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Where the messages of a partition begin and end, and where a time or a consumer group is in it, for plans to read."""
+"""Where the messages of a partition begin and end, and where a time or a consumer group is in it,
+for plans to read.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from .partition.partition import HostedPartition
 from .store.store import Store
 
 LOOKS_MAX = 5
-"""Looks for a time that is still to come for this broker, where each finds messages that are earlier."""
+"""Looks for a time that is still to come for this broker, where each finds messages that are
+earlier.
+"""
 
 
 async def bounds_of(
@@ -22,7 +26,8 @@ async def bounds_of(
     """
     The bounds of a partition.
 
-    The index is asked first: what is stored meanwhile makes the bounds wider, so every offset found lies in them.
+    The index is asked first: what is stored meanwhile makes the bounds wider, so every offset found
+    lies in them.
 
     Args:
         removed_from_ms: when a message that was stored then may be removed.
@@ -50,7 +55,8 @@ async def bounds_of(
 
 async def _first_at(store: Store, partition: HostedPartition, at_ms: int) -> int:
     """
-    The first message at this time or later; without one the end, as it was then: what is stored from there on is later.
+    The first message at this time or later; without one the end, as it was then: what is stored
+    from there on is later.
 
     Where messages were stored during the look, these may be earlier or later, so it looks again.
     """

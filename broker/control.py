@@ -58,7 +58,9 @@ GROUPS_LISTED_MAX = 2_000
 
 
 class BrokerControl:
-    """Answers control calls from a store; `registration`, `retention` and `refusal` return a problem, or ""."""
+    """Answers control calls from a store; `registration`, `retention` and `refusal` return a
+    problem, or "".
+    """
 
     def __init__(
         self,
@@ -110,7 +112,9 @@ class BrokerControl:
         ]
 
     async def host(self, body: HostPartition, _params: Params) -> PartitionStatus:
-        """Host a partition of this broker group, durably; a repeat succeeds while the partition is unused."""
+        """Host a partition of this broker group, durably; a repeat succeeds while the partition is
+        unused.
+        """
         if body.partition.broker_group != self._broker_group:
             raise WrongBrokerError(
                 f"partition {body.partition.partition_id} belongs to broker group "
@@ -130,7 +134,9 @@ class BrokerControl:
         return partition.status(now_ms=self._clock.boot_ms())
 
     async def list(self, _body: object, params: Params) -> PartitionStatusList:
-        """A page of hosted partitions by id: at most `limit` after `after`, fewer if they have many groups."""
+        """A page of hosted partitions by id: at most `limit` after `after`, fewer if they have many
+        groups.
+        """
         after = whole_number(params, "after", -1, low=-1)
         limit = whole_number(params, "limit", LISTED_MAX, low=1, high=LISTED_MAX)
         hosted = self._store.state.partitions
@@ -183,7 +189,9 @@ class BrokerControl:
         )
 
     async def bounds(self, body: AskBounds, _params: Params) -> BoundsList:
-        """Where partitions begin and end, and where times and groups are in them; those not hosted are left out."""
+        """Where partitions begin and end, and where times and groups are in them; those not hosted
+        are left out.
+        """
         return BoundsList(
             broker_group=self._broker_group,
             partitions=[
@@ -197,7 +205,8 @@ class BrokerControl:
         """
         Seal a partition, durably; a repeat changes nothing.
 
-        With `?empty=1` a partition with messages is refused: it is not the partition that the caller has hosted.
+        With `?empty=1` a partition with messages is refused: it is not the partition that the
+        caller has hosted.
         """
         await check_standing(self._standing)
         partition_id = partition_id_of(params)
@@ -222,7 +231,9 @@ class BrokerControl:
         return Done()
 
     async def tell(self, body: TellGroups, _params: Params) -> ToldGroups:
-        """As `groups` of several partitions at once, in one commit; one that refuses does not hold up the others."""
+        """As `groups` of several partitions at once, in one commit; one that refuses does not hold
+        up the others.
+        """
         await check_standing(self._standing)
         outcomes: dict[int, BaseException | None] = {}
         durable: dict[int, asyncio.Future[None]] = {}
@@ -275,7 +286,9 @@ class BrokerControl:
         return Done()
 
     async def _ready(self) -> Health:
-        """Whether clients are to be sent here: as `health`, and a metaserver has accepted this broker."""
+        """Whether clients are to be sent here: as `health`, and a metaserver has accepted this
+        broker.
+        """
         health = await self.health(None, {})
         problem = self._registration()
         if health.ready and problem:

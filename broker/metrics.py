@@ -1,6 +1,7 @@
 """The figures of a broker for operators: its traffic, its disk, and how far each group is behind.
 
-Lag is counted over at most SCANNED_MAX partitions of a scrape, a few at a time, so that it never holds up clients.
+Lag is counted over at most SCANNED_MAX partitions of a scrape, a few at a time, so that it never
+holds up clients.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ SCANNED_MAX = 20_000
 AT_ONCE = 500
 """Partitions between two turns of the event loop: about a millisecond."""
 AGED_MAX = 1_000
-"""Partitions of one scrape of which the age of the oldest message that is not acked is looked up."""
+"""Partitions of one scrape of which the age of the oldest message that is not acked is looked
+up.
+"""
 SERIES_MS = 10_000
 """Between two looks for subjects that are gone."""
 OTHERS: Labels = (("subject", OTHER),)
@@ -75,9 +78,13 @@ class _LagScan:
             if messages:
                 cursor = max(group.acked.cursor, partition.first_offset)
                 behind = _Behind(
-                    messages, partition.partition_id, group.name, subject, cursor,
+                    messages,
+                    partition.partition_id,
+                    group.name,
+                    subject,
+                    cursor,
                     partition.readable_offset,
-                )  # fmt: skip
+                )
                 if len(self.behind) < AGED_MAX:
                     heapq.heappush(self.behind, behind)
                 else:
@@ -85,14 +92,18 @@ class _LagScan:
 
 
 class _Rest:
-    """A sum of counters that loses some of them, as of a deleted subject, told as a counter that never goes back."""
+    """A sum of counters that loses some of them, as of a deleted subject, told as a counter that
+    never goes back.
+    """
 
     def __init__(self) -> None:
         self.told = 0.0
         self._sum = 0.0
 
     def tell(self, present: float) -> float:
-        """What is told for the present sum: it rises as the sum does, and stays while that falls."""
+        """What is told for the present sum: it rises as the sum does, and stays while that
+        falls.
+        """
         self.told += max(0.0, present - self._sum)
         self._sum = present
         return self.told
@@ -140,7 +151,9 @@ class BrokerMetrics:
         return scan
 
     def _ages(self, behind: list[_Behind]) -> dict[Labels, float]:
-        """(subject, group) → seconds since its oldest message that is not acked was stored; blocks."""
+        """(subject, group) → seconds since its oldest message that is not acked was stored;
+        blocks.
+        """
         now_ms = self._clock.wall_ms()
         ages: dict[Labels, float] = {}
         for left in behind:
@@ -204,9 +217,10 @@ class BrokerMetrics:
             "keylane_broker_failed_commits_total", "Commits that failed.", commit.failures
         )
         yield gauge(
-            "keylane_broker_log_bytes", "Bytes of the commit log.",
+            "keylane_broker_log_bytes",
+            "Bytes of the commit log.",
             store.log.end - store.log.first_position,
-        )  # fmt: skip
+        )
         yield gauge("keylane_broker_disk_free_bytes", "Free on its disk.", self._files.free_bytes())
         yield gauge("keylane_broker_disk_bytes", "Size of its disk.", self._files.total_bytes())
 
@@ -219,9 +233,10 @@ class BrokerMetrics:
             "keylane_group_lag_seconds", "Age of the oldest message that is not acked.", kept
         )
         yield labelled(
-            "keylane_group_parked_messages", "Messages that a group has set aside.",
+            "keylane_group_parked_messages",
+            "Messages that a group has set aside.",
             largest(scan.parked),
-        )  # fmt: skip
+        )
         yield labelled(
             "keylane_group_removed_unread_messages",
             "Messages that retention removed before the group had acked them.",
@@ -245,7 +260,9 @@ async def keep_series(store: Store, clock: Clock) -> None:
 
 
 async def free_series(store: Store, *, now_ms: int) -> None:
-    """End the series of subjects whose last partition was dropped `traffic.GONE_MS` ago; gives others turns meanwhile."""
+    """End the series of subjects whose last partition was dropped `traffic.GONE_MS` ago; gives
+    others turns meanwhile.
+    """
     due = store.traffic.due(now_ms)
     if not due:
         return

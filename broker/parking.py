@@ -1,4 +1,5 @@
-"""Answers requests about what consumer groups have set aside: of owners by frames, of operators by HTTP.
+"""Answers requests about what consumer groups have set aside: of owners by frames, of operators by
+HTTP.
 
     ChangeParked ─▶ check ─▶ apply ─▶ PARKED record, with the cursor behind it, in one commit ─▶ durable
     TakeParked, of a child's owner ─▶ Freeze, durable ─▶ what the parent has parked, by page
@@ -124,7 +125,7 @@ class Parking:
             ControlRoute(CHANGE_PARKED, self.changed),
         ]
 
-    # ── owners ────────────────────────────────────────────────────────────────────────────────────────
+    # ── owners ────────────────────────────────────────────────────────────────────────────────────
     async def _change(self, request: ChangeParked, payload: memoryview) -> Handled:
         partition, group = self._service.owned(request)
         try:
@@ -167,12 +168,15 @@ class Parking:
                 replace(row, state=ParkState.PARKED) if row.state is ParkState.REDRIVING else row
                 for row in rows
             ]
-            version -= 1  # so that it asks again with its next ack: the session that redrives may have ended
+            # so that it asks again with its next ack: the session that redrives may have ended
+            version -= 1
         answer = ParkedKeys(version, following if more else None, unneeded)
         return answer, encode_parked(rows)
 
     def _redrives(self, group: Group, session: str) -> bool:
-        """True if this session redrives what the group has parked: one of a shared group does, else each would."""
+        """True if this session redrives what the group has parked: one of a shared group does, else
+        each would.
+        """
         if not group.lock.shared:
             return True
         return group.handed_out().redrives(session, self._clock.boot_ms())
@@ -204,7 +208,8 @@ class Parking:
         loose = request.start <= partition.facts.partition.range_start < request.end
 
         def wanted(key: ParkKey) -> bool:
-            # Messages without an order belong to one child: the one with the parent's first logical partition.
+            # Messages without an order belong to one child: the one with the parent's first logical
+            # partition.
             if not isinstance(key, bytes) or not key:
                 return loose
             return request.start <= logical_partition(key) < request.end
@@ -214,13 +219,16 @@ class Parking:
 
     def _check_folder(self, partition: HostedPartition) -> None:
         """
-        Raises GroupBusyError if no metaserver has accepted this data folder: it may be an older copy.
+        Raises GroupBusyError if no metaserver has accepted this data folder: it may be an older
+        copy.
 
-        The child of a group that has not drained its parent here asks.  Of an accepted copy, nothing more will come.
+        The child of a group that has not drained its parent here asks.  Of an accepted copy,
+        nothing more will come.
         """
         if self._standing is not None and not self._standing.accepted:
             raise GroupBusyError(
-                f"the broker of partition {partition.partition_id} knows nothing that is parked there, and {MAYBE_OLDER_COPY}"
+                f"the broker of partition {partition.partition_id} knows nothing that is parked "
+                f"there, and {MAYBE_OLDER_COPY}"
             )
 
     async def _leave(self, request: LeaveParked, _payload: memoryview) -> Handled:
@@ -232,14 +240,15 @@ class Parking:
         if group is None or group.parked is None or not group.parked.keeps_for_children:
             return ParkedChanged(0), b""
         if request.token < group.lock.fence:
-            # The partition was reset alone since this owner was granted the child, and may have parked anew.
+            # The partition was reset alone since this owner was granted the child, and may have
+            # parked anew.
             raise FencedError(token=request.token, current_token=group.lock.fence)
         loose = request.start <= partition.facts.partition.range_start < request.end
         change = Unneeded(request.start, request.end, loose)
         await self._changed(partition, group, [change])
         return ParkedChanged(group.parked_version), b""
 
-    # ── operators ─────────────────────────────────────────────────────────────────────────────────────
+    # ── operators ─────────────────────────────────────────────────────────────────────────────────
     async def listed(self, _body: object, params: Params) -> ParkedList:
         """A page of the keys that a group has parked on a partition."""
         check_params(PARKED, params)
@@ -261,7 +270,9 @@ class Parking:
         )
 
     def _is_owned(self, group: Group) -> bool:
-        """True while the owner is there who said when messages are tried again; any other one tries them at once."""
+        """True while the owner is there who said when messages are tried again; any other one tries
+        them at once.
+        """
         return group.lock.holder(self._clock.boot_ms()) is not None
 
     async def offsets(self, _body: object, params: Params) -> ParkedOffsets:
@@ -312,11 +323,12 @@ class Parking:
         _check_whole(group.parked)
         await self._changed(partition, group, [Edit(request.key, message)])
         log.info(
-            "group %s, partition %d: parked message at offset %d of partition %d, %s, was edited: %d bytes of value, %s",
+            "group %s, partition %d: parked message at offset %d of partition %d, %s, was edited: "
+            "%d bytes of value, %s",
             *(group.name, partition.partition_id, request.offset, request.source),
             "a dead letter" if request.key is None else key_digest(request.key),
             *(len(value), f"BLAKE2b {blake2b(value, digest_size=8).hexdigest()}"),
-        )  # fmt: skip
+        )
         return ParkedEdited(packed), value
 
     async def _read_edited(self, request: ReadEdited, _payload: memoryview) -> Handled:
@@ -349,10 +361,13 @@ class Parking:
 
 
 def _check_whole(parked: Parked | None) -> None:
-    """Raises ParkMovedError while a parent's messages are here in part: if the owner ends now, the next takes all again."""
+    """Raises ParkMovedError while a parent's messages are here in part: if the owner ends now, the
+    next takes all again.
+    """
     if parked is not None and parked.taking:
         raise ParkMovedError(
-            f"parked messages of partition {min(parked.taking)} are being taken over by partition {parked.own}: ask again",
+            f"parked messages of partition {min(parked.taking)} are being taken over by partition "
+            f"{parked.own}: ask again",
             partition_id=parked.own,
         )
 

@@ -1,7 +1,7 @@
 """The other brokers: which of them has a partition, by the metaserver's routes, and calls to them.
 
-HTTP requests come to any broker.  A request about a partition of this broker is answered from its own store, any other is
-made at the broker that has the partition.
+HTTP requests come to any broker.  A request about a partition of this broker is answered from its
+own store, any other is made at the broker that has the partition.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from ..rpc.race import shared
 from .service import BrokerService
 
 ROUTES_MAX = 10_000
-"""Routes that are kept, those used last.  A message is stored in an open partition, so an old route is refused there."""
+"""Routes that are kept, those used last.  A message is stored in an open partition, so an old route
+is refused there.
+"""
 PEERS_MAX = 1_000
 """Connections that are kept."""
 
@@ -71,7 +73,9 @@ class Peers:
         return await shared(asked, "the broker has stopped")
 
     async def route_to_send(self, subject: str) -> Route:
-        """The same for a sender: an unknown subject is created where the metaserver allows it, by one call for all."""
+        """The same for a sender: an unknown subject is created where the metaserver allows it, by
+        one call for all.
+        """
         try:
             return await self.route(subject)
         except SubjectUnknownError:
@@ -91,7 +95,8 @@ class Peers:
 
     async def route_of(self, subject: str, subject_id: int) -> Route:
         """
-        The route of one subject, not of a later one of its name; it may be out of date, and no subject is created.
+        The route of one subject, not of a later one of its name; it may be out of date, and no
+        subject is created.
 
         Args:
             subject_id: its id; 0: not known.
@@ -114,9 +119,11 @@ class Peers:
         self, subject: str, *, known_version: int = -1, wait_ms: int = 0, subject_id: int = 0
     ) -> Route:
         """
-        Ask for the route; the answer waits up to `wait_ms` for a version other than `known_version`.
+        Ask for the route; the answer waits up to `wait_ms` for a version other than
+        `known_version`.
 
-        A later subject of the name counts versions anew, so of a subject that is kept the id is given as well.
+        A later subject of the name counts versions anew, so of a subject that is kept the id is
+        given as well.
 
         Args:
             subject_id: as of `route_of`.
@@ -137,9 +144,11 @@ class Peers:
 
     def _know(self, subject: str, route: Route, question: int) -> Route:
         """
-        Keep the answer to a question, unless a newer route is kept; returns the newest known route of its subject.
+        Keep the answer to a question, unless a newer route is kept; returns the newest known route
+        of its subject.
 
-        Versions of one subject rise.  Those of two subjects of a name say nothing: there the later question counts.
+        Versions of one subject rise.  Those of two subjects of a name say nothing: there the later
+        question counts.
         """
         kept = self._routes.get(subject)
         if kept is not None:

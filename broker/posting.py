@@ -1,14 +1,17 @@
-"""Stores messages that come by HTTP, each in the open partition of its key, on whichever broker that is.
+"""Stores messages that come by HTTP, each in the open partition of its key, on whichever broker
+that is.
 
-    body ─▶ messages, all checked ─▶ the route ─▶ a batch for each partition ─▶ here, or at its broker ─▶ receipts
+    body ─▶ messages, all checked ─▶ the route ─▶ a batch for each partition ─▶ here, or at its
+        broker ─▶ receipts
                                         ▲                    │ sealed, or not there: wait for a newer route
                                         └────────────────────┘
 
 Invariants
-    Messages of a key are in one batch, in the order of the request.  A batch is stored whole or not at all.
-    With an idempotency key, every sealed partition of the messages' ranges is asked first: it answers with what an
-    earlier request stored there, and stores nothing, also where it was left behind and its broker has not sealed it.
-    What surely was no earlier request, as the first try of a scheduled delivery, waits for no sealed partition.
+    Messages of a key are in one batch, in the order of the request.  A batch is stored whole or not
+    at all. With an idempotency key, every sealed partition of the messages' ranges is asked first:
+    it answers with what an earlier request stored there, and stores nothing, also where it was left
+    behind and its broker has not sealed it. What surely was no earlier request, as the first try of
+    a scheduled delivery, waits for no sealed partition.
 """
 
 from __future__ import annotations
@@ -61,8 +64,9 @@ class _Post:
     sent_at_ns: Sequence[int]
     """When each message was sent."""
     subject_id: int | None = None
-    """The only subject of the name that gets them, 0 if it is not known; None: the one that has the name, which is
-    created where the metaserver allows it."""
+    """The only subject of the name that gets them, 0 if it is not known; None: the one that has the
+    name, which is created where the metaserver allows it.
+    """
     tried: bool = True
     """Whether an earlier request with the idempotency key may have stored some of them."""
     static: bool = False
@@ -82,7 +86,9 @@ class _Post:
         return [index for index, receipt in enumerate(self.receipts) if receipt is None]
 
     def check_sizes(self, route: Route) -> None:
-        """Raises MessageTooLargeError: a message without a receipt is over the limit of the subject."""
+        """Raises MessageTooLargeError: a message without a receipt is over the limit of the
+        subject.
+        """
         check_sizes(self.messages, route.message_bytes_max, only=self.pending())
 
     def in_range(self, partition: Partition) -> list[int]:
@@ -136,7 +142,9 @@ class MessagePosting:
         return Posted(receipts=[receipt for receipt in post.receipts if receipt is not None])
 
     async def place(self, subject: str, subject_id: int) -> int:
-        """As `Subjects.place` of scheduled messages says; a partition of this broker, if it has one."""
+        """As `Subjects.place` of scheduled messages says; a partition of this broker, if it has
+        one.
+        """
         route = await self._peers.route_of(subject, subject_id)
         partition = self._any(route.open_partitions())
         if partition is None or partition.address is None:
@@ -157,7 +165,9 @@ class MessagePosting:
         subject_id: int,
         tried: bool,
     ) -> None:
-        """As `Subjects.store` of scheduled messages says, in the partition of the logical partition."""
+        """As `Subjects.store` of scheduled messages says, in the partition of the logical
+        partition.
+        """
         producer = keyed_producer(key, messages)
         places = [logical] * len(messages)
         post = _Post(subject, list(messages), places, producer, sent_at_ns, subject_id, tried)
@@ -177,7 +187,8 @@ class MessagePosting:
             if not errors:
                 return
             if not confirmed and all(isinstance(each, MessageTooLargeError) for each in errors):
-                # The limit may have been changed since this route, and nothing of these messages is stored.
+                # The limit may have been changed since this route, and nothing of these messages is
+                # stored.
                 confirmed = True
                 try:
                     route = await self._peers.new_route(post.subject, subject_id=subject_id)
@@ -188,7 +199,8 @@ class MessagePosting:
             left_ms = until_ms - self._clock.boot_ms()
             if final or left_ms <= 0:
                 raise max(final or errors, key=lambda error: error.fate is Fate.UNKNOWN)
-            # A broker that is not reached may have moved; only a partition that is sealed surely has a newer route.
+            # A broker that is not reached may have moved; only a partition that is sealed surely
+            # has a newer route.
             silent = all(isinstance(error, NotSentError) for error in errors)
             newer = await self._peers.new_route(
                 post.subject,
@@ -243,7 +255,9 @@ class MessagePosting:
         return parts
 
     def _any(self, still_open: Iterable[Partition]) -> Partition | None:
-        """A partition for messages without a key: one of this broker, else one of a broker that is available."""
+        """A partition for messages without a key: one of this broker, else one of a broker that is
+        available.
+        """
         ranked: dict[int, list[Partition]] = defaultdict(list)
         for partition in still_open:
             rank = 0 if self._peers.is_here(partition) else 1 + (partition.address is None)
@@ -294,7 +308,9 @@ class MessagePosting:
 
 
 def _is_of_route(error: KeylaneError) -> bool:
-    """True if the messages may be stored by a newer route: nothing was stored, and the partition is elsewhere."""
+    """True if the messages may be stored by a newer route: nothing was stored, and the partition is
+    elsewhere.
+    """
     return isinstance(error, NotSentError) or error.retry is RetryRule.AFTER_NEW_ROUTE
 
 
@@ -305,7 +321,8 @@ def _partly(post: _Post, error: KeylaneError) -> Reply:
         raise error
     partly = ErrorBody.of(
         PartlyStoredError(
-            f"{stored} of {counted(len(post.messages), 'message')} are stored; then: {error.message}",
+            f"{stored} of {counted(len(post.messages), 'message')} are stored; then: "
+            f"{error.message}",
             stored=stored,
             messages=len(post.messages),
         )

@@ -1,4 +1,6 @@
-"""Reads messages by HTTP: of a partition by offset, of a static subject's logic queue by logic offset."""
+"""Reads messages by HTTP: of a partition by offset, of a static subject's logic queue by logic
+offset.
+"""
 
 from __future__ import annotations
 
@@ -64,9 +66,10 @@ class MessageReading:
         A page of messages.
 
         Raises:
-            InvalidRequestError, SubjectUnknownError, PartitionUnknownError, SubjectNotStaticError, QueueUnknownError
-            OffsetOutOfRangeError: nothing is stored at this offset; its details have the first one and the end.
-            UnreachableError: the broker of the partition does not answer.
+            InvalidRequestError, SubjectUnknownError, PartitionUnknownError, SubjectNotStaticError,
+            QueueUnknownError OffsetOutOfRangeError: nothing is stored at this offset; its details
+            have the first one and the end. UnreachableError: the broker of the partition does not
+            answer.
         """
         asked = _asked(params)
         await take_room(2 * READ_BYTES)
@@ -144,13 +147,16 @@ def _asked(params: Params) -> _Asked:
 
 
 def _located(route: Route, asked: _Asked) -> tuple[Partition, int]:
-    """The partition that has what is asked for, and the offset there: logic, if a queue is asked for."""
+    """The partition that has what is asked for, and the offset there: logic, if a queue is asked
+    for.
+    """
     if asked.queue is not None:
         return _located_in_queue(route, asked.queue, asked.offset)
     ids = [partition.partition_id for partition in route.partitions]
     if asked.partition_id is None:
         raise InvalidRequestError(
-            f"give a partition of subject {asked.subject!r}: {listed(ids)}; or, of a static subject, a queue"
+            f"give a partition of subject {asked.subject!r}: {listed(ids)}; or, of a static "
+            f"subject, a queue"
         )
     for partition in route.partitions:
         if partition.partition_id == asked.partition_id:

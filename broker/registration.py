@@ -34,9 +34,13 @@ WAITS = Backoff(first_ms=50, max_ms=1_000)
 FIRST_REPORT_MS_MAX = 2_000
 """The longest time that a client's call waits for the broker's first report."""
 START_MS = 5_000
-"""For this time after the start, a metaserver that does not answer is logged at INFO, not WARNING."""
+"""For this time after the start, a metaserver that does not answer is logged at INFO, not
+WARNING.
+"""
 _SET_ASIDE = (BrokerGroupTakenError, FolderBehindError, FolderGivenUpError)
-"""Refusals because the broker group belongs to another data folder; only an operator can end them, and the hint says how."""
+"""Refusals because the broker group belongs to another data folder; only an operator can end them,
+and the hint says how.
+"""
 
 
 class Metaserver(Protocol):
@@ -68,8 +72,8 @@ class Registration:
         Args:
             on_accepted: called once, when a metaserver has accepted the first report.
             on_missed: called when the metaserver says that this broker may lack a consumer group.
-            on_fence: called with the highest token that was granted before an operator accepted this data folder;
-                clients are served after it.
+            on_fence: called with the highest token that was granted before an operator accepted
+                this data folder; clients are served after it.
             on_access: called with what every answer says about access control.
         """
         self._meta = meta
@@ -88,13 +92,17 @@ class Registration:
         """The level of the last line about a failure, which its end has too."""
         self.problem = "not reported yet"
         self.refusal = ""
-        """Why the metaserver refuses this broker and sends no client to it; "" if it does not, or does not answer."""
+        """Why the metaserver refuses this broker and sends no client to it; "" if it does not, or
+        does not answer.
+        """
         self.set_aside = ""
         """Why the broker group belongs to another data folder; "" unless the metaserver says so."""
         self.cluster_version = ""
         """The lowest version of all members, by the last answer; "": not known."""
         self.asked = False
-        """True once the first report was answered or has failed; before that `set_aside` is not known."""
+        """True once the first report was answered or has failed; before that `set_aside` is not
+        known.
+        """
         self._heard = asyncio.Event()
         """Set when `asked` is; it is for who waits."""
 
@@ -108,7 +116,9 @@ class Registration:
         await self._accepted.wait()
 
     async def wait_asked(self) -> None:
-        """Wait for the end of the first report, FIRST_REPORT_MS_MAX at most; then serve without a metaserver."""
+        """Wait for the end of the first report, FIRST_REPORT_MS_MAX at most; then serve without a
+        metaserver.
+        """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FIRST_REPORT_MS_MAX / 1000):
                 await self._heard.wait()
@@ -119,7 +129,9 @@ class Registration:
         self._heard.set()
 
     async def run(self) -> None:
-        """Report at once, then at the interval that the metaserver gives while there is news, until cancelled."""
+        """Report at once, then at the interval that the metaserver gives while there is news, until
+        cancelled.
+        """
         pauses = WAITS.pauses(self._rng)
         within_ms = None
         report = self._report()
@@ -162,7 +174,8 @@ class Registration:
                     quiet_ms = quiet_limit_ms(ttl_ms)
             report = await self._next_report(report, wait_ms, quiet_ms=quiet_ms)
             if ttl_ms:
-                # If all metaservers but one hang, that one must get the report before the broker's ttl ends.
+                # If all metaservers but one hang, that one must get the report before the broker's
+                # ttl ends.
                 left_ms = ttl_ms - max(wait_ms, quiet_ms) - wait_ms
                 within_ms = max(left_ms, ttl_ms // 4)
 
@@ -170,9 +183,11 @@ class Registration:
         self, said: BrokerHeartbeat, wait_ms: int, *, quiet_ms: int
     ) -> BrokerHeartbeat:
         """
-        Return the next report after `wait_ms`; one that says what `said` did is left out until `quiet_ms` are over.
+        Return the next report after `wait_ms`; one that says what `said` did is left out until
+        `quiet_ms` are over.
 
-        A metaserver reads more in a report with earlier openings or with partitions that lack groups, so none is left out.
+        A metaserver reads more in a report with earlier openings or with partitions that lack
+        groups, so none is left out.
         """
         began_ms = self._boot_ms()
         await asyncio.sleep(wait_ms / 1000)
@@ -187,14 +202,16 @@ class Registration:
         return report
 
     def _tell(self, error: KeylaneError) -> None:
-        """Log each problem once.  A broker may start before its metaserver, so at first no answer is logged at INFO."""
+        """Log each problem once.  A broker may start before its metaserver, so at first no answer
+        is logged at INFO.
+        """
         starting = not self._reported and self._boot_ms() - self._began_ms < START_MS
         level = self._level = (
             logging.INFO if starting and isinstance(error, UnreachableError) else logging.WARNING
         )
         if line := self._troubles.met(error.message, self._boot_ms(), level):
             hint = f"; {_way_out(error)}" if isinstance(error, _SET_ASIDE) else ""
-            log.log(level, "not registered: %s%s", line, hint)
+            log.log(level, "cannot register with the metaserver: %s%s", line, hint)
 
     def _note_registered(self) -> None:
         again = " again" if self._reported else ""

@@ -7,8 +7,8 @@
 The scheduler keeps the messages and delivers them.
 
 Invariant
-    A repeat of messages that the broker has is answered as they were, whatever would refuse them now: a refusal says that
-    nothing is kept, and its sender would send them again under other ids.
+    A repeat of messages that the broker has is answered as they were, whatever would refuse them
+    now: a refusal says that nothing is kept, and its sender would send them again under other ids.
 """
 
 from __future__ import annotations
@@ -64,8 +64,9 @@ LISTED_DEFAULT = 100
 ASKED_AT_ONCE_MAX = 16
 """Subjects of listed messages about which a metaserver is asked at the same time."""
 LATE_MS_MAX = 60_000
-"""How far a time in a frame may have passed: the producer has checked it by its own calendar, and may have tried for a
-while."""
+"""How far a time in a frame may have passed: the producer has checked it by its own calendar, and
+may have tried for a while.
+"""
 
 
 class Scheduling:
@@ -103,14 +104,14 @@ class Scheduling:
             ControlRoute(SCHEDULED, self.soonest),
         ]
 
-    # ── frames ────────────────────────────────────────────────────────────────────────────────────────
+    # ── frames ────────────────────────────────────────────────────────────────────────────────────
     async def schedule(self, request: Schedule, payload: memoryview) -> Handled:
         """
         Keep the message in the payload until its time, durably.
 
         Raises:
-            DeliverAtError, DeliverAtKeyError, MessageTooLargeError, ScheduleFullError, SubjectUnknownError,
-            BrokerReadOnlyError: it is not kept.
+            DeliverAtError, DeliverAtKeyError, MessageTooLargeError, ScheduleFullError,
+            SubjectUnknownError, BrokerReadOnlyError: it is not kept.
         """
         subject = check_name("subject", request.subject)
         _check_id(request.scheduled_id)
@@ -146,11 +147,13 @@ class Scheduling:
         return ScheduledCanceled(outcome.value), b""
 
     def _check_time(self, deliver_at_ms: int) -> None:
-        # While a calendar that was set forward is not believed, a time that is right by either is taken.
+        # While a calendar that was set forward is not believed, a time that is right by either is
+        # taken.
         now_ms, latest_ms = self._scheduler.calendar.both_ms()
         if not now_ms - LATE_MS_MAX <= deliver_at_ms <= latest_ms + AHEAD_MS_MAX + LATE_MS_MAX:
             raise DeliverAtError(
-                f"deliver_at is {shown(deliver_at_ms)}, and by the broker's calendar it is {shown(now_ms)}",
+                f"deliver_at is {shown(deliver_at_ms)}, and by the broker's calendar it is "
+                f"{shown(now_ms)}",
                 deliver_at_ms=deliver_at_ms,
                 now_ms=now_ms,
             )
@@ -168,7 +171,7 @@ class Scheduling:
         check_sizes(posted, route.message_bytes_max)
         return await self._scheduler.schedule([waits_for(each, subject_id) for each in messages])
 
-    # ── plain HTTP ────────────────────────────────────────────────────────────────────────────────────
+    # ── plain HTTP ────────────────────────────────────────────────────────────────────────────────
     async def post(self, body: bytes, params: Params) -> ScheduledList:
         """
         Keep the messages of a request until `deliver_at`, durably: all or none.
@@ -216,10 +219,13 @@ class Scheduling:
     def _ids(
         self, subject: str, messages: list[PostedMessage], deliver_at_ms: int, key: str | None
     ) -> list[bytes]:
-        """The ids of messages: of a repeat with the same subject, idempotency key, messages and time the same ids."""
+        """The ids of messages: of a repeat with the same subject, idempotency key, messages and
+        time the same ids.
+        """
         if key is None:
             return [self._draw(8 * ID_BYTES).to_bytes(ID_BYTES) for _ in messages]
-        # Keys are of a subject: a caller who sends to another one may choose the same key, messages and time.
+        # Keys are of a subject: a caller who sends to another one may choose the same key, messages
+        # and time.
         named = f"{subject} {keyed_producer(key, messages)} {deliver_at_ms}"
         return _derived_ids(named, len(messages))
 
@@ -248,7 +254,9 @@ class Scheduling:
         )
 
     async def _drops(self, entries: Sequence[ScheduledEntry]) -> dict[bytes, str]:
-        """Why messages will be dropped, by their ids; the metaserver is asked once for each subject, while it answers."""
+        """Why messages will be dropped, by their ids; the metaserver is asked once for each
+        subject, while it answers.
+        """
         slots, silent = asyncio.Semaphore(ASKED_AT_ONCE_MAX), asyncio.Event()
 
         async def ask(subject: str, subject_id: int) -> Route | KeylaneError:
@@ -291,7 +299,9 @@ def _derived_ids(named: str, count: int) -> list[bytes]:
 
 
 def _why_dropped(entry: ScheduledEntry, told: Route | KeylaneError) -> str:
-    """Why a message will be dropped at its time, "" if it will not, by what is known of its subject."""
+    """Why a message will be dropped at its time, "" if it will not, by what is known of its
+    subject.
+    """
     if isinstance(told, KeylaneError):
         return "its subject is deleted" if isinstance(told, SubjectDeletedError) else ""
     if entry.message_bytes > told.message_bytes_max:

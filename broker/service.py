@@ -1,9 +1,9 @@
 """Answers the frames of the data plane.
 
-The server begins the frames of a connection in the order of their arrival, and appends and acks are decided before the
-first await, so they are decided in that order.  Only at the start of a broker frames wait before that, until a
-metaserver has answered whether the broker group belongs to this data folder.  If appends overtake each other then, the
-check of sequences refuses them.
+The server begins the frames of a connection in the order of their arrival, and appends and acks are
+decided before the first await, so they are decided in that order.  Only at the start of a broker
+frames wait before that, until a metaserver has answered whether the broker group belongs to this
+data folder.  If appends overtake each other then, the check of sequences refuses them.
 """
 
 from __future__ import annotations
@@ -186,7 +186,8 @@ class BrokerService:
         if request.group not in partition.groups:
             check_told(partition, request.group)
         if decide_acquire(group.lock, token=token, session=session, ttl_ms=request.ttl_ms):
-            # What sessions of a shared group had in flight is no measure once the group is exclusive: none had it alone.
+            # What sessions of a shared group had in flight is no measure once the group is
+            # exclusive: none had it alone.
             switched = group.lock.shared and not shared
             ended_well = switched or group.lock.released or group.lock.session == session
             durable = self._store.raise_fence(partition, group, token=token, session=session)
@@ -252,7 +253,8 @@ class BrokerService:
         Check a pull.
 
         Returns:
-            The partition, the group, the bytes that the answer may have, and whether it waits for messages.
+            The partition, the group, the bytes that the answer may have, and whether it waits for
+            messages.
         """
         partition, group = self.owned(request, now_ms)
         if not 0 <= request.wait_ms <= PULL_WAIT_MS_MAX:
@@ -274,7 +276,9 @@ class BrokerService:
 
     @staticmethod
     def check_read(partition: HostedPartition, offset: int, bytes_max: int) -> int:
-        """The bytes that the answer may have.  Raises OffsetOutOfRangeError, InvalidRequestError."""
+        """The bytes that the answer may have.  Raises OffsetOutOfRangeError,
+        InvalidRequestError.
+        """
         stored = partition.first_offset <= offset <= partition.readable_offset
         if not stored:
             check_offset(offset)
@@ -301,11 +305,17 @@ class BrokerService:
     def batches(
         partition: HostedPartition, upto: int, parked_version: int, *, more: bool = False
     ) -> Batches:
-        """The answer to a pull or a read that got what is stored up to `upto`; `more`: another one follows."""
+        """The answer to a pull or a read that got what is stored up to `upto`; `more`: another one
+        follows.
+        """
         return Batches(
-            partition.first_offset, partition.readable_offset, upto, partition.ended, parked_version,
+            partition.first_offset,
+            partition.readable_offset,
+            upto,
+            partition.ended,
+            parked_version,
             more=more,
-        )  # fmt: skip
+        )
 
     async def _of_tags(
         self,
@@ -316,7 +326,8 @@ class BrokerService:
         data: bytes,
     ) -> tuple[Batches, bytes]:
         """
-        Leave the batches without a wanted tag out of an answer; reads on if none is left, up to LEFT_OUT_BYTES_MAX.
+        Leave the batches without a wanted tag out of an answer; reads on if none is left, up to
+        LEFT_OUT_BYTES_MAX.
 
         Args:
             wanted: the tags as UTF-8.
@@ -362,7 +373,8 @@ class BrokerService:
             )
             drained = partition.ended and group.acked.cursor >= partition.next_offset
             if drained and (saved := self._save(partition, group)) is not None:
-                # The metaserver stores that the partition is drained, so a restart of this broker must not forget it.
+                # The metaserver stores that the partition is drained, so a restart of this broker
+                # must not forget it.
                 await saved
                 partition, group = self.owned(request)
             if ranges or drained or now_ms >= until_ms:
@@ -454,7 +466,8 @@ class BrokerService:
         Decide on an ack; `now_ms` is as of `owned`.
 
         Returns:
-            The cursor, and the partition and the group whose progress is to be saved before the cursor is told.
+            The cursor, and the partition and the group whose progress is to be saved before the
+            cursor is told.
         """
         partition, group = self.owned(request, now_ms)
         ranges = request.ranges
@@ -554,7 +567,8 @@ class BrokerService:
         shared = lock.session == SHARED
         if shared or session != lock.session or not lock.fence:
             check_session(session)  # the session that has acquired was checked then
-        # A shared group's token belongs to all its sessions, but an exclusive pull is never one of them.
+        # A shared group's token belongs to all its sessions, but an exclusive pull is never one of
+        # them.
         of_all = kind is PullShared or (shared and kind is not Pull)
         check_holder(lock, token=request.token, session=SHARED if of_all else session)
         if now_ms is None:

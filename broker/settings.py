@@ -34,25 +34,29 @@ class BrokerSettings(ServingSettings):
     cluster: str = field(
         default="",
         metadata={
-            "doc": "name of the cluster; programs and databases of another one are refused; empty: not checked"
+            "doc": "name of the cluster; programs and databases of another one are refused; empty: "
+            "not checked"
         },
     )
     takeover_ms: int = field(
         default=0,
         metadata={
-            "doc": "how long a start waits for a broker that is stopping to leave the data folder and the port; 0: not at all"
+            "doc": "how long a start waits for a broker that is stopping to leave the data folder "
+            "and the port; 0: not at all"
         },
     )
     segment_bytes: int = field(
         default=1 << 30,
         metadata={
-            "doc": "most bytes in a segment of the commit log; RocketMQ and QMQ have the same default"
+            "doc": "most bytes in a segment of the commit log; RocketMQ and QMQ "
+            "have the same default"
         },
     )
     snapshot_bytes: int = field(
         default=256 * MIB,
         metadata={
-            "doc": "a snapshot is written when the log has grown by this many bytes; a start reads the log behind it"
+            "doc": "a snapshot is written when the log has grown by this many bytes; a start reads "
+            "the log behind it"
         },
     )
     index: str = field(
@@ -62,25 +66,29 @@ class BrokerSettings(ServingSettings):
     retention_ms: int = field(
         default=72 * 3_600_000,
         metadata={
-            "doc": "messages older than this are removed, a whole segment at a time; 0: age removes no messages"
+            "doc": "messages older than this are removed, a whole segment at a time; 0: age "
+            "removes no messages"
         },
     )
     retention_bytes: int = field(
         default=0,
         metadata={
-            "doc": "the oldest segments are removed while the log is larger than this; 0: size removes no messages"
+            "doc": "the oldest segments are removed while the log is larger than this; 0: size "
+            "removes no messages"
         },
     )
     queued_bytes_max: int = field(
         default=32 * MIB,
         metadata={
-            "doc": "bytes of appends that wait for the disk; above it producers have to wait; a quarter second of a 128 MB/s disk"
+            "doc": "bytes of appends that wait for the disk; above it producers have to wait; a "
+            "quarter second of a 128 MB/s disk"
         },
     )
     commit_bytes_max: int = field(
         default=16 * MIB,
         metadata={
-            "doc": "most bytes in a write and sync; in a burst the first append need not wait for the last"
+            "doc": "most bytes in a write and sync; in a burst the first append need "
+            "not wait for the last"
         },
     )
     cache_bytes: int = field(
@@ -93,13 +101,15 @@ class BrokerSettings(ServingSettings):
     scheduled_count_max: int = field(
         default=250_000,
         metadata={
-            "doc": "messages that wait for a later delivery; each takes some 400 bytes of memory, besides its value on the disk"
+            "doc": "messages that wait for a later delivery; each takes some 400 bytes of memory, "
+            "besides its value on the disk"
         },
     )
     scheduled_bytes_max: int = field(
         default=256 * MIB,
         metadata={
-            "doc": "bytes of these messages; a start reads them all, and what was settled lately: up to three times as much"
+            "doc": "bytes of these messages; a start reads them all, and what was settled lately: "
+            "up to three times as much"
         },
     )
     http_connections_max: int = field(
@@ -109,7 +119,8 @@ class BrokerSettings(ServingSettings):
     data_connections_max: int = field(
         default=CONNECTIONS_MAX,
         metadata={
-            "doc": "connections of producers and consumers at a time; with access control, each principal gets an equal share where all are taken"
+            "doc": "connections of producers and consumers at a time; with access control, each "
+            "principal gets an equal share where all are taken"
         },
     )
     token_file: Path | None = field(
@@ -178,8 +189,8 @@ def broker_settings(
     Settings from a TOML file, the environment and flags; a flag that is None was not given.
 
     Raises:
-        ConfigError: the file is unreadable, names are unknown or missing, values have wrong types or are impossible.
-            It lists all problems.
+        ConfigError: the file is unreadable, names are unknown or missing, values have wrong types
+            or are impossible. It lists all problems.
     """
     return SOURCES.read(flags, config, environment or {})
 

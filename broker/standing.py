@@ -1,6 +1,7 @@
 """Whether the broker group still belongs to this data folder, by the answers of metaservers.  Pure.
 
-A broker that is started on an older copy of a folder may have the address of the newer one, so clients call it.
+A broker that is started on an older copy of a folder may have the address of the newer one, so
+clients call it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ class Standing(Protocol):
 
     @property
     def accepted(self) -> bool:
-        """True if a metaserver has accepted a report of this opening and refused none since; no old copy is accepted."""
+        """True if a metaserver has accepted a report of this opening and refused none since; no old
+        copy is accepted.
+        """
         ...
 
     async def wait_accepted(self) -> None:
@@ -38,7 +41,9 @@ class Standing(Protocol):
 
 
 async def check_standing(standing: Standing | None) -> None:
-    """Raises WrongBrokerError if the broker group belongs to another folder; called before state is changed."""
+    """Raises WrongBrokerError if the broker group belongs to another folder; called before state is
+    changed.
+    """
     if standing is None:
         return
     if not standing.asked:

@@ -1,11 +1,14 @@
-"""Which batches can have messages of wanted tags, told from their bytes without cutting them into messages.  Pure.
+"""Which batches can have messages of wanted tags, told from their bytes without cutting them into
+messages.  Pure.
 
-    batch ─▶ the properties at its end ─┬─ a wanted tag occurs in them, or they are packed ─▶ may have some: it stays
+    batch ─▶ the properties at its end ─┬─ a wanted tag occurs in them, or they are packed ─▶ may
+        have some: it stays
                                         ╰─ none occurs ─▶ has none for certain: it is left out
 
 Invariants
-    A batch with a message of a wanted tag is never left out.  One without may stay: the tag may be part of another text.
-    What is left out is said, as ranges of offsets: the reader counts these messages as handled.
+    A batch with a message of a wanted tag is never left out.  One without may stay: the tag may be
+    part of another text. What is left out is said, as ranges of offsets: the reader counts these
+    messages as handled.
 """
 
 from __future__ import annotations

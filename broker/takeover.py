@@ -1,7 +1,7 @@
 """A start that waits for its predecessor: the new program is there before the old one is stopped.
 
-The program is loaded, which takes longer than anything else of a start, while the old one still serves.  Then clients
-wait only for the end of the old one and the recovery of its folder.
+The program is loaded, which takes longer than anything else of a start, while the old one still
+serves.  Then clients wait only for the end of the old one and the recovery of its folder.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ async def wait_for_predecessor(settings: BrokerSettings) -> None:
         async with asyncio.timeout(settings.takeover_ms / 1000):
             while is_locked(str(settings.data)) or not _is_free(settings):
                 if not told and settings.takeover_ms:
-                    log.warning("ready to take over: stop the broker that has %s", settings.data)
+                    log.warning("ready to take over: stop the broker that uses %s", settings.data)
                 told = True
                 await asyncio.sleep(POLL_S)
 

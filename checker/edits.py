@@ -1,4 +1,6 @@
-"""Values that operators have put in the places of parked messages: a register for each message.  Pure."""
+"""Values that operators have put in the places of parked messages: a register for each message.
+Pure.
+"""
 
 from __future__ import annotations
 

@@ -21,8 +21,17 @@ class Era:
     """
 
     __slots__ = (
-        "_acked", "_cursors", "_passed", "alone", "aside", "cursor", "ended", "start", "sure", "token",
-    )  # fmt: skip
+        "_acked",
+        "_cursors",
+        "_passed",
+        "alone",
+        "aside",
+        "cursor",
+        "ended",
+        "start",
+        "sure",
+        "token",
+    )
 
     def __init__(
         self, token: int = 0, start: int = 0, *, sure: bool = True, alone: bool = False
@@ -58,7 +67,9 @@ class Era:
         note: Note,
         floor: int,
     ) -> None:
-        """The broker reported its cursor, and acked ranges: those of an ack's request, or those above the cursor."""
+        """The broker reported its cursor, and acked ranges: those of an ack's request, or those
+        above the cursor.
+        """
         for offset in range(max(self._passed, floor), cursor):
             if offset not in self.ended and offset not in self.aside:
                 note("skip", f"the cursor passed {offset}, not handled")
@@ -108,7 +119,9 @@ class Eras:
         return self.all[index]
 
     def possible(self, token: int | None = None) -> list[Era]:
-        """The eras that may be that of a token, else the newest, as long as resets are unconfirmed; the newest first."""
+        """The eras that may be that of a token, else the newest, as long as resets are unconfirmed;
+        the newest first.
+        """
         eras: list[Era] = []
         for era in reversed(self.all):
             if token is None or era.token < token or not era.token:
@@ -123,7 +136,9 @@ class Eras:
             self.all.append(Era(token, start, sure=False, alone=alone))
 
     def is_kept(self, offset: int) -> bool:
-        """Whether children may have a parked message still, because each reset since has left them out."""
+        """Whether children may have a parked message still, because each reset since has left them
+        out.
+        """
         for era in reversed(self.all):
             if offset in era.aside:
                 return True
@@ -141,10 +156,11 @@ class Eras:
 
     def acquired(self, token: int, cursor: int, ranges: tuple[Range, ...]) -> None:
         """
-        Decide from an owner's first cursor which unconfirmed resets before it were done; the others never will be.
+        Decide from an owner's first cursor which unconfirmed resets before it were done; the others
+        never will be.
 
-        A reset clears the ranges above the cursor, so `ranges` show that none was done, even one to the very cursor
-        that the group had.
+        A reset clears the ranges above the cursor, so `ranges` show that none was done, even one to
+        the very cursor that the group had.
         """
         for era in self.possible(token):
             if era.sure:

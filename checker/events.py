@@ -1,4 +1,5 @@
-"""What happened in a run, as events in the order of true time; the index of an event is its instant.  Pure.
+"""What happened in a run, as events in the order of true time; the index of an event is its
+instant.  Pure.
 
 Values are unique: a value, or a digest in its place, identifies a message in every event.
 """
@@ -61,16 +62,20 @@ class Ranged(NamedTuple):
 
 class Abandoned(NamedTuple):
     """
-    An operator opened the children of a partition whose end is unknown, and was warned that this reorders messages.
+    An operator opened the children of a partition whose end is unknown, and was warned that this
+    reorders messages.
 
-    Only of a subject that allows that.  An outbox stores messages in their order there, and groups may read them in another one.
+    Only of a subject that allows that.  An outbox stores messages in their order there, and groups
+    may read them in another one.
     """
 
     partition_id: int
 
 
 class AcceptedLost(NamedTuple):
-    """An operator has accepted the loss of a partition's disk: its messages are no longer owed to any group."""
+    """An operator has accepted the loss of a partition's disk: its messages are no longer owed to
+    any group.
+    """
 
     partition_id: int
 
@@ -87,7 +92,9 @@ class Batched(NamedTuple):
 
 
 class Routed(NamedTuple):
-    """A producer uses this route from now on; `partition_ids` are the open partitions, ascending."""
+    """A producer uses this route from now on; `partition_ids` are the open partitions,
+    ascending.
+    """
 
     producer: str
     version: int
@@ -112,7 +119,9 @@ class Started(NamedTuple):
     session_left_ms: int | None = None
     """Time left to the session by the metaserver's database; None: not read."""
     with_earlier: bool = False
-    """The program was given it together with an earlier message of its key, at `clock_ns`, and goes on with it now."""
+    """The program was given it together with an earlier message of its key, at `clock_ns`, and goes
+    on with it now.
+    """
 
 
 class Ended(NamedTuple):
@@ -154,14 +163,18 @@ class LetGo(NamedTuple):
 
 
 class Holds(NamedTuple):
-    """A consumer reported its leases to the metaserver, as pairs of (partition id, token); an event for each change."""
+    """A consumer reported its leases to the metaserver, as pairs of (partition id, token); an event
+    for each change.
+    """
 
     session: str
     holding: tuple[tuple[int, int], ...]
 
 
 class Served(NamedTuple):
-    """A broker accepted a call that needs the fence: "acquire", "pull", "ack", "release", "park"; or a "reset"."""
+    """A broker accepted a call that needs the fence: "acquire", "pull", "ack", "release", "park";
+    or a "reset".
+    """
 
     kind: str
     group: str
@@ -171,12 +184,15 @@ class Served(NamedTuple):
     """The instant at which the broker was asked."""
     cursor: int = -1
     ranges: tuple[tuple[int, int], ...] = ()
-    """Acked offsets `[start, end)`: of an ack those in the request, of an acquire those above the cursor."""
+    """Acked offsets `[start, end)`: of an ack those in the request, of an acquire those above the
+    cursor.
+    """
 
 
 class SetAside(NamedTuple):
     """
-    A broker is asked to park messages: its cursor may pass them from now on, though they are not handled.
+    A broker is asked to park messages: its cursor may pass them from now on, though they are not
+    handled.
 
     `skipped`: an operator gives them up; they are owed no longer.
     `alone`: they are set aside without their key, whose later messages go on.
@@ -211,8 +227,8 @@ class Replaced(NamedTuple):
     """
     A session has ended because a process with its instance name was started.
 
-    Its process may live, and start handlers until it hears of that: the name is the operator's word that it is dead.
-    What it still asks of brokers is judged as of any other.
+    Its process may live, and start handlers until it hears of that: the name is the operator's word
+    that it is dead. What it still asks of brokers is judged as of any other.
     """
 
     session: str
@@ -228,13 +244,15 @@ class Looked(NamedTuple):
     acked_above: int
     """Messages acked above the cursor."""
     run: int = 0
-    """Number of the broker's run.  A cursor that is shown may not be durable: a crash may take it back, because its
-    acks were not answered."""
+    """Number of the broker's run.  A cursor that is shown may not be durable: a crash may take it
+    back, because its acks were not answered.
+    """
 
 
 class Resetting(NamedTuple):
     """
-    A broker is asked to set a group's cursor for an operator; a `Served` event follows when it has done so.
+    A broker is asked to set a group's cursor for an operator; a `Served` event follows when it has
+    done so.
 
     `alone`: without children, which keep what they took over of the partition.
     """

@@ -5,9 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 ANOMALIES = (
-    "lost", "phantom", "duplicate", "inversion", "skip", "nonmonotonic", "stale effect",
-    "late start", "duplicate token", "two grants", "starvation", "silent loss",
-)  # fmt: skip
+    "lost",
+    "phantom",
+    "duplicate",
+    "inversion",
+    "skip",
+    "nonmonotonic",
+    "stale effect",
+    "late start",
+    "duplicate token",
+    "two grants",
+    "starvation",
+    "silent loss",
+)
 ORDER_ANOMALIES = ("inversion", "skip", "nonmonotonic", "duplicate token", "two grants")
 EXAMPLES_MAX = 5
 """Examples kept of each anomaly."""

@@ -5,13 +5,14 @@
                     with another value than the one that an operator has put in its place
     duplicate       stored twice, though neither that nor a reordering was declared; a batch taken twice
     inversion       two messages of one key and producer stored in another order than they were sent, or one where
-                    its key does not belong, though no reordering was declared; one declared that has an order to keep
-                    or none to lose
+                    its key does not belong, though no reordering was declared; one declared that
+                    has an order to keep or none to lose
     skip            a handler began before the message before it of its key was handled (in the partition, or in one
-                    before it if the order of both was promised), a cursor passed one, or the log has a batch and
-                    not the one that its producer sent before
+                    before it if the order of both was promised), a cursor passed one, or the log
+                    has a batch and not the one that its producer sent before
     nonmonotonic    an owner went back over what it had handled; a fence, a cursor or an ack that was durable is
-                    forgotten; a producer went back to an older route, or two routes have one version
+                    forgotten; a producer went back to an older route, or two routes have one
+                    version
     stale effect    a broker served a token below one that it had served before, a fenced owner's ack counted, or a
                     batch of an older epoch was taken
     late start      a handler began at or after its lease's end, by its own clock or by the database's
@@ -21,14 +22,16 @@
     starvation      after everything is healed, something sent is not settled, or something stored not handled
     silent loss     a flush, or a close, reported no error, and a message sent before is stored nowhere
 
-Handling a message again under a higher token is no anomaly: delivery is at least once.  A message is *owed* to a
-group until the group has handled it.  A reset back over handled messages makes them owed again, under tokens above the
-reset's; messages that a reset passes are no longer owed.  Before retention removes a message, every group to which the
-metaserver's database promises it must have handled it, whether the broker knows the group or not.  The messages of a
-partition are no longer owed once an operator has accepted its loss; partitions before and behind it keep their order.
+Handling a message again under a higher token is no anomaly: delivery is at least once.  A message
+is *owed* to a group until the group has handled it.  A reset back over handled messages makes them
+owed again, under tokens above the reset's; messages that a reset passes are no longer owed.  Before
+retention removes a message, every group to which the metaserver's database promises it must have
+handled it, whether the broker knows the group or not.  The messages of a partition are no longer
+owed once an operator has accepted its loss; partitions before and behind it keep their order.
 
-Source: the names follow Jepsen's Kafka workload and Maelstrom; the rules of stale effects are those of linearizable
-registers: an accepted call counts against the fence only if it was asked after the higher one was served.
+Source: the names follow Jepsen's Kafka workload and Maelstrom; the rules of stale effects are those
+of linearizable registers: an accepted call counts against the fence only if it was asked after the
+higher one was served.
 """
 
 from __future__ import annotations
@@ -128,9 +131,11 @@ def _feed(events: Sequence[Event], take: dict[Any, Callable[..., None]]) -> None
 
 class Judge:
     """
-    Takes events one by one, without keeping them: first the whole log, then the rest in the order of time.
+    Takes events one by one, without keeping them: first the whole log, then the rest in the order
+    of time.
 
-    The arguments of its methods are the fields of the events of the same names; `now` is the instant.
+    The arguments of its methods are the fields of the events of the same names; `now` is the
+    instant.
     """
 
     def __init__(self, *, partitions_fixed: bool = False) -> None:
@@ -145,7 +150,9 @@ class Judge:
         self._lost: set[int] = set()
         """Partitions whose loss is accepted."""
         self._begun: dict[tuple[str, str, bytes], int] = {}
-        """(group, producer, key) → newest message begun since a loss was accepted, outside of lost partitions."""
+        """(group, producer, key) → newest message begun since a loss was accepted, outside of lost
+        partitions.
+        """
         self._homes: dict[tuple[str, int], int] = {}
         """(group, token) → the partition that it is a token of."""
         self._firsts: dict[int, int] = {}
@@ -200,7 +207,8 @@ class Judge:
         if strays and offset not in progress.alone:
             note(
                 "stale effect",
-                f"{partition_id}/{offset} of {sending.key!r} begun under token {token} of {home}, where its "
+                f"{partition_id}/{offset} of {sending.key!r} begun under token {token} "
+                f"of {home}, where its "
                 "key does not belong",
             )
         progress.begun(offset, sending.key, token, session, foreign=foreign, fenced=replaced)
@@ -215,7 +223,9 @@ class Judge:
                 )
 
     def _check_lost(self, partition_id: int, lane: tuple[str, str, bytes], number: int) -> None:
-        """A message of a lost partition is handled before newer messages of its key, or not at all."""
+        """A message of a lost partition is handled before newer messages of its key, or not at
+        all.
+        """
         newest = self._begun.get(lane, -1)
         if partition_id not in self._lost:
             self._begun[lane] = max(newest, number)

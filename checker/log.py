@@ -51,7 +51,8 @@ class Log:
     Compares the log with what was sent.
 
     Args:
-        partitions_fixed: no partition was ever split, merged or moved, so a key lives in one of them.
+        partitions_fixed: no partition was ever split, merged or moved, so a key lives in one of
+            them.
     """
 
     def __init__(self, findings: Findings, *, partitions_fixed: bool = False) -> None:
@@ -150,7 +151,8 @@ class Log:
             if sending.number < before:
                 self._findings.note(
                     "inversion",
-                    f"{key!r}: number {sending.number} of {sending.producer} at {slot} after {before}",
+                    f"{key!r}: number {sending.number} of {sending.producer} at "
+                    f"{slot} after {before}",
                 )
             else:
                 self._newest[lane] = sending.number
@@ -195,7 +197,9 @@ class Log:
         self._join_partitions()
 
     def _join_partitions(self) -> None:
-        """Find the promised order of each key from one partition to the next: that of its producer."""
+        """Find the promised order of each key from one partition to the next: that of its
+        producer.
+        """
         lanes: defaultdict[tuple[str, bytes], list[tuple[int, Slot]]] = defaultdict(list)
         for value, slot in self._first_slot.items():
             sending = self.sendings[value]

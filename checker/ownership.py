@@ -19,7 +19,9 @@ class Ownership:
         """(group, partition, token) → session."""
         self._let_go: set[tuple[str, int, int]] = set()
         self._running: defaultdict[str, dict[tuple[int, int], tuple[int, int]]] = defaultdict(dict)
-        """Session → (partition, offset) of its running handlers → the token under which they began, and its partition."""
+        """Session → (partition, offset) of its running handlers → the token under which they began,
+        and its partition.
+        """
         self._holding: dict[str, tuple[tuple[int, int], ...]] = {}
         self._replaced: set[str] = set()
         self._begun_in_time: set[tuple[str, int, int]] = set()
@@ -78,7 +80,9 @@ class Ownership:
         self._replaced.add(session)
 
     def is_replaced(self, session: str) -> bool:
-        """Whether a process with the instance name of this session's was started, so that its handlers may be too late."""
+        """Whether a process with the instance name of this session's was started, so that its
+        handlers may be too late.
+        """
         return session in self._replaced
 
     def begun(
@@ -93,10 +97,12 @@ class Ownership:
         with_earlier: bool = False,
     ) -> None:
         """
-        A handler began under the token of the partition `home`, which is another one for a parked message of an ancestor.
+        A handler began under the token of the partition `home`, which is another one for a parked
+        message of an ancestor.
 
-        A program that was given several messages of a key together, before the next grant, may go on with the later ones after it:
-        as with a handler that goes on, it is the fence that holds its acks off.
+        A program that was given several messages of a key together, before the next grant, may go
+        on with the later ones after it: as with a handler that goes on, it is the fence that holds
+        its acks off.
         """
         granted, under = self._token(session, home), (session, home, token)
         if token >= granted:
@@ -112,7 +118,9 @@ class Ownership:
             self._running[session][partition_id, offset] = token, home
 
     def _check_alone(self, session: str, partition_id: int, offset: int) -> None:
-        """A parked message that a child has is not with handlers of an owner that has lost nothing."""
+        """A parked message that a child has is not with handlers of an owner that has lost
+        nothing.
+        """
         for other, running in self._running.items():
             under, home = running.get((partition_id, offset), (0, 0))
             if other in {session, *self._replaced}:
@@ -120,7 +128,8 @@ class Ownership:
             if under and under == self._token(other, home):
                 self._note(
                     "two grants",
-                    f"{partition_id}/{offset} begun by {session[:8]}, while {other[:8]} handles it under "
+                    f"{partition_id}/{offset} begun by {session[:8]}, while "
+                    f"{other[:8]} handles it under "
                     f"token {under} of {home}",
                 )
 

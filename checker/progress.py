@@ -15,9 +15,20 @@ class Progress:
     """Judges what owners and the broker do with one partition, in the order of time."""
 
     __slots__ = (
-        "_aside", "_fences", "_findings", "_instants", "_late", "_sessions", "alone", "done", "eras", "looks", "newest",
-        "partition_id", "reached",
-    )  # fmt: skip
+        "_aside",
+        "_fences",
+        "_findings",
+        "_instants",
+        "_late",
+        "_sessions",
+        "alone",
+        "done",
+        "eras",
+        "looks",
+        "newest",
+        "partition_id",
+        "reached",
+    )
 
     def __init__(self, partition_id: int, findings: Findings) -> None:
         self.partition_id = partition_id
@@ -36,7 +47,9 @@ class Progress:
         self.looks: list[Looked] = []
         self._findings = findings
         self._late: list[tuple[int, int]] = []
-        """(token, offset) first handled when a newer owner had begun, and not given up by an operator since."""
+        """(token, offset) first handled when a newer owner had begun, and not given up by an
+        operator since.
+        """
         self._sessions: dict[int, str] = {}
         """Token → session that used it."""
         self._instants: list[int] = []
@@ -44,7 +57,7 @@ class Progress:
         self._fences: list[int] = []
         """Tokens acquired, ascending."""
 
-    # ── owners ───────────────────────────────────────────────────────────────────────────────────────
+    # ── owners ────────────────────────────────────────────────────────────────────────────────────
     def begun(
         self,
         offset: int,
@@ -59,7 +72,8 @@ class Progress:
         A handler began.
 
         Args:
-            foreign: under the token of a descendant, which has the parked messages of this partition.
+            foreign: under the token of a descendant, which has the parked messages of this
+                partition.
             fenced: its process may not know yet that another one has its place.
         """
         if self._sessions.setdefault(token, session) != session:
@@ -87,7 +101,9 @@ class Progress:
                 self.reached[token, key] = offset
 
     def _check_reset(self, offset: int, token: int, *, fenced: bool) -> None:
-        """No owner of before a reset begins a handler after it, and none of after it before the cursor that it has set."""
+        """No owner of before a reset begins a handler after it, and none of after it before the
+        cursor that it has set.
+        """
         newest = self.eras.all[-1]
         if token < newest.token and newest.sure and not fenced:
             self._note(
@@ -118,7 +134,9 @@ class Progress:
         self.done[token].add(offset)
 
     def through(self, offset: int, token: int) -> bool:
-        """Whether nothing waits for a message: it is handled or not owed, as far as an owner with this token can know, or set aside alone."""
+        """Whether nothing waits for a message: it is handled or not owed, as far as an owner with
+        this token can know, or set aside alone.
+        """
         eras = self.eras.all
         if (
             offset in self.alone
@@ -128,7 +146,7 @@ class Progress:
             return True
         return any(era.through(offset) for era in self.eras.possible(token))
 
-    # ── the broker ───────────────────────────────────────────────────────────────────────────────────
+    # ── the broker ────────────────────────────────────────────────────────────────────────────────
     def served(self, kind: str, token: int, began: int, instant: int) -> None:
         """The broker accepted a call that was asked at `began` and answered at `instant`."""
         index = bisect_left(self._instants, began) - 1
@@ -174,7 +192,9 @@ class Progress:
                 self._note("lost", f"{offset} was removed before it was handled")
 
     def recovered(self, token: int, cursor: int) -> None:
-        """The broker was restarted: neither the fence nor a cursor that was reported may have fallen."""
+        """The broker was restarted: neither the fence nor a cursor that was reported may have
+        fallen.
+        """
         if self._fences and token < self._fences[-1]:
             self._note(
                 "nonmonotonic", f"the fence is {token} after a restart, {self._fences[-1]} before"
@@ -186,7 +206,7 @@ class Progress:
     def _note(self, anomaly: str, example: str) -> None:
         self._findings.note(anomaly, f"partition {self.partition_id}: {example}")
 
-    # ── the end ──────────────────────────────────────────────────────────────────────────────────────
+    # ── the end ───────────────────────────────────────────────────────────────────────────────────
     def close(self, *, drained: bool) -> None:
         """Find the acks of fenced owners, after the last event."""
         self._check_looks()
@@ -203,7 +223,9 @@ class Progress:
                 )
 
     def _check_looks(self) -> None:
-        """Token and cursor never fall, and messages that a cursor passes were handled under its token."""
+        """Token and cursor never fall, and messages that a cursor passes were handled under its
+        token.
+        """
         for before, look in pairwise(self.looks):
             fell = look.cursor < before.cursor and look.run == before.run
             if look.token < before.token or fell:

@@ -1,4 +1,6 @@
-"""`python -m keylane.cli` is the `keylane` command.  Importing it takes a while, in which Ctrl-C ends it quietly too."""
+"""`python -m keylane.cli` is the `keylane` command.  Importing it takes a while, in which Ctrl-C
+ends it quietly too.
+"""
 
 from __future__ import annotations
 

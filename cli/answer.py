@@ -1,4 +1,6 @@
-"""Options as fields of a dataclass, which a command has as one parameter; --meta and --output are the first of them."""
+"""Options as fields of a dataclass, which a command has as one parameter; --meta and --output are
+the first of them.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ def expanded(
     command: Callable[..., None], instead: Mapping[type[Any], type[Any]] = MappingProxyType({})
 ) -> Callable[..., None]:
     """
-    A command as typer takes it: where it has a parameter of a dataclass, each `Annotated` field is an option of it.
+    A command as typer takes it: where it has a parameter of a dataclass, each `Annotated` field is
+    an option of it.
 
         @subject_app.command("list")
         @expanded

@@ -1,4 +1,6 @@
-"""A command's admin client.  The network library is loaded when one is made: the help needs none."""
+"""A command's admin client.  The network library is loaded when one is made: the help needs
+none.
+"""
 
 from __future__ import annotations
 

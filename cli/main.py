@@ -46,7 +46,8 @@ from .usage import run_command_line
 
 app = typer.Typer(
     name="keylane",
-    help="Messages of one order key keep their order: a cluster, its subjects, groups and messages.",
+    help="Messages of one order key keep their order: a cluster, its subjects, "
+    "groups and messages.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -161,7 +162,9 @@ def wait(
     *,
     answer: Answer,
 ) -> None:
-    """Wait until a metaserver is ready and enough broker groups are available; status 0 then, else 1."""
+    """Wait until a metaserver is ready and enough broker groups are available; status 0 then, else
+    1.
+    """
     from .commands.wait import wait_for_servers
 
     answer.run(wait_for_servers, brokers=brokers, timeout_s=timeout)
@@ -183,7 +186,9 @@ def demo(
     ] = None,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Run the main job on real flights: kill a consumer, kill a broker, read with Spark, check everything."""
+    """Run the main job on real flights: kill a consumer, kill a broker, read with Spark, check
+    everything.
+    """
     from .demo.run import run_demo
 
     raise typer.Exit(run_demo(output, rows=rows, keep=keep, data=data))
@@ -299,7 +304,8 @@ def read(
         typer.Option(
             "--from",
             metavar="earliest|latest|AGO|TIME|OFFSET",
-            help="AGO is -1h, -15m, -2d; TIME is ISO 8601, UTC without a zone; an offset needs --partition.",
+            help="AGO is -1h, -15m, -2d; TIME is ISO 8601, UTC without a zone; an offset needs "
+            "--partition.",
         ),
     ] = "earliest",
     stop: Annotated[

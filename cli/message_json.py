@@ -1,4 +1,6 @@
-"""A message as one line of JSON, as `consume` prints it; `produce --json` reads it with `read_message`."""
+"""A message as one line of JSON, as `consume` prints it; `produce --json` reads it with
+`read_message`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from .screen import json_text
 
 
 def message_json(message: Message, more: Mapping[str, object] | None = None) -> str:
-    """A message as one line of JSON, its fields named as everywhere else in JSON, with `more` behind them."""
+    """A message as one line of JSON, its fields named as everywhere else in JSON, with `more`
+    behind them.
+    """
     facts: dict[str, object] = {
         "subject": message.subject,
         "partition_id": message.partition_id,

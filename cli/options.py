@@ -100,7 +100,8 @@ DeliverAtOption = Annotated[
     str | None,
     typer.Option(
         metavar="TIME",
-        help="Deliver the message then: 2030-01-31T08:00:00Z, or milliseconds since 1970.  Without a key only.",
+        help="Deliver the message then: 2030-01-31T08:00:00Z, or milliseconds since 1970.  Without "
+        "a key only.",
     ),
 ]
 DelayOption = Annotated[
@@ -113,7 +114,8 @@ FileOption = Annotated[Path | None, typer.Option(help="Read this file in place o
 FormatOption = Annotated[
     InputFormat | None,
     typer.Option(
-        help="csv has a header; in csv and ndjson each row is sent as a JSON object; json is --json.",
+        help="csv has a header; in csv and ndjson each row is sent as a JSON "
+        "object; json is --json.",
         show_default="by the file's suffix, else lines",
     ),
 ]

@@ -23,7 +23,9 @@ PIPE_WIDTH = 300
 
 
 def json_text(value: object) -> str:
-    """`value`, made of structs, dicts and lists, as one line of JSON; no control character is in it unescaped."""
+    """`value`, made of structs, dicts and lists, as one line of JSON; no control character is in it
+    unescaped.
+    """
     import msgspec
 
     return json_printable(msgspec.json.encode(value).decode())
@@ -36,7 +38,9 @@ def show_json(value: object) -> None:
 
 
 def show_line(text: str, *, errors: bool = False) -> None:
-    """Print a line at once; control characters are escaped, so that text of servers and users cannot command the terminal."""
+    """Print a line at once; control characters are escaped, so that text of servers and users
+    cannot command the terminal.
+    """
     print(printable(text), file=sys.stderr if errors else sys.stdout, flush=True)
 
 
@@ -54,7 +58,9 @@ def show_error(error: KeylaneError, form: OutputFormat) -> None:
 
 
 def show_full_output(error: OSError, form: OutputFormat) -> None:
-    """Say that standard output is a file on a full disk, and write no more to it.  Raises any other `error` again."""
+    """Say that standard output is a file on a full disk, and write no more to it.  Raises any other
+    `error` again.
+    """
     if error.errno != errno.ENOSPC:
         raise error
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -88,8 +94,8 @@ def show_table(table: Table) -> None:
     """
     Print a table below its title, which is as long as it is.
 
-    Where the output is no terminal, lines are not folded; on a terminal that is too narrow for the longest word of each
-    column, each row is shown as a list.
+    Where the output is no terminal, lines are not folded; on a terminal that is too narrow for the
+    longest word of each column, each row is shown as a list.
     """
     from rich.measure import Measurement
     from rich.text import Text
@@ -108,7 +114,9 @@ def show_table(table: Table) -> None:
 
 
 def _console(width: int | None = None) -> Console:
-    """A console that leaves a closed standard output to `run`: rich would end the command with status 1."""
+    """A console that leaves a closed standard output to `run`: rich would end the command with
+    status 1.
+    """
     from rich.console import Console
 
     class PipedConsole(Console):
@@ -146,8 +154,8 @@ def show_left_out(count: int) -> None:
 
 def run(form: OutputFormat, work: Coroutine[Any, Any, None]) -> None:
     """
-    Run a command to its end.  A KeylaneError is shown, with exit status 1; a closed standard output ends the command
-    quietly, with status 0.
+    Run a command to its end.  A KeylaneError is shown, with exit status 1; a closed standard output
+    ends the command quietly, with status 0.
     """
     import asyncio
 

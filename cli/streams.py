@@ -1,4 +1,6 @@
-"""The standard streams of a command: there if the caller closed them, and able to print every character."""
+"""The standard streams of a command: there if the caller closed them, and able to print every
+character.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,11 @@ ESCAPED = "keylane.escaped"
 
 def fill_standard_streams() -> None:
     """
-    Give standard input, output and errors that the caller closed, as by `keylane … >&-`, to the null device.
+    Give standard input, output and errors that the caller closed, as by `keylane … >&-`, to the
+    null device.
 
-    Otherwise the next socket takes the number of one of them, and libuv aborts the process when it closes it.
+    Otherwise the next socket takes the number of one of them, and libuv aborts the process when it
+    closes it.
     """
     for name, descriptor, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
         try:
@@ -31,13 +35,15 @@ def fill_standard_streams() -> None:
 
 def escape_what_encodings_lack() -> None:
     r"""
-    Have standard output and errors print what their encoding lacks, as by `PYTHONIOENCODING=ascii`, as `\u00e9`.
+    Have standard output and errors print what their encoding lacks, as by `PYTHONIOENCODING=ascii`,
+    as `\u00e9`.
 
     Messages have any text.  The escapes are those of JSON, so that a line of JSON stays one.
     """
     codecs.register_error(ESCAPED, _escape)
     for stream in (sys.stdout, sys.stderr):
-        # Bytes of arguments in a file system's encoding stay as they are where Python lets them pass.
+        # Bytes of arguments in a file system's encoding stay as they are where Python lets them
+        # pass.
         if isinstance(stream, io.TextIOWrapper) and not (
             stream.errors == "surrogateescape" and codecs.lookup(stream.encoding).name == "utf-8"
         ):

@@ -88,7 +88,9 @@ def _process_number(
 
 
 def run_command_line(app: typer.Typer, program: str) -> None:
-    """Run `app` with the words of the command line, and end the process with its status; 1 for a KeylaneError."""
+    """Run `app` with the words of the command line, and end the process with its status; 1 for a
+    KeylaneError.
+    """
     in_json = asks_for_json(sys.argv[1:])
     form = OutputFormat.JSON if in_json else OutputFormat.TABLE
     try:

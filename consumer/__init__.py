@@ -1,4 +1,6 @@
-"""Consuming: membership and leases, pull clients per partition, lanes per order key, acks, hand-over."""
+"""Consuming: membership and leases, pull clients per partition, lanes per order key, acks,
+hand-over.
+"""
 
 from .client import Assignment, Consumer, Lag
 from .delivery.filter import Filter

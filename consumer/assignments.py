@@ -1,15 +1,17 @@
-"""The partitions assigned to a consumer: compares grants with pull clients, and makes and ends these.
+"""The partitions assigned to a consumer: compares grants with pull clients, and makes and ends
+these.
 
     granted ─▶ new: make a client    kept: renew it    gone, lapsed, or under another token: end it
                                                                                               │
                stop pulling ─▶ finish or cancel handlers ─▶ send acks ─▶ release ─▶ report ◀──╯
 
-Each partition is handed over in a task of its own, so that a slow handler of one partition delays no other.
+Each partition is handed over in a task of its own, so that a slow handler of one partition delays
+no other.
 
 Invariants
     A partition has at most one client, or one hand-over under way.
-    A token that is for single use, or fenced, is never used again: no message is handled twice under it.
-    The metaserver hears that a partition is released only after its handlers have ended.
+    A token that is for single use, or fenced, is never used again: no message is handled twice
+    under it. The metaserver hears that a partition is released only after its handlers have ended.
 """
 
 from __future__ import annotations
@@ -49,14 +51,18 @@ from .told import Told
 log = logging.getLogger("keylane.consumer")
 
 CHECK_MS_MAX = 1_000
-"""The longest time between two checks for lapsed leases, long-running handlers and a blocked event loop."""
+"""The longest time between two checks for lapsed leases, long-running handlers and a blocked event
+loop.
+"""
 IDLE_CHECKS_PER_TTL = 10
 """
-Checks in a ttl while no message is with a handler, if that is longer than CHECK_MS_MAX: many idle consumers cost little.
-A stall may then be measured too short by that time.
+Checks in a ttl while no message is with a handler, if that is longer than CHECK_MS_MAX: many idle
+consumers cost little. A stall may then be measured too short by that time.
 """
 ENDED_TOKENS_MAX = 10_000
-"""Partitions beyond the granted ones whose ended tokens are kept: they come and go for as long as a consumer lives."""
+"""Partitions beyond the granted ones whose ended tokens are kept: they come and go for as long as a
+consumer lives.
+"""
 
 
 class Assignments:
@@ -102,7 +108,9 @@ class Assignments:
         self._group = group
         self._name = consumer_name(subject, group)
         self._settings = settings
-        """As they are in force: what is stored for the group counts more than what the code says."""
+        """As they are in force: what is stored for the group counts more than what the code
+        says.
+        """
         self._told = Told(subject=subject, group=group, client=membership.client, settings=settings)
         self._clock = clock
         self._rng = rng
@@ -119,7 +127,9 @@ class Assignments:
         self._hand_overs: dict[int, asyncio.Task[None]] = {}
         """A task for each client in `_ending`."""
         self._ended_tokens: dict[int, int] = {}
-        """The highest token of each partition that is not used again; the one that ended last is last."""
+        """The highest token of each partition that is not used again; the one that ended last is
+        last.
+        """
         self._reports: set[asyncio.Task[None]] = set()
         self._grants: tuple[Grant, ...] = ()
         self._deadline_ms = 0
@@ -166,11 +176,14 @@ class Assignments:
 
     @property
     def waiting_for(self) -> str:
-        """For people: who has suspended the consumer, and which partitions it handles one message at a time; else ""."""
+        """For people: who has suspended the consumer, and which partitions it handles one message
+        at a time; else "".
+        """
         own = "resume(): its own code has suspended it" if self._membership.suspended else ""
         careful = [str(client.partition_id) for client in self.clients if client.is_careful]
         suspects = (
-            f"suspects of partition {', '.join(careful)}: two consumers before it ended without handing over, and what "
+            f"suspects of partition {', '.join(careful)}: two consumers before it ended without "
+            f"handing over, and what "
             "both of them had is handled one message at a time"
             if careful
             else ""
@@ -189,7 +202,7 @@ class Assignments:
         """Keys become dead letters where the group can park no more."""
         return self._settings.on_full is FullPolicy.DEAD
 
-    # ── called by the membership: GrantHolder ────────────────────────────────────────────────────────
+    # ── called by the membership: GrantHolder ─────────────────────────────────────────────────────
     def granted(self, grants: Grants, deadline_ms: int) -> None:
         """Take every partition granted now; all leases end at `deadline_ms` on the boot clock."""
         self._deadline_ms = deadline_ms
@@ -216,19 +229,23 @@ class Assignments:
         )
 
     def holding(self, session: str) -> tuple[tuple[int, int], ...]:
-        """(partition id, token) of each partition that `session` has here or is still handing over."""
+        """(partition id, token) of each partition that `session` has here or is still handing
+        over.
+        """
         clients = sorted((self._clients | self._ending).items())
         return tuple((key, client.token) for key, client in clients if client.session == session)
 
     def unreached(self) -> tuple[str, ...]:
-        """Broker groups to which the consumer gets no connection, though the cluster hears of them."""
+        """Broker groups to which the consumer gets no connection, though the cluster hears of
+        them.
+        """
         return () if self._places is None else self._places.unreached
 
     def fail(self, error: BaseException) -> None:
         """End the consumer."""
         self._fail(error)
 
-    # ── called by pull clients: PullOwner ────────────────────────────────────────────────────────────
+    # ── called by pull clients: PullOwner ─────────────────────────────────────────────────────────
     def hand_out(self, messages: list[Message]) -> None:
         """Give messages of one partition to handlers or the iteration."""
         self._dispatch.put(messages)
@@ -238,13 +255,17 @@ class Assignments:
         self._dispatch.put_batch(batch)
 
     def nack(self, message: Message, after_s: float) -> list[Message]:
-        """Have the iteration hand a message out again; one that a handler was given never comes here."""
+        """Have the iteration hand a message out again; one that a handler was given never comes
+        here.
+        """
         assert isinstance(self._dispatch, Stream)
         return self._dispatch.nack(message, after_s)
 
     @property
     def lying(self) -> Message | None:
-        """A message that was given back, or waits behind one, and that the program may take now; None if there is none."""
+        """A message that was given back, or waits behind one, and that the program may take now;
+        None if there is none.
+        """
         assert isinstance(self._dispatch, Stream)
         return self._dispatch.lying
 
@@ -263,7 +284,9 @@ class Assignments:
         return self._dispatch.held(client)
 
     def passed_over(self, message: Message) -> None:
-        """Count a failed try of a message of a shared group that the program has not acked in time."""
+        """Count a failed try of a message of a shared group that the program has not acked in
+        time.
+        """
         assert isinstance(self._dispatch, Stream)
         self._dispatch.passed_over(message)
 
@@ -296,14 +319,16 @@ class Assignments:
         )
 
     def _note_ended(self, partition_id: int, token: int) -> None:
-        """Note a token that is not used again; one of long ago is granted no more, and its partition may be gone."""
+        """Note a token that is not used again; one of long ago is granted no more, and its
+        partition may be gone.
+        """
         ended = self._ended_tokens
         ended.pop(partition_id, None)
         ended[partition_id] = token
         if len(ended) > ENDED_TOKENS_MAX + len(self._grants):
             del ended[next(iter(ended))]
 
-    # ── grants compared with clients ─────────────────────────────────────────────────────────────────
+    # ── grants compared with clients ──────────────────────────────────────────────────────────────
     def _apply(self, grants: tuple[Grant, ...]) -> None:
         """Renew, make and end clients, so that there is a client for each grant."""
         if self._closing:
@@ -346,12 +371,13 @@ class Assignments:
             owner=self,
         )
 
-    # ── hand-over ────────────────────────────────────────────────────────────────────────────────────
+    # ── hand-over ─────────────────────────────────────────────────────────────────────────────────
     async def _end(self, client: PullClient) -> None:
         try:
             await self._hand_over(client)
         except BaseException as error:
-            # A fault of ours, or the end of the event loop.  Tasks that stayed would send acks for a consumer that is closed.
+            # A fault of ours, or the end of the event loop.  Tasks that stayed would send acks for
+            # a consumer that is closed.
             client.abandon()
             if isinstance(error, Exception):
                 self._fail(error)
@@ -374,7 +400,8 @@ class Assignments:
         if self._announcing is not None:
             await asyncio.wait([self._announcing])
         if client.fenced:
-            # Usually a newer owner has the partition.  If not, it is granted above the fence; the pause keeps that rare.
+            # Usually a newer owner has the partition.  If not, it is granted above the fence; the
+            # pause keeps that rare.
             await asyncio.sleep(self._settings.backoff.wait_ms(1, self._rng) / 1000)
         if (
             client.token_is_single_use or client.fenced
@@ -384,7 +411,9 @@ class Assignments:
             )
 
     def _report_again(self, grant: Grant) -> None:
-        """Report a release again: the metaserver has not heard of it, and still grants the token."""
+        """Report a release again: the metaserver has not heard of it, and still grants the
+        token.
+        """
         partition_id = int(grant.partition.partition_id)
         report = self._membership.report_released(
             self._membership.session, partition_id, grant.token
@@ -401,7 +430,9 @@ class Assignments:
         return list(self._hand_overs.values())
 
     def stop(self) -> None:
-        """Take no more grants, and let no handler start; `close` then hands every partition over."""
+        """Take no more grants, and let no handler start; `close` then hands every partition
+        over.
+        """
         self._closing = True
         for client in self.clients:
             client.stop()
@@ -423,15 +454,16 @@ class Assignments:
         """
         Refer to the consumer no more; every partition is handed over, and no call comes any more.
 
-        Messages lead here, by their pull clients, and the garbage collector does not look into messages: one that a
-        handler's object keeps would keep that handler, and with it the consumer, for good.
+        Messages lead here, by their pull clients, and the garbage collector does not look into
+        messages: one that a handler's object keeps would keep that handler, and with it the
+        consumer, for good.
         """
         self._fail = _ignore
         self._dispatch.on_idle = None
         del self._dispatch, self._membership, self._rebalance
         self._places = None
 
-    # ── leases that end, and why ─────────────────────────────────────────────────────────────────────
+    # ── leases that end, and why ──────────────────────────────────────────────────────────────────
     async def _watch_deadline(self) -> None:
         """End clients whose lease lapsed, which cancels their handlers; log stalls and losses."""
         # A handler that blocks often does so with its first messages, so the first look is soon.
@@ -443,7 +475,8 @@ class Assignments:
                     if client.lapsed:
                         self.end(client)
                 left_ms = self._settings.margin_ms
-            # Looks of all consumers of the machine fall together, so that one wake-up of the processor serves many.
+            # Looks of all consumers of the machine fall together, so that one wake-up of the
+            # processor serves many.
             sleep_ms = min(left_ms, check_ms - self._clock.boot_ms() % check_ms)
             self._stalls.sleeps(self._clock.boot_ms(), sleep_ms)
             await asyncio.sleep(sleep_ms / 1000)
@@ -461,7 +494,9 @@ class Assignments:
         return max(CHECK_MS_MAX, self._settings.ttl_ms // IDLE_CHECKS_PER_TTL)
 
     def _note_loss(self, client: PullClient) -> bool:
-        """Note the reason for the end of `client`, unless the metaserver or the user asked for it: then False."""
+        """Note the reason for the end of `client`, unless the metaserver or the user asked for it:
+        then False.
+        """
         now_ms = self._clock.boot_ms()
         if client.fenced:
             why = FENCED

@@ -1,10 +1,15 @@
-"""The membership of a consumer that gets every message: it grants itself each partition that is open, in lineage order.
+"""The membership of a consumer that gets every message: it grants itself each partition that is
+open, in lineage order.
 
-    open ─▶ the lineage, and the end of each open partition ─▶ granted ─▶ sealed and handled to its end ─▶ its children,
-                                                                                                    from their first message
+    open ─▶ the lineage, and the end of each open partition ─▶ granted ─▶ sealed and handled to its
+        end ─▶ its children,
+                                                                                                    from
+                                                                                                    their
+                                                                                                    first
+                                                                                                    message
 Invariants
-    A partition is granted once all that it continues is handled to its end here, so that keys keep their order.
-    Nothing is written anywhere: when the consumer ends, nothing of it is left.
+    A partition is granted once all that it continues is handled to its end here, so that keys keep
+    their order. Nothing is written anywhere: when the consumer ends, nothing of it is left.
 """
 
 from __future__ import annotations
@@ -38,7 +43,9 @@ log = logging.getLogger("keylane.consumer")
 LOOK_MS = 5_000
 """Between two looks for new addresses of brokers while nothing fails."""
 CHILDREN_MS = 200
-"""Between two looks for what continues a partition that was handled to its end, and the least time between any two."""
+"""Between two looks for what continues a partition that was handled to its end, and the least time
+between any two.
+"""
 NEVER_MS = 1 << 53
 """The end of leases that do not end, on the boot clock."""
 
@@ -65,7 +72,8 @@ def check_broadcast(
         problems.append(f"ack={settings.ack.value!r} is of groups: its acks end with its process")
     if settings.failure_policy is not FailurePolicy.BLOCK:
         problems.append(
-            f"on_failure={settings.failure_policy.value!r} is of groups: nothing is set aside for it at brokers; handle the error "
+            f"on_failure={settings.failure_policy.value!r} is of groups: nothing is set aside for "
+            f"it at brokers; handle the error "
             "in the handler to pass over a message"
         )
     if settings.consume_strategy is ConsumeStrategy.SHARED:
@@ -123,7 +131,8 @@ class Broadcast:
 
         Raises:
             SubjectUnknownError
-            NotSentError, OutcomeUnknownError: no metaserver, or not the broker of a partition, answers.
+            NotSentError, OutcomeUnknownError: no metaserver, or not the broker of a partition,
+            answers.
         """
         history = (await self.history()).partitions
         self._learn(history)
@@ -149,7 +158,7 @@ class Broadcast:
             await broker.control(endpoints.PARTITION, id=int(partition.partition_id))
         ).next_offset
 
-    # ── partitions ───────────────────────────────────────────────────────────────────────────────────
+    # ── partitions ────────────────────────────────────────────────────────────────────────────────
     def _learn(self, history: list[PartitionHistory]) -> None:
         """
         Take the partitions as they are known now; one whose messages are gone is finished.
@@ -176,7 +185,7 @@ class Broadcast:
                 gone.append(number)
         for number in gone:
             name = partition_name(self._subject, number, "")
-            log.warning("%s is gone: what was left is not handled", name)
+            log.warning("%s was deleted; the rest of its messages is not handled", name)
             self._behind[number] = self._acked.get(number) or AckedOffsets()
         self._finish(gone)
 
@@ -205,7 +214,9 @@ class Broadcast:
         self._holder.granted(Grants(version=self._version, ttl_ms=0, grants=grants), NEVER_MS)
 
     def client_kind(self, partition_id: int) -> Callable[..., BroadcastClient]:
-        """What makes the client of a granted partition; one that is new begins at its first message."""
+        """What makes the client of a granted partition; one that is new begins at its first
+        message.
+        """
         acked = self._acked.setdefault(partition_id, AckedOffsets())
         needs_no = self._needs_no if partition_id in self._rows.ids else None
         return partial(BroadcastClient, acked=acked, refresh=self.nudge, needs_no=needs_no)
@@ -261,7 +272,7 @@ class Broadcast:
         self._looked_ms = self._clock.boot_ms()
         self._grant()
 
-    # ── as of a membership ───────────────────────────────────────────────────────────────────────────
+    # ── as of a membership ────────────────────────────────────────────────────────────────────────
     @property
     def suspended(self) -> bool:
         """Whether the consumer's own code has suspended it."""

@@ -103,76 +103,101 @@ class Consumer(Resident, Generic[V]):
 
         await Consumer("127.0.0.1:7000", subject="flights", group="audit", handler=handle).run()
 
-    Each partition belongs to one consumer of the group, unless the group is shared.  `run` returns at SIGTERM or SIGINT,
-    once everything is handed over.  To do something else meanwhile: `async with Consumer(...)`, with `run`, `wait` or
-    neither inside; leaving the block hands everything over too.
+    Each partition belongs to one consumer of the group, unless the group is shared.  `run` returns
+    at SIGTERM or SIGINT, once everything is handed over.  To do something else meanwhile: `async
+    with Consumer(...)`, with `run`, `wait` or neither inside; leaving the block hands everything
+    over too.
 
-    With a handler, a message is acked when its handler returns.  If the handler raises, the message is tried again in
-    place, and later messages of its key wait.  A handler that does not ack raises `keylane.Retry`, with the seconds until
-    the next try, or returns `keylane.NACK`; that is no error, and has no traceback in the log.
+    With a handler, a message is acked when its handler returns.  If the handler raises, the message
+    is tried again in place, and later messages of its key wait.  A handler that does not ack raises
+    `keylane.Retry`, with the seconds until the next try, or returns `keylane.NACK`; that is no
+    error, and has no traceback in the log.
 
-    A `batch_handler` gets a list of messages of one partition, by offset, and all are acked when it returns.
+    A `batch_handler` gets a list of messages of one partition, by offset, and all are acked when it
+    returns.
 
-    Without a handler: `async for message in consumer: ...; await message.ack()`, in one task; another task may take over
-    once every message taken is acked, and gets an OtherTaskError before.  A message comes only once all earlier ones of
-    its key are acked; `await message.nack(after_s=5)` gives one back, and it comes again.  `getmany` gives several
-    messages of a key together, and `batches` Arrow data.  While the loop body runs, partitions with unacked messages stay
-    assigned as long as heartbeats renew the lease.  When the partition is wanted elsewhere, messages passed over without an
-    ack are redelivered to its next owner, `handover_ms` later at the earliest; closing the consumer redelivers them too.
+    Without a handler: `async for message in consumer: ...; await message.ack()`, in one task;
+    another task may take over once every message taken is acked, and gets an OtherTaskError before.
+    A message comes only once all earlier ones of its key are acked; `await message.nack(after_s=5)`
+    gives one back, and it comes again.  `getmany` gives several messages of a key together, and
+    `batches` Arrow data.  While the loop body runs, partitions with unacked messages stay assigned
+    as long as heartbeats renew the lease.  When the partition is wanted elsewhere, messages passed
+    over without an ack are redelivered to its next owner, `handover_ms` later at the earliest;
+    closing the consumer redelivers them too.
 
-    One object for several subjects: `consumer = Consumer(meta)`, then `@consumer.on("orders", group="billing")`.
+    One object for several subjects: `consumer = Consumer(meta)`, then `@consumer.on("orders",
+    group="billing")`.
 
-    A message may be handled again after a crash or a lost lease; its `fencing_token` lets a store refuse a late write.
+    A message may be handled again after a crash or a lost lease; its `fencing_token` lets a store
+    refuse a late write.
 
-    A consumer works in the event loop and the process in which it was opened, and refuses calls from elsewhere.  A
-    consumer made before a fork may be opened in each process; a closed consumer may be opened again, and joins anew.
+    A consumer works in the event loop and the process in which it was opened, and refuses calls
+    from elsewhere.  A consumer made before a fork may be opened in each process; a closed consumer
+    may be opened again, and joins anew.
 
     Args:
         meta: `host:port` of a metaserver; of several, an iterable of texts or one text with commas.
-        subject: an existing subject.  Without one, and without a group, the consumer has those of `on`.
+        subject: an existing subject.  Without one, and without a group, the consumer has those of
+            `on`.
         group: the consumer group; its first consumer creates it.
-        broadcast: True, in place of a group: this consumer gets every message that is sent once it is open, and leaves
-            nothing behind when it ends.
-        handler: an `async def`, called for many keys at once; or a `def`, called on the event loop, so it must be
-            quick.  An awaitable that it returns is awaited before the message is acked; other values are ignored.
-        batch_handler: in place of `handler`: it gets a list of up to `max_records` messages of one partition.
-            One that fails is tried again whole once, then in halves, by key.
-        threads: the handler is a `def` that blocks, and is called in as many threads, in place of `concurrency`.
-        codec: decodes values for `message.decode()`, as JsonCodec(Order) does; None: that returns bytes.
+        broadcast: True, in place of a group: this consumer gets every message that is sent once it
+            is open, and leaves nothing behind when it ends.
+        handler: an `async def`, called for many keys at once; or a `def`, called on the event loop,
+            so it must be quick.  An awaitable that it returns is awaited before the message is
+            acked; other values are ignored.
+        batch_handler: in place of `handler`: it gets a list of up to `max_records` messages of one
+            partition. One that fails is tried again whole once, then in halves, by key.
+        threads: the handler is a `def` that blocks, and is called in as many threads, in place of
+            `concurrency`.
+        codec: decodes values for `message.decode()`, as JsonCodec(Order) does; None: that returns
+            bytes.
         concurrency: handlers at once, each on another key; 16 by default.
         max_records: messages of a batch, at most; 500 by default.
         max_wait_ms: how long a message may wait for others of its batch; 0 by default.
         ttl_ms: a consumer silent for this long loses its partitions; at least 1000.
-        name: for people, shown with the partitions; up to 512 characters; by default host and process id.
-        instance: a name that outlives the process: the next one of this name takes its partitions over at once.
-        consume_strategy: "exclusive", the default, or "shared": every consumer of the group takes messages of every
-            partition, in no order, each at least once.  The group's first consumer decides.
-        ack: "lingering", the default, or "each": the ack of a message is durable before the next of its key starts; or
-            "before": before its own handler starts, so that it is handled at most once.
-        on_failure: what becomes of a message that has failed `tries_max` times, or has ended its process: "block", the
-            default of strict subjects: it is tried on; "park": its key is set aside at the broker with all that follows,
-            in order; "dead": the message alone is.  "retry", the default of best_tried subjects: at the first failure
-            the message alone is set aside, tried again in 5 s and then ever later, and is a dead letter in the end.
-        on_full: for "park": what becomes of a key where the group can park no more: "block" or "dead".
-        tries_max: durable tries of a message before `on_failure` applies; 10 by default, 32 for "retry".  What `keylane
-            group set` stored overrides these three, and `handler_backoff`.
-        handler_timeout_ms: an hour by default; a handler that runs for longer is cancelled, and its try counts as failed;
-            0: no limit.
-        start: where the group begins if it is new: "earliest", the default; "latest": it gets what is sent once this
-            consumer is open; an instant, as a datetime with a time zone, its text, or "-1h"; or "manifest:DIR": where the
-            backfill in that folder ended, with nothing twice and nothing between.  A group that exists ignores it.
-        tags: only messages with one of these tags; others count as handled, and brokers leave out batches without any.
-        filter: only messages with these properties, as {"country": "DE"}, or those for which a plain function of a message
-            returns True.  If it raises, that is a failed try of the message.  All members of a group need the same
-            tags and filter.
-        on_assigned: called with ids of partitions that were granted, before anything of them is pulled.
-        on_revoked: called before partitions go to another consumer: without a handler, what is in hand may be acked.
+        name: for people, shown with the partitions; up to 512 characters; by default host and
+            process id.
+        instance: a name that outlives the process: the next one of this name takes its partitions
+            over at once.
+        consume_strategy: "exclusive", the default, or "shared": every consumer of the group takes
+            messages of every partition, in no order, each at least once.  The group's first
+            consumer decides.
+        ack: "lingering", the default, or "each": the ack of a message is durable before the next of
+            its key starts; or "before": before its own handler starts, so that it is handled at
+            most once.
+        on_failure: what becomes of a message that has failed `tries_max` times, or has ended its
+            process: "block", the default of strict subjects: it is tried on; "park": its key is set
+            aside at the broker with all that follows, in order; "dead": the message alone is.
+            "retry", the default of best_tried subjects: at the first failure the message alone is
+            set aside, tried again in 5 s and then ever later, and is a dead letter in the end.
+        on_full: for "park": what becomes of a key where the group can park no more: "block" or
+            "dead".
+        tries_max: durable tries of a message before `on_failure` applies; 10 by default, 32 for
+            "retry".  What `keylane group set` stored overrides these three, and `handler_backoff`.
+        handler_timeout_ms: an hour by default; a handler that runs for longer is cancelled, and its
+            try counts as failed; 0: no limit.
+        start: where the group begins if it is new: "earliest", the default; "latest": it gets what
+            is sent once this consumer is open; an instant, as a datetime with a time zone, its
+            text, or "-1h"; or "manifest:DIR": where the backfill in that folder ended, with nothing
+            twice and nothing between.  A group that exists ignores it.
+        tags: only messages with one of these tags; others count as handled, and brokers leave out
+            batches without any.
+        filter: only messages with these properties, as {"country": "DE"}, or those for which a
+            plain function of a message returns True.  If it raises, that is a failed try of the
+            message.  All members of a group need the same tags and filter.
+        on_assigned: called with ids of partitions that were granted, before anything of them is
+            pulled.
+        on_revoked: called before partitions go to another consumer: without a handler, what is in
+            hand may be acked.
         on_lost: called with ids of partitions whose leases are lost: nothing of them can be acked.
             The three may be `async def`, and have `handover_ms`.
         settings: everything that can be set; the arguments above take precedence.
-        wait_s: seconds for which opening waits for a metaserver that is still starting; 0: it asks once.
-        tls: the authority of the servers' certificates; None: KEYLANE_TLS_CA of the environment, or no TLS.
-        token: of a cluster with access control; None: KEYLANE_TOKEN_FILE names its file, or KEYLANE_TOKEN has it.
+        wait_s: seconds for which opening waits for a metaserver that is still starting; 0: it asks
+            once.
+        tls: the authority of the servers' certificates; None: KEYLANE_TLS_CA of the environment, or
+            no TLS.
+        token: of a cluster with access control; None: KEYLANE_TOKEN_FILE names its file, or
+            KEYLANE_TOKEN has it.
     """
 
     def __init__(
@@ -218,7 +243,8 @@ class Consumer(Resident, Generic[V]):
         Raises:
             TypeError: an argument that the class does not list; it says what to give in its place.
             ConfigError, InvalidNameError: an argument that cannot work.
-            HandlerTypeError: the handler is a generator function, a class, or not for one message; also a TypeError.
+            HandlerTypeError: the handler is a generator function, a class, or not for one message;
+                also a TypeError.
         """
         refuse_others("Consumer", others, ConsumerSettings, OTHER_WORDS)
         self._calls = Calls(handler, batch_handler, threads)
@@ -275,11 +301,15 @@ class Consumer(Resident, Generic[V]):
         self._closings = 0
         """Calls of `close`: an opening that began before one of them is ended."""
         self._letting = 0
-        """Calls of `close` that let tasks of `run` take their first step: such a `run` was called before, and returns."""
+        """Calls of `close` that let tasks of `run` take their first step: such a `run` was called
+        before, and returns.
+        """
         self._clear()
 
     def _clear(self) -> None:
-        """Set the state of a new opening: nothing of an earlier opening is in it, and nothing that a fork copied."""
+        """Set the state of a new opening: nothing of an earlier opening is in it, and nothing that
+        a fork copied.
+        """
         self._environment = environment_of(self._given)
         self._clock = self._environment.clock
         self._start = group_start(self._begins_at, now_ms=self._clock.wall_ms())
@@ -308,18 +338,19 @@ class Consumer(Resident, Generic[V]):
         taken = ", broadcast," if self._broadcast else f" in group {self._group}"
         return self._subject + taken
 
-    # ── life ─────────────────────────────────────────────────────────────────────────────────────────
+    # ── life ──────────────────────────────────────────────────────────────────────────────────────
     async def __aenter__(self) -> Self:
         """
         Join the group.
 
         Raises:
-            NotSentError, OutcomeUnknownError: no metaserver answers, after `wait_s`; or a new group has a `start`, and a
-                broker does not say where that is; open it again.
+            NotSentError, OutcomeUnknownError: no metaserver answers, after `wait_s`; or a new group
+                has a `start`, and a broker does not say where that is; open it again.
             SubjectUnknownError: it was never created.
             GroupStrategyError: the group has the other strategy.
             GroupFilterError: another member of the group has other tags, or another filter.
-            GroupBusyError, OverloadedError: a reset of the group is under way, or it has too many consumers.
+            GroupBusyError, OverloadedError: a reset of the group is under way, or it has too many
+                consumers.
             AlreadyOpenError, ForkedError: the consumer is open, or was before a fork.
             ConfigError: the system does not give as many `threads`.
             ClosedError: `close` was called meanwhile.
@@ -420,12 +451,14 @@ class Consumer(Resident, Generic[V]):
         """
         Hand everything over: finish handlers, flush acks, release, leave.
 
-        From this call on no handler starts and no iteration gets a message; messages that were pulled and not handled
-        go to other consumers.  In a handler this returns at once: the running handlers, also the one that called it,
-        have `handover_ms` to end, and their messages are acked when they return.
+        From this call on no handler starts and no iteration gets a message; messages that were
+        pulled and not handled go to other consumers.  In a handler this returns at once: the
+        running handlers, also the one that called it, have `handover_ms` to end, and their messages
+        are acked when they return.
 
-        Without a handler, messages that were taken and not acked are given up at once, and redelivered.  In a child of
-        the process that opened the consumer, this does nothing: the parent still consumes.
+        Without a handler, messages that were taken and not acked are given up at once, and
+        redelivered.  In a child of the process that opened the consumer, this does nothing: the
+        parent still consumes.
 
         Raises:
             OtherLoopError: the consumer was opened in another event loop.
@@ -434,11 +467,14 @@ class Consumer(Resident, Generic[V]):
         if not was_open and not self._is_forked:
             await self._let_runs_begin()
         if ending is not None:
-            # A cancellation ends only the waiting: handlers end, and partitions are handed over, all the same.
+            # A cancellation ends only the waiting: handlers end, and partitions are handed over,
+            # all the same.
             await asyncio.shield(ending)
 
     def begin_close(self) -> asyncio.Task[None] | None:
-        """Begin what `close` does, and return at once; the task ends when everything is handed over; None: do not wait."""
+        """Begin what `close` does, and return at once; the task ends when everything is handed
+        over; None: do not wait.
+        """
         self._closings += 1
         if self._several is not None:
             return self._several.begin_close()
@@ -451,7 +487,9 @@ class Consumer(Resident, Generic[V]):
 
     @property
     def _is_forked(self) -> bool:
-        """True in a child of the process in which it is open: there no step of the parent's event loop may run."""
+        """True in a child of the process in which it is open: there no step of the parent's event
+        loop may run.
+        """
         return any(part._home.state == "forked" for part in self._parts)
 
     async def _let_runs_begin(self) -> None:
@@ -467,7 +505,9 @@ class Consumer(Resident, Generic[V]):
         return isinstance(self._dispatch, Workers) and self._dispatch.runs(asyncio.current_task())
 
     def _end(self) -> asyncio.Task[None]:
-        """Begin to hand everything over, once: a signal, an error and the user may close the consumer at the same time."""
+        """Begin to hand everything over, once: a signal, an error and the user may close the
+        consumer at the same time.
+        """
         if self._ending is None:
             if self._assignments is not None and self._opened.is_set():
                 self._assignments.stop()
@@ -486,7 +526,8 @@ class Consumer(Resident, Generic[V]):
             await membership.stop()
             assignments.let_go()
         except asyncio.CancelledError:
-            # The end of the event loop cancels all that is left, and waits for it: leave, or the group waits for the ttl.
+            # The end of the event loop cancels all that is left, and waits for it: leave, or the
+            # group waits for the ttl.
             await dispatch.close()
             await membership.stop()
         await to_the_end(dispatch.close)
@@ -497,7 +538,9 @@ class Consumer(Resident, Generic[V]):
             self._ended.set_result(None)
 
     def _fail(self, error: BaseException) -> None:
-        """End the consumer: `wait`, `run` and the iteration raise `error`, and its partitions go to others."""
+        """End the consumer: `wait`, `run` and the iteration raise `error`, and its partitions go to
+        others.
+        """
         if self._ended is None or self._ended.done():
             return
         log.error("%s ends: %r", self._log_name, error)
@@ -518,13 +561,14 @@ class Consumer(Resident, Generic[V]):
 
             await consumer.run()
 
-        Each is a consumer of its own, with a session of its own; they are opened, run and closed together.
+        Each is a consumer of its own, with a session of its own; they are opened, run and closed
+        together.
 
         Args:
             subject: an existing subject.
             group: the consumer group; none with `broadcast=True`.
-            options: arguments of `Consumer`, in place of those that this one was made with, as `codec`, `tags` or
-                `on_assigned`; `batch=True`: the function is a batch handler.
+            options: arguments of `Consumer`, in place of those that this one was made with, as
+                `codec`, `tags` or `on_assigned`; `batch=True`: the function is a batch handler.
 
         Raises:
             InvalidRequestError: this consumer has a subject of its own.
@@ -534,12 +578,14 @@ class Consumer(Resident, Generic[V]):
         """
         if callable(subject):
             raise HandlerTypeError(
-                '@consumer.on is called with a subject and a group: @consumer.on("orders", group="billing")'
+                '@consumer.on is called with a subject and a group: @consumer.on("orders", '
+                'group="billing")'
             )
         several = self._several
         if several is None:
             raise InvalidRequestError(
-                f"this consumer is of {self._subject}; Consumer(meta) without a subject takes handlers of any"
+                f"this consumer is of {self._subject}; Consumer(meta) without a subject takes "
+                f"handlers of any"
             )
         (tags, wanted), (on_assigned, on_revoked, on_lost) = self._asked, self._callbacks
         known: dict[str, Any] = (
@@ -577,19 +623,21 @@ class Consumer(Resident, Generic[V]):
 
         return add
 
-    # ── what users call ──────────────────────────────────────────────────────────────────────────────
+    # ── what users call ───────────────────────────────────────────────────────────────────────────
     async def run(self) -> None:
         """
         Consume until SIGTERM, SIGINT or `close`, hand everything over as `close` does, and return.
 
-        Opens the consumer if it is not open.  Signal handlers installed before are called too, and are restored
-        afterwards.  A second signal goes to them alone: by default it ends the process at once.  Only the main thread
-        gets signals: in another thread, `close` or a cancellation ends this.  An iteration in another task ends: its
-        body has `handover_ms` to ack its messages.  As a task that `close` finds before its first step it returns at once;
-        a call after that `close` opens the consumer again.
+        Opens the consumer if it is not open.  Signal handlers installed before are called too, and
+        are restored afterwards.  A second signal goes to them alone: by default it ends the process
+        at once.  Only the main thread gets signals: in another thread, `close` or a cancellation
+        ends this.  An iteration in another task ends: its body has `handover_ms` to ack its
+        messages.  As a task that `close` finds before its first step it returns at once; a call
+        after that `close` opens the consumer again.
 
         Raises:
-            HandlerTypeError: the consumer is not open and has no handler, so that its messages would reach no code.
+            HandlerTypeError: the consumer is not open and has no handler, so that its messages
+                would reach no code.
             KeylaneError: the consumer cannot be opened, or the error that ended it.
         """
         if self._letting:
@@ -612,7 +660,9 @@ class Consumer(Resident, Generic[V]):
                     await self.close()
 
     async def _open_unless(self, stop: asyncio.Event) -> bool:
-        """Open the consumer; False if it is closed, or `stop` set, while it waits for a metaserver that is still starting."""
+        """Open the consumer; False if it is closed, or `stop` set, while it waits for a metaserver
+        that is still starting.
+        """
         closings = self._closings
         if not self._connections.wait_s:
             await self._open_unless_closed(closings)
@@ -626,7 +676,9 @@ class Consumer(Resident, Generic[V]):
         return self._membership is not None
 
     async def _open_unless_closed(self, closings: int) -> None:
-        """Open the consumer, unless there were other calls of `close` than these, or there is one meanwhile."""
+        """Open the consumer, unless there were other calls of `close` than these, or there is one
+        meanwhile.
+        """
         if closings == self._closings:
             try:
                 await self.__aenter__()
@@ -649,7 +701,8 @@ class Consumer(Resident, Generic[V]):
 
     async def wait(self) -> None:
         """
-        Wait until the consumer is closed; returns at once if it is closed already.  It takes no signal: `run` does.
+        Wait until the consumer is closed; returns at once if it is closed already.  It takes no
+        signal: `run` does.
 
         Raises:
             ClosedError: it was never opened.
@@ -666,10 +719,12 @@ class Consumer(Resident, Generic[V]):
 
     async def suspend(self) -> None:
         """
-        Hand everything over and get nothing until `resume`; the consumer stays a member of its group.
+        Hand everything over and get nothing until `resume`; the consumer stays a member of its
+        group.
 
-        Partitions whose messages are still in an iteration's body are handed over at its next step, which may happen
-        after this has returned.  In a handler this returns at once: the hand-over waits for that handler too.
+        Partitions whose messages are still in an iteration's body are handed over at its next step,
+        which may happen after this has returned.  In a handler this returns at once: the hand-over
+        waits for that handler too.
 
         Raises:
             KeylaneError: the metaserver could not be told; still consuming, try again.
@@ -683,17 +738,20 @@ class Consumer(Resident, Generic[V]):
         await self._membership.suspend(True)
         hand_overs = self._assignments.hand_over_all()
         if hand_overs and not self._called_by_handler():
-            # The body of an iteration may call this before it acks, so an iteration is waited for with a limit.
+            # The body of an iteration may call this before it acks, so an iteration is waited for
+            # with a limit.
             limit_ms = self._settings.handover_ms + 2 * self._settings.call_timeout_ms
             iterated = isinstance(self._dispatch, Stream)
             await asyncio.wait(hand_overs, timeout=limit_ms / 1000 if iterated else None)
 
     async def resume(self, *partition_ids: int) -> None:
         """
-        Take part again after `suspend`, and pull all partitions again after `pause`; with ids, pull only these again.
+        Take part again after `suspend`, and pull all partitions again after `pause`; with ids, pull
+        only these again.
 
         Raises:
-            PartitionUnknownError: a partition is not assigned now, so that it is not paused either; nothing has changed.
+            PartitionUnknownError: a partition is not assigned now, so that it is not paused either;
+                nothing has changed.
             KeylaneError: the metaserver could not be told; still suspended, try again.
         """
         if partition_ids:
@@ -709,7 +767,7 @@ class Consumer(Resident, Generic[V]):
             raise ClosedError("the consumer is not open")
         await self._membership.suspend(False)
 
-    # ── its partitions ────────────────────────────────────────────────────────────────────────────────
+    # ── its partitions ────────────────────────────────────────────────────────────────────────────
     @property
     def _parts(self) -> list[Consumer[Any]]:
         """The consumers that this object is made of."""
@@ -736,8 +794,9 @@ class Consumer(Resident, Generic[V]):
     @property
     def waiting_for(self) -> str:
         """
-        For people, else "": who has suspended it, so that it is granted no partitions; and those whose messages it handles one
-        at a time, because they may have ended the process of an earlier owner.
+        For people, else "": who has suspended it, so that it is granted no partitions; and those
+        whose messages it handles one at a time, because they may have ended the process of an
+        earlier owner.
         """
         texts = [
             part._assignments.waiting_for
@@ -748,13 +807,16 @@ class Consumer(Resident, Generic[V]):
 
     async def pause(self, *partition_ids: int) -> None:
         """
-        Get no message of these partitions until `resume`, or until they are handed over; without ids, of all that are owned.
+        Get no message of these partitions until `resume`, or until they are handed over; without
+        ids, of all that are owned.
 
-        They stay assigned.  A message that failed, and is tried again, and messages that run or are in hand are not held.
+        They stay assigned.  A message that failed, and is tried again, and messages that run or are
+        in hand are not held.
 
         Raises:
             PartitionUnknownError: a partition is not assigned now; nothing has changed.
-            InvalidRequestError: a list, a text or an `Assignment` in place of the id of a partition.
+            InvalidRequestError: a list, a text or an `Assignment` in place of the id of a
+                partition.
             ClosedError, ForkedError, OtherLoopError: the consumer is not open here.
         """
         ids = partition_ids or tuple(client.partition_id for client in self._all_clients)
@@ -810,7 +872,8 @@ class Consumer(Resident, Generic[V]):
         """
         By id of each partition that is owned now: what is pulled and acked of it, and its lag.
 
-        Where handlers of `on` for two groups have the same partition, that of the group that is further behind.
+        Where handlers of `on` for two groups have the same partition, that of the group that is
+        further behind.
         """
         positions: dict[int, Position] = {}
         for client in self._all_clients:
@@ -821,7 +884,9 @@ class Consumer(Resident, Generic[V]):
 
     @property
     def lag(self) -> Lag:
-        """The lag of all partitions that are owned now, together; those of two groups count twice."""
+        """The lag of all partitions that are owned now, together; those of two groups count
+        twice.
+        """
         positions = [client.position for client in self._all_clients]
         return Lag(
             sum(position.lag_messages for position in positions),
@@ -830,7 +895,9 @@ class Consumer(Resident, Generic[V]):
 
     @property
     def throttled_ms(self) -> int:
-        """For how long servers have let its calls wait for a quota; waits at the same time count together."""
+        """For how long servers have let its calls wait for a quota; waits at the same time count
+        together.
+        """
         return sum(part._connections.throttled_ms for part in self._parts)
 
     def seek_to_time(self, *_where: object, **_to: object) -> NoReturn:
@@ -839,7 +906,8 @@ class Consumer(Resident, Generic[V]):
 
     def seek(self, *_where: object, **_to: object) -> NoReturn:
         """
-        Refused: the progress of a group is one, and a member that moved it alone would break the order of others.
+        Refused: the progress of a group is one, and a member that moved it alone would break the
+        order of others.
 
         Raises:
             SeekRefusedError: always; it says how an operator resets the group.
@@ -848,21 +916,23 @@ class Consumer(Resident, Generic[V]):
             raise SeekRefusedError("seek of a consumer: its cursor is moved by acks alone")
         if not self._group:
             raise SeekRefusedError(
-                f"seek of a broadcast consumer of {self._subject}: it begins at the latest message; a Reader begins anywhere"
+                f"seek of a broadcast consumer of {self._subject}: it begins at the latest "
+                f"message; a Reader begins anywhere"
             )
         raise SeekRefusedError(
-            f"seek of a consumer of {self._subject} in group {self._group}: its cursor is moved by acks alone"
+            f"seek of a consumer of {self._subject} in group {self._group}: its cursor is "
+            f"moved by acks alone"
         )
 
-    # ── messages without a handler ────────────────────────────────────────────────────────────────────
+    # ── messages without a handler ────────────────────────────────────────────────────────────────
     async def getmany(
         self, *, max_records: int | None = None, timeout_ms: int = 1_000
     ) -> list[Message[V]]:
         """
         Take several messages at once, also of one key; `ack` takes them when they are handled.
 
-        Messages of a partition and a key come in their order.  Until they are acked or given back, later messages of
-        their keys do not come; several tasks may each work on what they took.
+        Messages of a partition and a key come in their order.  Until they are acked or given back,
+        later messages of their keys do not come; several tasks may each work on what they took.
 
         Args:
             max_records: 1 to 100_000; by default that of the settings.
@@ -873,7 +943,8 @@ class Consumer(Resident, Generic[V]):
 
         Raises:
             OtherTaskError: another task waits for messages.
-            MixedUseError: the consumer gave messages in another way since it was opened, as by `async for`.
+            MixedUseError: the consumer gave messages in another way since it was opened, as by
+                `async for`.
             ClosedError: the consumer is not open, was closed meanwhile, or has a handler.
             InvalidRequestError: an argument out of its range; nothing was taken.
             KeylaneError: the error that ended the consumer.
@@ -895,7 +966,8 @@ class Consumer(Resident, Generic[V]):
         Ack messages that `getmany` or the iteration gave, as `message.ack` does for one.
 
         Raises:
-            InvalidRequestError: a message is not this consumer's, or was given back and comes again; nothing is acked.
+            InvalidRequestError: a message is not this consumer's, or was given back and comes
+                again; nothing is acked.
             LeaseLostError: other consumers have some of the messages now; the others are acked.
             ClosedError: no consumer handed a message out.
         """
@@ -914,12 +986,14 @@ class Consumer(Resident, Generic[V]):
         """
         Give messages back, as `message.nack` does for one; those that are acked stay so.
 
-        With each message, later ones of its key that are in hand are given back too: none comes past another.
+        With each message, later ones of its key that are in hand are given back too: none comes
+        past another.
 
         Raises:
-            InvalidRequestError: a message is not this consumer's, or `after_s` is no number of seconds up to a day; nothing
-                is given back.
-            LeaseLostError: other consumers have some of the messages now; the others are given back.
+            InvalidRequestError: a message is not this consumer's, or `after_s` is no number of
+                seconds up to a day; nothing is given back.
+            LeaseLostError: other consumers have some of the messages now; the others are given
+                back.
             ClosedError: no consumer handed a message out.
         """
         given_back = listed(messages)
@@ -934,7 +1008,8 @@ class Consumer(Resident, Generic[V]):
         Of each partition one batch at a time is in hand: the next one comes once it is acked.
 
         Raises:
-            ConfigError: pyarrow is not installed, the group is shared, or `on_failure` is not "block".
+            ConfigError: pyarrow is not installed, the group is shared, or `on_failure` is not
+                "block".
             ClosedError, MixedUseError, OtherTaskError, KeylaneError: as of `getmany`.
         """
         if self._settings.consume_strategy is ConsumeStrategy.SHARED:
@@ -949,12 +1024,16 @@ class Consumer(Resident, Generic[V]):
         return BatchIteration(lambda: self._stream)
 
     def _note_error(self, error: BaseException | None) -> None:
-        """Note that the block of the consumer ends, with `error`: it may be that of the message in hand."""
+        """Note that the block of the consumer ends, with `error`: it may be that of the message in
+        hand.
+        """
         if error is not None and isinstance(self._dispatch, Stream) and self._home.here:
             count_try(self._dispatch, error)
 
     def _put_back(self, taken: Message[Any] | list[Message[Any]] | ArrowBatch) -> None:
-        """Take back what was given to a program that never saw it, as it was interrupted: it comes again next."""
+        """Take back what was given to a program that never saw it, as it was interrupted: it comes
+        again next.
+        """
         if isinstance(self._dispatch, Stream):
             self._dispatch.put_back(taken)
 
@@ -976,7 +1055,8 @@ class Consumer(Resident, Generic[V]):
 
         Raises:
             StopAsyncIteration: the consumer is closed.
-            OtherTaskError: another task waits for a message, or runs with a message that it has not acked.
+            OtherTaskError: another task waits for a message, or runs with a message that it has not
+                acked.
             ClosedError: the consumer was never opened, or has a handler.
             ForkedError, OtherLoopError: it is open elsewhere.
             KeylaneError: the error that ended the consumer.
@@ -997,7 +1077,9 @@ class BatchIteration:
     def __init__(self, stream: Callable[[], Stream]) -> None:
         self._stream = stream
         self._known: Stream | None = None
-        """The one that gives the batches: a consumer that was closed and opened again has another."""
+        """The one that gives the batches: a consumer that was closed and opened again has
+        another.
+        """
 
     def __aiter__(self) -> BatchIteration:
         return self

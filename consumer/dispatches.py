@@ -1,4 +1,6 @@
-"""What gets the messages of a consumer: handlers, of one message or of batches, in tasks or in threads, or its iteration."""
+"""What gets the messages of a consumer: handlers, of one message or of batches, in tasks or in
+threads, or its iteration.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,8 @@ class Calls:
 
     def check(self, settings: ConsumerSettings, *, concurrency: int | None, alone: bool) -> None:
         """
-        Check that they can be called; `concurrency` is what the user gave, and `alone` is False if handlers are added later.
+        Check that they can be called; `concurrency` is what the user gave, and `alone` is False if
+        handlers are added later.
 
         Raises:
             HandlerTypeError: one cannot, or there are two.
@@ -51,7 +54,8 @@ class Calls:
         """
         if settings.ack is AckMode.BEFORE and alone and self.one is None:
             raise ConfigError(
-                "ack='before' is for handlers; a loop acks first itself: ack='each', and await message.ack() before the work"
+                "ack='before' is for handlers; a loop acks first itself: ack='each', and await "
+                "message.ack() before the work"
             )
         if self.handler is not None and self.batch_handler is not None:
             two = HandlerTypeError("a consumer has a handler or a batch_handler, not both")

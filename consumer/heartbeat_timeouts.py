@@ -1,25 +1,32 @@
-"""How long a heartbeat waits for its answer, so that every metaserver can be asked before the lease ends.  Pure.
+"""How long a heartbeat waits for its answer, so that every metaserver can be asked before the lease
+ends.  Pure.
 
     lease ├──────────────────────────── ttl - margin ────────────────────────────┤
           ├─ long poll ─┼─ long poll, no answer ─┼─ share ─┼─ share ─┼─ share ─┤
           sent          answered, sent                     left       left
 
-A long poll is answered after `wait_ms` at the latest.  The rest of the lease is then divided equally among the addresses
-that have not failed since the last answer; a heartbeat in a hurry is answered at once.
+A long poll is answered after `wait_ms` at the latest.  The rest of the lease is then divided
+equally among the addresses that have not failed since the last answer; a heartbeat in a hurry is
+answered at once.
 
 Invariants
-    Of `addresses` metaservers all but one may hang at once, and the last one is asked while the lease holds.  The lease
-    is kept if a metaserver that does not hang answers within `(ttl - margin - 2 * wait_ms) / (addresses + 1)`.  For a ttl
-    up to 40 s that is 0.4 ttl / (addresses + 1), so 200 ms for three addresses and a ttl of 2 s; `GRACE_MS_MAX` if less.
-    Breaking a heartbeat off gives a hanging metaserver no more time: the end of the lease is what counts.
+    Of `addresses` metaservers all but one may hang at once, and the last one is asked while the
+    lease holds.  The lease is kept if a metaserver that does not hang answers within `(ttl - margin
+    - 2 * wait_ms) / (addresses + 1)`.  For a ttl up to 40 s that is 0.4 ttl / (addresses + 1), so
+    200 ms for three addresses and a ttl of 2 s; `GRACE_MS_MAX` if less. Breaking a heartbeat off
+    gives a hanging metaserver no more time: the end of the lease is what counts.
 """
 
 from __future__ import annotations
 
 TRIES_MIN = 2
-"""The least number of tries before the lease ends, also with one metaserver: an answer may get lost."""
+"""The least number of tries before the lease ends, also with one metaserver: an answer may get
+lost.
+"""
 WAITS_PER_TTL = 4
-"""A long poll lasts ttl / WAITS_PER_TTL at most: after two of them there is time left to find another metaserver."""
+"""A long poll lasts ttl / WAITS_PER_TTL at most: after two of them there is time left to find
+another metaserver.
+"""
 TIMEOUT_MS_MIN = 50
 GRACE_MS_MAX = 1_000
 """An answer to a long poll may be this late, or half of the long poll if that is more."""
@@ -42,7 +49,9 @@ class HeartbeatTimeouts:
         """How long the metaserver may wait for a change before it answers."""
 
     def begin(self, sent_at_ms: int, heartbeat_ms: int) -> None:
-        """Note that a join sent at `sent_at_ms` began a session, with a heartbeat every `heartbeat_ms`."""
+        """Note that a join sent at `sent_at_ms` began a session, with a heartbeat every
+        `heartbeat_ms`.
+        """
         self.wait_ms = min(heartbeat_ms, self._ttl_ms // WAITS_PER_TTL)
         self.granted(sent_at_ms + self._lease_ms)
 
@@ -52,7 +61,9 @@ class HeartbeatTimeouts:
         self._until_ms = until_ms
 
     def allows_long_poll(self, now_ms: int) -> bool:
-        """Whether the next heartbeat may wait for a change: as much of the lease is left as after a long poll."""
+        """Whether the next heartbeat may wait for a change: as much of the lease is left as after a
+        long poll.
+        """
         return self._until_ms - now_ms >= self._lease_ms - self.wait_ms
 
     def failed(self) -> bool:
@@ -61,7 +72,9 @@ class HeartbeatTimeouts:
         return self._failed >= self._addresses
 
     def timeout_ms(self, now_ms: int, *, wait_ms: int) -> int:
-        """The whole time-out of the next heartbeat; the metaserver may wait `wait_ms` of it for a change."""
+        """The whole time-out of the next heartbeat; the metaserver may wait `wait_ms` of it for a
+        change.
+        """
         left_ms = self._until_ms - now_ms
         if left_ms <= 0:
             left_ms = self._lease_ms  # the lease has ended: no try is urgent

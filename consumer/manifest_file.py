@@ -1,4 +1,6 @@
-"""Where a group begins that goes on behind a backfill: `manifest:DIR`, as programs and operators give it."""
+"""Where a group begins that goes on behind a backfill: `manifest:DIR`, as programs and operators
+give it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ MANIFEST_PATH = "_keylane/manifest.json"
 
 def manifest_start(text: str, *, subject: str) -> GroupStart:
     """
-    The start of a group on `subject` behind the backfill in the folder that follows `manifest:`.  Blocks.
+    The start of a group on `subject` behind the backfill in the folder that follows `manifest:`.
+    Blocks.
 
     Raises:
         ManifestError: there is no manifest, it is not complete, or it is of another subject.
@@ -30,7 +33,9 @@ def manifest_start(text: str, *, subject: str) -> GroupStart:
 
 
 def begin_of(start: GroupBegin | None, *, subject: str) -> GroupBegin | GroupStart | None:
-    """Where a group begins: as given, or behind the backfill of `manifest:DIR`.  Raises ManifestError."""
+    """Where a group begins: as given, or behind the backfill of `manifest:DIR`.  Raises
+    ManifestError.
+    """
     if isinstance(start, str) and start.startswith(PREFIX):
         return manifest_start(start, subject=subject)
     return start

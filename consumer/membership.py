@@ -1,11 +1,11 @@
 """A consumer's session with the metaserver: join, heartbeat by long poll, deadline, leave.
 
 Invariants
-    The deadline is the boot clock at the sending of the heartbeat + ttl - margin, so the lease ends here before it ends
-    at the metaserver; a late answer leaves less of it, never more.
-    One heartbeat is under way at a time, so no answer overtakes another.
-    A version below the last one means that the database lost its last commits.  It counts once it is received a second
-    time, after a pause; tokens and fences keep partitions safe meanwhile.
+    The deadline is the boot clock at the sending of the heartbeat + ttl - margin, so the lease ends
+    here before it ends at the metaserver; a late answer leaves less of it, never more. One
+    heartbeat is under way at a time, so no answer overtakes another. A version below the last one
+    means that the database lost its last commits.  It counts once it is received a second time,
+    after a pause; tokens and fences keep partitions safe meanwhile.
 """
 
 from __future__ import annotations
@@ -53,15 +53,21 @@ _REFUSALS = (UnauthenticatedError, AccessDeniedError, TokenInvalidError, Session
 _REFUSED = "refused"
 """The key of a refusal among the troubles of a membership."""
 FAREWELL_MS_MIN = 500
-"""What a call of a closing consumer waits for each metaserver, once a call before it had no answer of any."""
+"""What a call of a closing consumer waits for each metaserver, once a call before it had no answer
+of any.
+"""
 LEAVE_S = 1.0
 """How long a cancelled opening takes at most to leave."""
 REPORTS_AT_ONCE_MAX = 32
-"""The limit of reports at once: each needs a connection, and a consumer may hand over a thousand partitions."""
+"""The limit of reports at once: each needs a connection, and a consumer may hand over a thousand
+partitions.
+"""
 
 
 class GrantHolder(Protocol):
-    """What a membership needs of its consumer: it takes grants, and knows what heartbeats report."""
+    """What a membership needs of its consumer: it takes grants, and knows what heartbeats
+    report.
+    """
 
     def granted(self, grants: Grants, deadline_ms: int) -> None:
         """Take every partition granted now; the leases end at `deadline_ms` on the boot clock."""
@@ -101,7 +107,8 @@ class Membership:
         identity: draws the bits of a session's id.
         start: where the group begins if this consumer makes it; None: at the first message.
         filter_text: what the consumer leaves out; it must be the same for all members of the group.
-        connections: those of the consumer, while they are open, to share heartbeats with other consumers; None: with none.
+        connections: those of the consumer, while they are open, to share heartbeats with other
+            consumers; None: with none.
     """
 
     _poll: asyncio.Timeout | None = None
@@ -129,7 +136,9 @@ class Membership:
         self._joining = ""
         """The session that was asked for, until an answer says that it has begun."""
         self._asked_ms = 0
-        """When it was first asked for: the metaserver may have begun it then, and a repeat renews nothing."""
+        """When it was first asked for: the metaserver may have begun it then, and a repeat renews
+        nothing.
+        """
         self._joined = False
         """A session of this opening has begun."""
         self._group_id = 0
@@ -162,7 +171,9 @@ class Membership:
         )
         self._troubles = LogFilter()
         self._nudged = False
-        """The next heartbeat should be answered at once: for a report, or because the lease may end soon."""
+        """The next heartbeat should be answered at once: for a report, or because the lease may end
+        soon.
+        """
         self._reports = asyncio.Semaphore(REPORTS_AT_ONCE_MAX)
         self._task: asyncio.Task[None] | None = None
         self._leaving = self._unanswered = False
@@ -173,7 +184,9 @@ class Membership:
         return await self._meta.call(endpoints.HISTORY, subject=self._subject)
 
     async def partitions_by_broker(self) -> dict[str, Partition]:
-        """Broker group → one of the subject's partitions there; it has no address while the cluster does not hear of its broker."""
+        """Broker group → one of the subject's partitions there; it has no address while the cluster
+        does not hear of its broker.
+        """
         route = await self._meta.route(self._subject)
         return {str(partition.broker_group): partition for partition in route.partitions}
 
@@ -233,7 +246,7 @@ class Membership:
             and joined.start not in {None, self._start.stored}
         ):
             log.info(
-                "%s: the group exists, and began at %s; start=%s is for a new group",
+                "%s: the group already exists and began at %s; start=%s applies to new groups only",
                 self._name,
                 joined.start,
                 self._start,
@@ -250,7 +263,9 @@ class Membership:
             self._take_first(joined.grants, holder)
 
     def _take_first(self, grants: Grants, holder: GrantHolder) -> None:
-        """Take what the answer to a join grants; the first heartbeat waits for a change only if the lease has time for that."""
+        """Take what the answer to a join grants; the first heartbeat waits for a change only if the
+        lease has time for that.
+        """
         if self._are_of_another_group(grants):
             return  # the first heartbeat ends the session
         if self._timeouts.allows_long_poll(self._clock.boot_ms()):
@@ -259,7 +274,9 @@ class Membership:
         holder.granted(grants, self._asked_ms + grants.ttl_ms - self._settings.margin_ms)
 
     def _are_of_another_group(self, grants: Grants) -> bool:
-        """Whether subject or group were deleted and made anew, and a late join has begun the session again there."""
+        """Whether subject or group were deleted and made anew, and a late join has begun the
+        session again there.
+        """
         return grants.group_id != self._group_id
 
     @property
@@ -287,7 +304,8 @@ class Membership:
                     await self._beat_once(holder)
                     pauses.reset()
                 except SessionUnknownError as error:
-                    # The line about the leases of its partitions is the warning; without any nothing is lost.
+                    # The line about the leases of its partitions is the warning; without any
+                    # nothing is lost.
                     level = logging.DEBUG if holder.holding(self.session) else logging.INFO
                     log.log(level, "%s lost its session: %s", self._name, error.message)
                     self.session = ""
@@ -308,15 +326,17 @@ class Membership:
             raise
 
     def _tell_failure(self, error: KeylaneError) -> None:
-        """Log why a heartbeat failed: a refusal as a warning, because the consumer gets nothing until it ends."""
+        """Log why a heartbeat failed: a refusal as a warning, because the consumer gets nothing
+        until it ends.
+        """
         refused = isinstance(error, _REFUSALS)
         line = self._troubles.met(
             error.message, self._clock.boot_ms(), _REFUSED if refused else None
         )
         if line and refused:
-            log.warning("%s is refused by the metaserver, and keeps asking: %s", self._name, line)
+            log.warning("the metaserver refuses %s, which keeps trying: %s", self._name, line)
         elif line:
-            log.info("%s: heartbeat: %s", self._name, line)
+            log.info("%s: a heartbeat failed: %s", self._name, line)
 
     def _note_answered(self) -> None:
         now_ms = self._clock.boot_ms()
@@ -348,7 +368,8 @@ class Membership:
         try:
             async with poll:
                 if not hurry:
-                    # A nudge ends a long poll while the metaserver may be waiting; after that a late answer is awaited.
+                    # A nudge ends a long poll while the metaserver may be waiting; after that a
+                    # late answer is awaited.
                     self._polls_until_s = asyncio.get_running_loop().time() + wait_ms / 1000
                     self._poll = poll
                 grants = await self._ask(
@@ -378,7 +399,8 @@ class Membership:
         grants, shared = self._grants, self._shared
         if shared is None or grants is None or not (shared.has_others and _may_share(body, grants)):
             return await self._meta.call(endpoints.HEARTBEAT, body, timeout_ms=beyond_ms)
-        # Who has no partition yet may be about to get one from another consumer, which has to hand it over.
+        # Who has no partition yet may be about to get one from another consumer, which has to hand
+        # it over.
         first = not self._heard and bool(grants.grants)
         news = await shared.ask(
             body, longest_ms=longest_ms, beyond_ms=beyond_ms, meta=self._meta, first=first
@@ -388,7 +410,8 @@ class Membership:
     async def _version_fell(self, version: int) -> None:
         """Ask again after a pause, longer each time, because two databases may answer in turn."""
         log.warning(
-            "%s: the metaserver's grants went back from version %d to %d: its database has lost its last commits",
+            "%s: the version of the metaserver's grants fell from %d to %d: its database has lost "
+            "its last commits",
             self._name,
             self._version,
             version,
@@ -421,7 +444,9 @@ class Membership:
 
     @property
     def _timeout_ms(self) -> int:
-        """Of a call, for each metaserver: one that hangs costs a closing consumer one full time-out, not one for each call."""
+        """Of a call, for each metaserver: one that hangs costs a closing consumer one full
+        time-out, not one for each call.
+        """
         return FAREWELL_MS_MIN if self._unanswered else self._settings.call_timeout_ms
 
     @contextlib.contextmanager
@@ -439,7 +464,8 @@ class Membership:
 
     async def suspend(self, suspended: bool) -> None:
         """
-        Ask for no grants from now on (True), or for grants again (False); a later session joins in the same way.
+        Ask for no grants from now on (True), or for grants again (False); a later session joins in
+        the same way.
 
         Raises:
             KeylaneError: the metaserver could not be told; nothing has changed.
@@ -458,15 +484,19 @@ class Membership:
             raise
 
     async def announce_leave(self) -> None:
-        """Tell the metaserver that all partitions are handed over, so that it grants each one as soon as it is released."""
+        """Tell the metaserver that all partitions are handed over, so that it grants each one as
+        soon as it is released.
+        """
         self._leaving = True
         try:
             await self.suspend(True)
         except KeylaneError as error:
-            log.info("%s: announcing a leave: %s", self._name, error.message)
+            log.info("%s: cannot announce that it leaves: %s", self._name, error.message)
 
     async def give_up(self, why: BaseException) -> None:
-        """Leave a group whose join was cancelled, within LEAVE_S: the join may be carried out all the same."""
+        """Leave a group whose join was cancelled, within LEAVE_S: the join may be carried out all
+        the same.
+        """
         if isinstance(why, asyncio.CancelledError):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LEAVE_S):
@@ -489,7 +519,7 @@ class Membership:
                         endpoints.LEAVE, Leave(session=session), timeout_ms=self._timeout_ms
                     )
                 except KeylaneError as error:
-                    log.info("%s: leave: %s", self._name, error.message)
+                    log.info("%s: cannot leave the group: %s", self._name, error.message)
                 self.session = self._joining = ""
         finally:
             shared = self._shared

@@ -1,4 +1,5 @@
-"""The consumer's connections to brokers, as it tells of them: asks the cluster about brokers that it does not reach, and tries them.
+"""The consumer's connections to brokers, as it tells of them: asks the cluster about brokers that
+it does not reach, and tries them.
 
 `unreached.py` decides.
 """
@@ -22,11 +23,15 @@ from .unreached import NO_CONNECTION, UnreachedBrokers, patience_for
 
 log = logging.getLogger("keylane.consumer")
 _UNREACHED = (
-    "%s gets no connection to broker group %s, of which the cluster hears: other members of its group get its partitions there, "
+    "%s gets no connection to broker group %s, of which the cluster hears: other members of its "
+    "group get its partitions there, "
     "if they do"
 )
 _REACHED = "%s takes partitions of broker group %s again"
-_AWAY = "%s waits for broker group %s, of which the cluster does not hear any more either, or which has no partition of the subject"
+_AWAY = (
+    "%s waits for broker group %s, of which the cluster does not hear any more either, or which "
+    "has no partition of the subject"
+)
 
 
 class BrokerPlaces:
@@ -99,7 +104,8 @@ class BrokerPlaces:
     async def _decide(self, name: str, partition: Partition | None) -> None:
         """Decide about one broker group; `partition` is one of the subject's there."""
         away = partition is None or partition.address is None
-        # Also where its partitions try by themselves: the pause after their last try may be longer than the broker is back.
+        # Also where its partitions try by themselves: the pause after their last try may be longer
+        # than the broker is back.
         reached = partition is not None and not away and await self._is_reached(partition)
         now_ms = self._clock.boot_ms()
         if name not in self._brokers.due(now_ms):
@@ -119,8 +125,8 @@ class BrokerPlaces:
         """
         Whether the broker answers on a data connection.
 
-        It is asked something that changes nothing, and the refusal that comes, because this is no owner, is an answer: an
-        open connection alone may lead nowhere.
+        It is asked something that changes nothing, and the refusal that comes, because this is no
+        owner, is an answer: an open connection alone may lead nowhere.
         """
         assert partition.address is not None
         who = (int(partition.partition_id), self._group, self._membership.session, 0)

@@ -2,14 +2,14 @@
 
     take ─▶ pull under way ─▶ put: batches that nothing has opened ─▶ opened ─▶ the next in turn
 
-Many partitions would else have a pull each ahead: their bytes come into memory that is new each time, and leave the
-processor's cache before they are opened.
+Many partitions would else have a pull each ahead: their bytes come into memory that is new each
+time, and leave the processor's cache before they are opened.
 
 Invariants
     A partition that is at its end waits for nothing: room is for bytes that a broker has ready.
     Partitions get room in the order in which they asked.
-    What holds room and does not move, as a paused partition or a broker that does not answer, delays others for less
-    than twice `STALL_S`, however much of other partitions moves meanwhile.
+    What holds room and does not move, as a paused partition or a broker that does not answer,
+    delays others for less than twice `STALL_S`, however much of other partitions moves meanwhile.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ import asyncio
 
 ROOM_BYTES = 4 << 20
 STALL_S = 0.5
-"""Between two looks: what a partition had at one counts no longer after the next, if it has freed none of it."""
+"""Between two looks: what a partition had at one counts no longer after the next, if it has freed
+none of it.
+"""
 MESSAGE_BYTES = 1 << 10
 """What a message has, until a pull has shown it."""
 
@@ -94,7 +96,9 @@ class PullRoom:
                 return
 
     def _look(self) -> None:
-        """Count no longer what each partition had at the last look, if it has freed none of it since."""
+        """Count no longer what each partition had at the last look, if it has freed none of it
+        since.
+        """
         self._timer = None
         for share in self._shares:
             self.taken -= share.look()
@@ -118,7 +122,9 @@ class _Taken:
         """Some were freed since."""
 
     def free(self, count: int) -> int:
-        """Free the oldest `count` bytes, at most all; returns how many of them count in the room."""
+        """Free the oldest `count` bytes, at most all; returns how many of them count in the
+        room.
+        """
         count = min(count, self.count)
         self.count -= count
         self._moved = True
@@ -134,7 +140,9 @@ class _Taken:
         self._moved = False
 
     def look(self) -> int:
-        """Have those of the last look stand, if none was freed since; returns how many counted until now."""
+        """Have those of the last look stand, if none was freed since; returns how many counted
+        until now.
+        """
         stands = 0 if self._moved else self._noted - self._standing
         self._standing += stands
         self.note()
@@ -191,7 +199,9 @@ class RoomShare:
         self._room.taken += count
 
     def came(self, count: int = 0, messages: int = 0) -> None:
-        """Note that the pull has brought `count` bytes, of `messages`, or has ended without: its room is free."""
+        """Note that the pull has brought `count` bytes, of `messages`, or has ended without: its
+        room is free.
+        """
         if messages > 0 and count:
             self._message_bytes = -(-count // messages)
         taken = self._under_way
@@ -213,7 +223,9 @@ class RoomShare:
         self._unopened.note()
 
     def look(self) -> int:
-        """Have stand what did not move since the last look; returns how many bytes counted in the room until now."""
+        """Have stand what did not move since the last look; returns how many bytes counted in the
+        room until now.
+        """
         return self._under_way.look() + self._unopened.look()
 
     def leave(self) -> None:

@@ -3,7 +3,8 @@
     granted ─▶ on_assigned, awaited before the first pull      wanted elsewhere, or closing ─▶ on_revoked, awaited before the hand-over
                                                            fenced, or past its lease ────▶ on_lost
 
-A call-back that fails is logged: the hand-over continues.  One that takes longer than the limit is cancelled.
+A call-back that fails is logged: the hand-over continues.  One that takes longer than the limit is
+cancelled.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ class Rebalance:
         """By partition: tells of its grant."""
 
     def assigned(self, client: PullClient) -> None:
-        """Tell that a partition was granted, with others that are granted at this moment; nothing is pulled before."""
+        """Tell that a partition was granted, with others that are granted at this moment; nothing
+        is pulled before.
+        """
         if self._on_assigned is None:
             return
         partition_id = client.partition_id
@@ -76,7 +79,9 @@ class Rebalance:
                 client.gate.let_go("on_assigned")
 
     async def ends(self, partition_id: int, *, lost: bool) -> None:
-        """Tell that a partition is handed over, or `lost`: once the call-back for its grant has returned."""
+        """Tell that a partition is handed over, or `lost`: once the call-back for its grant has
+        returned.
+        """
         telling = self._telling.get(partition_id)
         if telling is not None:
             await asyncio.wait([telling])

@@ -60,77 +60,94 @@ class ConsumerSettings:
     Everything that can be set for a consumer.
 
     Attributes:
-        ttl_ms: 1_000 to 600_000, default 30_000; milliseconds after which a silent consumer loses its
-            partitions.
-        consume_strategy: the strategy of the group, also as text: "exclusive", the default, or "shared"; the
-            group's first consumer decides.
+        ttl_ms: 1_000 to 600_000, default 30_000; milliseconds after which a silent consumer loses
+            its partitions.
+        consume_strategy: the strategy of the group, also as text: "exclusive", the default, or
+            "shared"; the group's first consumer decides.
         concurrency: 1 to 10_000, default 16; handlers at once, each on another order key.
         max_records: 1 to 100_000, default 500; messages that a batch handler gets at once, at most.
-        max_wait_ms: 0 to 60_000, default 0; milliseconds for which a message may wait until a batch handler gets it
-            with `max_records` of its partition; 0: a free worker takes what is there.
+        max_wait_ms: 0 to 60_000, default 0; milliseconds for which a message may wait until a batch
+            handler gets it with `max_records` of its partition; 0: a free worker takes what is
+            there.
         pull_bytes: 1 to 2_097_152, default 1_048_576; bytes of the batches that one pull may bring.
-        pull_wait_ms: 0 to 30_000, default 30_000; milliseconds for which a broker that has nothing new may wait
-            before it answers a pull.
-        buffer_messages: 1 to 1_000_000, default 20_000; messages of one partition that are pulled and not yet
-            handled, at most.  Pulling also pauses while the handled messages leave more gaps than a cursor
-            keeps.
-        in_flight_messages: 1 to 100_000, default 200; shared groups: messages of one partition that are handed
-            out to this consumer and not yet handled, at most; other consumers do not get them.  Messages
-            waiting for their next try do not count, up to `buffer_messages` of them.  Less is pulled while handlers take
-            long: as many messages as workers are free, and as are handled in a second.
-        in_flight_ms: 100 to 3_600_000, default 60_000; shared groups: milliseconds after which a message that waits here
-            for a worker, or for its next try, is handed out again, to any consumer; so is one that a loop has passed over
-            without an ack, as a failed try.  What a handler or the loop body has is renewed until it ends.
-            When a broker has not heard a consumer for `ttl_ms`, its messages are handed out again at once.
-        instance: default ""; a name of this consumer within its group that outlives its process.  A process that is
-            started under the same name takes over from its predecessor at once, with the same partitions and new
-            tokens; a predecessor that still lives ends with InstanceTakenError.  For exclusive groups.
-        ack: when a handled message is acked, also as text.  "lingering", the default: some milliseconds later, with
-            others; what is not acked when a process is killed is handled again.  "each": the ack is durable at the
-            broker before the next message of the key starts, so that of each key one message is handled again, at
-            most, and `await message.ack()` returns when it is durable.  A handler then holds its worker until the
-            ack is durable: more `concurrency` makes up for it.  While older messages leave more gaps than a broker keeps,
-            it takes no further ack: the key waits, and so does `ack()`, until those are handled or the lease ends.  "before": the ack is durable before the handler starts,
-            and no message is handled twice: one whose handler fails, or is cut short by a crash or a hand-over, is lost.
-        ack_linger_ms: 0 to 10_000, default 20; milliseconds for which acks are collected before one request
-            carries them.
-        handler_timeout_ms: 0 to 604_800_000, default 3_600_000; milliseconds after which a handler, or a batch handler, that
-            has not returned is cancelled, up to a tenth later; that is a failed try, with HandlerTimeoutError.  0 or
-            None: no limit.  In `threads` it is counted as a failed try and logged, and the message stays with the thread
-            until that returns, because a thread cannot be cancelled.  A `def` without `threads` blocks the event loop,
+        pull_wait_ms: 0 to 30_000, default 30_000; milliseconds for which a broker that has nothing
+            new may wait before it answers a pull.
+        buffer_messages: 1 to 1_000_000, default 20_000; messages of one partition that are pulled
+            and not yet handled, at most.  Pulling also pauses while the handled messages leave more
+            gaps than a cursor keeps.
+        in_flight_messages: 1 to 100_000, default 200; shared groups: messages of one partition that
+            are handed out to this consumer and not yet handled, at most; other consumers do not get
+            them.  Messages waiting for their next try do not count, up to `buffer_messages` of
+            them.  Less is pulled while handlers take long: as many messages as workers are free,
+            and as are handled in a second.
+        in_flight_ms: 100 to 3_600_000, default 60_000; shared groups: milliseconds after which a
+            message that waits here for a worker, or for its next try, is handed out again, to any
+            consumer; so is one that a loop has passed over without an ack, as a failed try.  What a
+            handler or the loop body has is renewed until it ends. When a broker has not heard a
+            consumer for `ttl_ms`, its messages are handed out again at once.
+        instance: default ""; a name of this consumer within its group that outlives its process.  A
+            process that is started under the same name takes over from its predecessor at once,
+            with the same partitions and new tokens; a predecessor that still lives ends with
+            InstanceTakenError.  For exclusive groups.
+        ack: when a handled message is acked, also as text.  "lingering", the default: some
+            milliseconds later, with others; what is not acked when a process is killed is handled
+            again.  "each": the ack is durable at the broker before the next message of the key
+            starts, so that of each key one message is handled again, at most, and `await
+            message.ack()` returns when it is durable.  A handler then holds its worker until the
+            ack is durable: more `concurrency` makes up for it.  While older messages leave more
+            gaps than a broker keeps, it takes no further ack: the key waits, and so does `ack()`,
+            until those are handled or the lease ends.  "before": the ack is durable before the
+            handler starts, and no message is handled twice: one whose handler fails, or is cut
+            short by a crash or a hand-over, is lost.
+        ack_linger_ms: 0 to 10_000, default 20; milliseconds for which acks are collected before one
+            request carries them.
+        handler_timeout_ms: 0 to 604_800_000, default 3_600_000; milliseconds after which a handler,
+            or a batch handler, that has not returned is cancelled, up to a tenth later; that is a
+            failed try, with HandlerTimeoutError.  0 or None: no limit.  In `threads` it is counted
+            as a failed try and logged, and the message stays with the thread until that returns,
+            because a thread cannot be cancelled.  A `def` without `threads` blocks the event loop,
             and no limit ends it.  With ack="before" the message is lost, as with other errors.
-        handover_ms: 0 to 600_000, default 5_000; milliseconds that running handlers have to end when their
-            partition is handed over, within the lease; then they are cancelled.  A handler that ignores the
-            cancellation keeps its partition here until it ends.  Iteration: the time for acks of messages
-            passed over; a running loop body is waited for.
-        on_failure: default None, which is "retry" or "block"; what becomes of a message that has failed `tries_max` times, or has ended its process, also as text.
-            It fails if its handler raises, of a batch handler for it alone, or if the program gives it back (`nack`).
-            "block", the default of strict subjects: it is tried on, and later messages of its key wait.  "park": its key is set aside at the broker
-            with all its messages, in their order, until an operator has them handled again or skips some; everything
-            else goes on.  "dead": the message is set aside alone, and later ones of its key go on.  Messages without a
-            key are set aside alone, as are all of a shared group.  "retry", the default of exclusive groups of
-            best_tried subjects, and of exclusive groups only for them: the first failure sets the message aside alone, at the
-            broker, for the pauses of `retry_backoff`; after `retry_tries_max` tries it is a dead letter.  In a shared group the
-            message waits in place for these pauses, of `in_flight_ms` at most.  What `keylane group set`
-            has stored for the group counts more.
-        on_full: for "park", also as text: what becomes of a key that finds no room, because the group has 10,000 parked keys or
-            1,000,000 parked messages on the partition.  "block", the default: its message waits until there is room.
-            "dead": the key is set aside all the same, with all that follows, in order, as dead letters, which have as
-            much room of their own; messages without a key become dead letters.  What is stored for the group counts more.
-        tries_max: 1 to 1_000_000, default 10; tries of a message, counted durably, until `on_failure` applies.  A
-            `Retry` counts, and is never the last.  What is stored for the group counts more.
-        retry_tries_max: 1 to 1_000_000, default 32; tries of a message under "retry".  What is stored as the group's
-            tries counts more.
-        call_timeout_ms: 10 to 600_000, default 5_000; milliseconds for a call of a metaserver or broker, beyond
-            the time that it may wait itself.
-        backoff: default Backoff(first_ms=50, max_ms=2_000); the pauses between tries of a failing call.
-        handler_backoff: default Backoff(first_ms=100, max_ms=30_000); the pauses between tries of a failing message.
-            Later messages of its key wait meanwhile; no worker does.  What is stored for the group counts more.
-        retry_backoff: default Backoff(first_ms=5_000, max_ms=600_000); the pauses under "retry".  What is stored for
-            the group counts more.
+        handover_ms: 0 to 600_000, default 5_000; milliseconds that running handlers have to end
+            when their partition is handed over, within the lease; then they are cancelled.  A
+            handler that ignores the cancellation keeps its partition here until it ends.
+            Iteration: the time for acks of messages passed over; a running loop body is waited for.
+        on_failure: default None, which is "retry" or "block"; what becomes of a message that has
+            failed `tries_max` times, or has ended its process, also as text. It fails if its
+            handler raises, of a batch handler for it alone, or if the program gives it back
+            (`nack`). "block", the default of strict subjects: it is tried on, and later messages of
+            its key wait.  "park": its key is set aside at the broker with all its messages, in
+            their order, until an operator has them handled again or skips some; everything else
+            goes on.  "dead": the message is set aside alone, and later ones of its key go on.
+            Messages without a key are set aside alone, as are all of a shared group.  "retry", the
+            default of exclusive groups of best_tried subjects, and of exclusive groups only for
+            them: the first failure sets the message aside alone, at the broker, for the pauses of
+            `retry_backoff`; after `retry_tries_max` tries it is a dead letter.  In a shared group
+            the message waits in place for these pauses, of `in_flight_ms` at most.  What `keylane
+            group set` has stored for the group counts more.
+        on_full: for "park", also as text: what becomes of a key that finds no room, because the
+            group has 10,000 parked keys or 1,000,000 parked messages on the partition.  "block",
+            the default: its message waits until there is room. "dead": the key is set aside all the
+            same, with all that follows, in order, as dead letters, which have as much room of their
+            own; messages without a key become dead letters.  What is stored for the group counts
+            more.
+        tries_max: 1 to 1_000_000, default 10; tries of a message, counted durably, until
+            `on_failure` applies.  A `Retry` counts, and is never the last.  What is stored for the
+            group counts more.
+        retry_tries_max: 1 to 1_000_000, default 32; tries of a message under "retry".  What is
+            stored as the group's tries counts more.
+        call_timeout_ms: 10 to 600_000, default 5_000; milliseconds for a call of a metaserver or
+            broker, beyond the time that it may wait itself.
+        backoff: default Backoff(first_ms=50, max_ms=2_000); the pauses between tries of a failing
+            call.
+        handler_backoff: default Backoff(first_ms=100, max_ms=30_000); the pauses between tries of a
+            failing message. Later messages of its key wait meanwhile; no worker does.  What is
+            stored for the group counts more.
+        retry_backoff: default Backoff(first_ms=5_000, max_ms=600_000); the pauses under "retry".
+            What is stored for the group counts more.
 
     Raises:
-        ConfigError: values out of their range, or that cannot work together; the text names all of them.
+        ConfigError: values out of their range, or that cannot work together; the text names all of
+            them.
     """
 
     ttl_ms: int = TTL_MS_DEFAULT
@@ -202,7 +219,9 @@ class ConsumerSettings:
 
     @property
     def try_backoff(self) -> Backoff:
-        """The pauses between tries of a message that stays where it is: of a shared group, under RETRY, as if it did not."""
+        """The pauses between tries of a message that stays where it is: of a shared group, under
+        RETRY, as if it did not.
+        """
         shared = self.consume_strategy is ConsumeStrategy.SHARED
         retries = self.failure_policy is FailurePolicy.RETRY
         return self.retry_backoff if shared and retries else self.handler_backoff
@@ -232,7 +251,8 @@ def given_of(**arguments: Any) -> dict[str, Any]:
 
 def settings_with(settings: ConsumerSettings | None, **given: Any) -> ConsumerSettings:
     """
-    These settings, or the defaults, with the arguments that are not None in their place; raises ConfigError.
+    These settings, or the defaults, with the arguments that are not None in their place; raises
+    ConfigError.
 
     `tries_max` is that of every policy.
     """
@@ -247,7 +267,8 @@ def settings_with(settings: ConsumerSettings | None, **given: Any) -> ConsumerSe
 
 OTHER_WORDS = {
     "topic": "give subject=",
-    "topics": "give subject=, or leave it out and add functions with @consumer.on(subject, group=...)",
+    "topics": "give subject=, or leave it out and add functions with "
+    "@consumer.on(subject, group=...)",
     "queue": "give subject=",
     "group_id": "give group=",
     "consumer_group": "give group=",

@@ -36,7 +36,9 @@ class Member(Protocol):
         ...
 
     def begin_close(self) -> asyncio.Task[None] | None:
-        """Begin to hand everything over; returns what `close` waits for, None if it waits for nothing."""
+        """Begin to hand everything over; returns what `close` waits for, None if it waits for
+        nothing.
+        """
         ...
 
     async def wait(self) -> None:
@@ -69,7 +71,9 @@ class Several:
         return "open" if self._open else "closed"
 
     def check_new(self, subject: str, group: str | None) -> None:
-        """Raises HandlerTwiceError: this group of the subject has a member; broadcast ones have no group."""
+        """Raises HandlerTwiceError: this group of the subject has a member; broadcast ones have no
+        group.
+        """
         if group is not None and (subject, group) in self._taken:
             raise HandlerTwiceError(subject=subject, group=group)
 
@@ -93,7 +97,8 @@ class Several:
         """
         if not self.members:
             raise HandlerTypeError(
-                "a consumer without a subject handles nothing: @consumer.on(subject, group=...), or "
+                "a consumer without a subject handles nothing: "
+                "@consumer.on(subject, group=...), or "
                 "Consumer(meta, subject=..., group=...)"
             )
         if self._open:
@@ -119,7 +124,9 @@ class Several:
             await asyncio.shield(ending)
 
     def begin_close(self) -> asyncio.Task[None] | None:
-        """Begin to close all members; returns what `close` waits for, None if it waits for nothing."""
+        """Begin to close all members; returns what `close` waits for, None if it waits for
+        nothing.
+        """
         self._open = False
         self._closings += 1
         endings = [member.begin_close() for member in self.members]
@@ -140,7 +147,9 @@ class Several:
                         raise error
 
     async def run(self) -> None:
-        """Open the members if they are not, wait for a signal, the end of one or `close`, and close all."""
+        """Open the members if they are not, wait for a signal, the end of one or `close`, and close
+        all.
+        """
         closings = self._closings
         with environment_of(None).stop_signals() as stop:
             try:
@@ -182,7 +191,9 @@ async def _end(endings: list[asyncio.Task[None]]) -> None:
 def several_if(
     subject: object, group: object, name: object, calls: Calls, broadcast: bool
 ) -> Several | None:
-    """The place for consumers of `on`, if there is no subject; else checks the names.  Raises ConfigError."""
+    """The place for consumers of `on`, if there is no subject; else checks the names.  Raises
+    ConfigError.
+    """
     if broadcast and subject is None:
         raise ConfigError(
             "broadcast=True is of a subject: Consumer(meta, subject=..., broadcast=True)"
@@ -192,21 +203,26 @@ def several_if(
         return None
     if calls.one is not None:
         raise ConfigError(
-            "a handler is of a subject and a group: Consumer(meta, subject=..., group=..., handler=...)"
+            "a handler is of a subject and a group: Consumer(meta, subject=..., group=..., "
+            "handler=...)"
         )
     return Several()
 
 
 def _check_names(subject: object, group: object, name: object, *, broadcast: bool) -> None:
-    """Raises InvalidNameError; ConfigError: one is missing, or a metaserver would not take `name` as that of a client."""
+    """Raises InvalidNameError; ConfigError: one is missing, or a metaserver would not take `name`
+    as that of a client.
+    """
     if subject is None:
         raise ConfigError(
-            f"subject= is missing: Consumer(meta, subject=..., group={group!r:.40}); of several subjects, give each "
+            f"subject= is missing: Consumer(meta, subject=..., group={group!r:.40}); of several "
+            f"subjects, give each "
             "its group: @consumer.on(subject, group=...)"
         )
     if group is None and not broadcast:
         raise ConfigError(
-            f"group= is missing: Consumer(meta, subject={subject!r:.40}, group=...); or broadcast=True, for every message "
+            f"group= is missing: Consumer(meta, subject={subject!r:.40}, group=...); or "
+            f"broadcast=True, for every message "
             "that is sent once it is open"
         )
     check_name("subject", subject)
@@ -215,5 +231,6 @@ def _check_names(subject: object, group: object, name: object, *, broadcast: boo
     text = isinstance(name, str) and len(name) <= SHORT_TEXT_CHARS_MAX
     if name is not None and (not text or _UNSENDABLE.search(str(name))):
         raise ConfigError(
-            f"name must be text of at most {SHORT_TEXT_CHARS_MAX} characters, without NUL, not {name!r:.40}"
+            f"name must be text of at most {SHORT_TEXT_CHARS_MAX} characters, without NUL, not "
+            f"{name!r:.40}"
         )

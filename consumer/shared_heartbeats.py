@@ -1,18 +1,21 @@
-"""The heartbeats of the consumers of one program that wait for a change: one request for all of them.
+"""The heartbeats of the consumers of one program that wait for a change: one request for all of
+them.
 
     consumer ─ long poll ─┐                     ┌─ news of one ─▶ its grants
     consumer ─ long poll ─┼─▶ request ─ wait ───┤
     consumer ─ long poll ─┘                     ╰─ tick, no news ─▶ all go on with the grants that they have
 
-Waits end at common ticks, and all that was answered begins again in the same turn, so that it shares the next request.
-What hurries never comes here: a report, a lease that may end soon, the first heartbeat after a failure.
+Waits end at common ticks, and all that was answered begins again in the same turn, so that it
+shares the next request. What hurries never comes here: a report, a lease that may end soon, the
+first heartbeat after a failure.
 
 Invariants
-    A heartbeat shares a request with those of the same metaservers, TLS, token and ttl in the same event loop.
-    A request without an answer fails every heartbeat in it; each consumer then asks by itself, within its own time-outs,
-    and the metaserver that has not answered last: so each asks every metaserver once, as `heartbeat_timeouts` counts them.
-    A heartbeat ends no later than one that was sent alone when it began.
-    A heartbeat that is given up leaves the request to the others, and nothing that fails for one consumer fails another.
+    A heartbeat shares a request with those of the same metaservers, TLS, token and ttl in the same
+    event loop. A request without an answer fails every heartbeat in it; each consumer then asks by
+    itself, within its own time-outs, and the metaserver that has not answered last: so each asks
+    every metaserver once, as `heartbeat_timeouts` counts them. A heartbeat ends no later than one
+    that was sent alone when it began. A heartbeat that is given up leaves the request to the
+    others, and nothing that fails for one consumer fails another.
 """
 
 from __future__ import annotations
@@ -42,11 +45,17 @@ from ..rpc.race import start_task
 
 log = logging.getLogger("keylane.consumer")
 GATHER_MS = 10
-"""How long a heartbeat that begins at a tick waits for others: their answers come one after another."""
+"""How long a heartbeat that begins at a tick waits for others: their answers come one after
+another.
+"""
 GATHER_FIRST_MS = 50
-"""The same for the first one after a join that has brought partitions: consumers are opened one after another."""
+"""The same for the first one after a join that has brought partitions: consumers are opened one
+after another.
+"""
 APART_MS = 60_000
-"""For how long each asks alone after a refusal: the metaserver may not know the call, or a consumer may have no right."""
+"""For how long each asks alone after a refusal: the metaserver may not know the call, or a consumer
+may have no right.
+"""
 _FAILURES = (UnreachableError, StorageError, ForeignServerError)
 """Nothing is said of a session by these."""
 
@@ -75,7 +84,8 @@ class SharedHeartbeats:
     Sends the heartbeats that wait, together where they may be.
 
     Args:
-        meta: called when a request has the first heartbeats of two consumers; called again if it raised a KeylaneError.
+        meta: called when a request has the first heartbeats of two consumers; called again if it
+            raised a KeylaneError.
         close: closes what `meta` has made.
         clock: of ticks.
         key: under which consumers find it.
@@ -99,7 +109,9 @@ class SharedHeartbeats:
         self._next: list[_Begun] = []
         self._gathering: asyncio.Handle | None = None
         self._gathered_s = 0.0
-        """When `_gathering` ends; the handle of a timer that is due at once does not say it in every event loop."""
+        """When `_gathering` ends; the handle of a timer that is due at once does not say it in
+        every event loop.
+        """
         self._requests: set[asyncio.Task[None]] = set()
         self._apart_until_ms = 0
 
@@ -109,7 +121,9 @@ class SharedHeartbeats:
         return len(self.users) > 1
 
     def wait_ms(self, longest_ms: int) -> int:
-        """How long a heartbeat waits: until a tick, at least a fifth of `longest_ms` and at most all of it."""
+        """How long a heartbeat waits: until a tick, at least a fifth of `longest_ms` and at most
+        all of it.
+        """
         period_ms = _period_ms(longest_ms)
         left_ms = period_ms - self._since_tick_ms(period_ms)
         return left_ms if left_ms >= longest_ms - period_ms else left_ms + period_ms
@@ -187,7 +201,9 @@ class SharedHeartbeats:
                 _fail(each, error)
 
     async def _ask_together(self, waiting: Sequence[_Begun]) -> bool:
-        """Send one request; False: it was refused or cannot be made, and no heartbeat is answered."""
+        """Send one request; False: it was refused or cannot be made, and no heartbeat is
+        answered.
+        """
         asked = ""
         try:
             if self._meta is None:
@@ -200,7 +216,8 @@ class SharedHeartbeats:
                 timeout_ms=min(each.beyond_ms for each in waiting),
             )
         except _FAILURES as error:
-            # Each client has an order of its own: those of the consumers must not ask the same metaserver again.
+            # Each client has an order of its own: those of the consumers must not ask the same
+            # metaserver again.
             for each in waiting:
                 each.meta.put_last(asked)
                 _fail(each, error.copy(error.fate))
@@ -271,12 +288,16 @@ def _end_without_takers(request: asyncio.Task[None], waiting: Sequence[_Begun]) 
 
 
 def _period_ms(longest_ms: int) -> int:
-    """The time between two ticks, so that a wait can begin at any time: a short one is added to the next."""
+    """The time between two ticks, so that a wait can begin at any time: a short one is added to the
+    next.
+    """
     return max(1, longest_ms * 4 // 5)
 
 
 _shared: WeakValueDictionary[Hashable, SharedHeartbeats] = WeakValueDictionary()
-"""By event loop, metaservers, TLS, token and ttl; weak, because what is shared keeps its event loop."""
+"""By event loop, metaservers, TLS, token and ttl; weak, because what is shared keeps its event
+loop.
+"""
 
 
 def heartbeats_for(
@@ -288,7 +309,8 @@ def heartbeats_for(
     ttl_ms: int,
 ) -> SharedHeartbeats:
     """
-    The heartbeats that a consumer with these open connections shares, until `SharedHeartbeats.leave`.
+    The heartbeats that a consumer with these open connections shares, until
+    `SharedHeartbeats.leave`.
 
     Consumers of another `ttl_ms` share others: the shortest wait is that of all in a request.
     """

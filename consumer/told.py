@@ -1,7 +1,8 @@
-"""What a metaserver tells a consumer of its group beside its partitions: the stored policy, and the operators' switches.
+"""What a metaserver tells a consumer of its group beside its partitions: the stored policy, and the
+operators' switches.
 
-A stored field counts more than the consumer's own code, so that all members of a group do the same with what fails, and an
-operator's change reaches them while they run.
+A stored field counts more than the consumer's own code, so that all members of a group do the same
+with what fails, and an operator's change reaches them while they run.
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ class Told:
 
     @property
     def waiting_for(self) -> str:
-        """For people: what an operator has suspended, and the command that ends it; "" if nothing."""
+        """For people: what an operator has suspended, and the command that ends it; "" if
+        nothing.
+        """
         if self._suspended_by is OperatorSwitch.OFF:
             return ""
         who, option = "the group", ""
@@ -73,17 +76,17 @@ class Told:
 
     def _log_switch(self) -> None:
         if self.waiting_for:
-            log.warning("%s hands everything over: %s", self._name, self.waiting_for)
+            log.warning("%s hands all its partitions over: %s", self._name, self.waiting_for)
         else:
-            log.info("%s takes part again: an operator has resumed it", self._name)
+            log.info("an operator has resumed %s, which takes partitions again", self._name)
 
     def _log_retry(self) -> None:
         """Log that "retry" is wanted and not in force: the order of the subject would be broken."""
         wanted = self._policy.on_failure or self._own.on_failure
         if wanted is FailurePolicy.RETRY and self.settings.on_failure is not wanted:
             log.warning(
-                "%s: on_failure='retry' is of best_tried subjects and shared groups; messages "
-                "that fail are tried on, and later ones of their keys wait",
+                "%s: on_failure='retry' applies to best_tried subjects and shared groups only; "
+                "here failing messages are retried in place, and later messages of their keys wait",
                 self._name,
             )
 
@@ -97,13 +100,13 @@ class Told:
         ]
         if differing:
             log.warning(
-                "%s follows the stored policy of the group: %s; its code says %s",
+                "%s follows the group's stored policy, %s, and not its code, %s",
                 self._name,
                 stored,
                 ", ".join(differing),
             )
         else:
-            log.info("%s follows the stored policy of the group: %s", self._name, stored)
+            log.info("%s follows the group's stored policy: %s", self._name, stored)
 
 
 def in_force(

@@ -1,11 +1,13 @@
-"""Brokers to which a consumer gets no connection although the cluster hears of them: which it says to the metaserver.  Pure.
+"""Brokers to which a consumer gets no connection although the cluster hears of them: which it says
+to the metaserver.  Pure.
 
     a pull client fails ─▶ for the patience ─▶ asks: does the cluster hear of the broker? ── no ──▶ waits anew
             ▲                                                 │ yes
             │ another way it is as before                     ▼
     reached, or no broker of the subject ◀── looked at ── told in each heartbeat, others get the partitions
 
-A broker that is down is away for everybody: nothing is told of it, so partitions do not move to and fro while it is restarted.
+A broker that is down is away for everybody: nothing is told of it, so partitions do not move to and
+fro while it is restarted.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ def patience_for(ttl_ms: int) -> int:
 
 
 class UnreachedBrokers:
-    """The broker groups without a connection, and since when; every time is of the boot clock, in ms."""
+    """The broker groups without a connection, and since when; every time is of the boot clock, in
+    ms.
+    """
 
     def __init__(self, patience_ms: int) -> None:
         self._patience_ms = patience_ms
@@ -77,11 +81,15 @@ class UnreachedBrokers:
         return name in self._looks
 
     def stay(self, name: str, now_ms: int) -> None:
-        """Tell, from now on or still, that a broker group is not reached; it is looked at again after the patience."""
+        """Tell, from now on or still, that a broker group is not reached; it is looked at again
+        after the patience.
+        """
         self._looks[name] = now_ms + self._patience_ms
 
     def forget(self, name: str, now_ms: int) -> bool:
-        """Tell no more of a broker group: it is reached, or away for everybody.  Returns whether it was told."""
+        """Tell no more of a broker group: it is reached, or away for everybody.  Returns whether it
+        was told.
+        """
         if name in self._failing:
             self._failing[name] = now_ms
         return self._looks.pop(name, None) is not None

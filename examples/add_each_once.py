@@ -1,4 +1,5 @@
-"""A consumer that adds each payment to an account in SQLite once, however often it is killed and started again.
+"""A consumer that adds each payment to an account in SQLite once, however often it is killed and
+started again.
 
 keylane dev --subject payments        (in another terminal)
 seq 1 10 | keylane produce payments

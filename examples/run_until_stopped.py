@@ -19,7 +19,8 @@ async def handle(message: Message) -> None:
 
 
 async def main() -> None:
-    # At SIGTERM or SIGINT: running handlers end, their messages are acked, the partitions go to other consumers at once.
+    # At SIGTERM or SIGINT: running handlers end, their messages are acked, the partitions go to
+    # other consumers at once.
     await Consumer(META, subject="readings", group="service", handler=handle).run()
     print("everything is handed over")
 

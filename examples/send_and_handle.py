@@ -1,4 +1,5 @@
-"""Parcels of three customers: sent with the customer as order key, handled in order per customer, many at once.
+"""Parcels of three customers: sent with the customer as order key, handled in order per customer,
+many at once.
 
 keylane dev --subject parcels          (in another terminal)
 python examples/send_and_handle.py
@@ -33,7 +34,8 @@ async def main() -> None:
     everything = asyncio.Event()
 
     async def handle(message: Message) -> None:
-        # One message of a key at a time; other keys are handled meanwhile.  Acked when this returns.
+        # One message of a key at a time; other keys are handled meanwhile.  Acked when this
+        # returns.
         await asyncio.sleep(0.01)
         seen[message.key.decode()].append(message.value.decode())
         if sum(map(len, seen.values())) == len(CUSTOMERS) * len(STEPS):

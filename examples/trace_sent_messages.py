@@ -1,4 +1,5 @@
-"""One trace through a producer, a handler, and what the handler sends: each message has its `traceparent` as a property.
+"""One trace through a producer, a handler, and what the handler sends: each message has its
+`traceparent` as a property.
 
 keylane dev --subject tickets --subject bills     (in another terminal)
 python examples/trace_sent_messages.py

@@ -62,7 +62,9 @@ async def _serve(
 
 
 def _die_after(step: str) -> None:
-    """Kill this process after the step that KEYLANE_DIE_AFTER names, as a crash would: for tests."""
+    """Kill this process after the step that KEYLANE_DIE_AFTER names, as a crash would: for
+    tests.
+    """
     if step == os.environ.get("KEYLANE_DIE_AFTER"):
         os.kill(os.getpid(), 9)
 

@@ -1,7 +1,8 @@
-"""The periodic work of a metaserver: expired sessions, changes by other metaservers, repairs, expired data.
+"""The periodic work of a metaserver: expired sessions, changes by other metaservers, repairs,
+expired data.
 
-It polls every `poll_ms`, and earlier when a session is about to expire: a silent consumer is replaced at its ttl even if
-no other consumer calls.
+It polls every `poll_ms`, and earlier when a session is about to expire: a silent consumer is
+replaced at its ttl even if no other consumer calls.
 """
 
 from __future__ import annotations
@@ -22,15 +23,19 @@ from .sql.database import Database
 
 log = logging.getLogger("keylane.metaserver")
 SETTLE_S = 1.0
-"""How long a round waits for one group.  A transaction elsewhere may hold its row for as long as a statement may take, and
-the other groups and what waits for changes wait for the round."""
+"""How long a round waits for one group.  A transaction elsewhere may hold its row for as long as a
+statement may take, and the other groups and what waits for changes wait for the round.
+"""
 LATE_S = 10.0
-"""For how long rounds leave a group behind before the log says so: where many consumers join at once, settling takes its time."""
+"""For how long rounds leave a group behind before the log says so: where many consumers join at
+once, settling takes its time.
+"""
 
 
 class Attendant:
     """
-    Runs the periodic work.  Any number of metaservers may run it at once: each step is a transaction.
+    Runs the periodic work.  Any number of metaservers may run it at once: each step is a
+    transaction.
 
     Args:
         duties: called every `expire_ms`.
@@ -72,7 +77,9 @@ class Attendant:
         """The groups that rounds have left behind, and since when."""
 
     async def run(self) -> None:
-        """Run until cancelled.  A KeylaneError is logged and the work retried; any other error ends the run and is raised."""
+        """Run until cancelled.  A KeylaneError is logged and the work retried; any other error ends
+        the run and is raised.
+        """
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._poll_loop())
@@ -86,7 +93,7 @@ class Attendant:
                 # Its own loop: a hanging broker answers no call, and nothing else waits for it.
                 group.create_task(self._run_quick_loop(self._remove, self._removals_wanted))
         except Exception:
-            log.exception("the periodic work has ended by a bug")
+            log.exception("a bug ended the periodic work")
             raise
 
     async def poll(self) -> int:
@@ -180,7 +187,7 @@ class Attendant:
     def _warn(self, why: str) -> None:
         """Log why work failed, unless the log has said so lately: rounds are many a second."""
         if line := self._troubles.met(why, _now_ms()):
-            log.warning("will try again: %s", line)
+            log.warning("periodic work failed and will be retried: %s", line)
 
 
 def _now_ms() -> int:

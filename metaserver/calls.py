@@ -1,4 +1,6 @@
-"""The handlers of a metaserver's control calls; the calls are declared in `protocol/endpoints.py`."""
+"""The handlers of a metaserver's control calls; the calls are declared in
+`protocol/endpoints.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Whether a metaserver is ready for clients, and why not: within a second, also while the database does not answer."""
+"""Whether a metaserver is ready for clients, and why not: within a second, also while the database
+does not answer.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from .sql.database import Database
 
 
 class HealthyDatabase(Database, Protocol):
-    """A database that says whether it can be written and answers, and when it may be another one."""
+    """A database that says whether it can be written and answers, and when it may be another
+    one.
+    """
 
     @property
     def name(self) -> str:
@@ -32,7 +36,9 @@ class HealthyDatabase(Database, Protocol):
         ...
 
     def on_new_connection(self, call: Callable[[], None]) -> None:
-        """Have `call` called at each new connection: another server, which lacks commits, may answer on it."""
+        """Have `call` called at each new connection: another server, which lacks commits, may
+        answer on it.
+        """
         ...
 
 
@@ -48,7 +54,9 @@ class MetaserverHealth:
         self._known = Remembered(self._read)
 
     async def now(self) -> Health:
-        """The health as of now; `details.age_ms` says how old it is if the database does not answer in time."""
+        """The health as of now; `details.age_ms` says how old it is if the database does not answer
+        in time.
+        """
         recalled = await self._known.ask()
         health = recalled.value or Health(
             program="metaserver", ready=False, reason="the database has not answered yet"

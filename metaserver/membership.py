@@ -1,4 +1,5 @@
-"""A metaserver as a member of the cluster: it notes itself, raises the cluster's version, and checks brokers against it.
+"""A metaserver as a member of the cluster: it notes itself, raises the cluster's version, and
+checks brokers against it.
 
 every BEAT_S: own row renewed ─▶ lowest version of all members ─▶ the cluster's version, told to brokers
 """
@@ -60,7 +61,9 @@ class ClusterMember:
         return str(self._known.version)
 
     async def learn(self) -> None:
-        """Learn the cluster's name and version, before any broker reports itself.  Raises StorageError."""
+        """Learn the cluster's name and version, before any broker reports itself.  Raises
+        StorageError.
+        """
         self._known = await self.state()
 
     async def state(self) -> ClusterState:
@@ -70,8 +73,11 @@ class ClusterMember:
     async def beat(self, address: str) -> None:
         """Note this metaserver, and learn the cluster's version.  Raises StorageError."""
         noted: dict[str, Any] = {
-            "holder": self._holder, "address": address, "version": self._version, "ttl_ms": TTL_MS
-        }  # fmt: skip
+            "holder": self._holder,
+            "address": address,
+            "version": self._version,
+            "ttl_ms": TTL_MS,
+        }
         state = await self._database.renew(renew_metaserver, **noted)
         if state.raised > state.version:  # on the disk before anyone is told
             state = await self._database.write_first(note_metaserver, **noted)
@@ -104,7 +110,7 @@ class ClusterMember:
                 await self.beat(address)
             except KeylaneError as error:
                 if line := troubles.met(error.message, round(loop.time() * 1000)):
-                    log.warning("cannot note this metaserver: %s", line)
+                    log.warning("cannot register this metaserver in the database: %s", line)
             else:
                 if failures := troubles.over(round(loop.time() * 1000)):
                     log.warning("this metaserver is noted again, after %s", failures)
@@ -113,7 +119,7 @@ class ClusterMember:
         try:
             await self._database.write(leave, holder=self._holder)
         except KeylaneError as error:
-            log.debug("cannot leave: %s", error.message)
+            log.debug("cannot report that this metaserver leaves: %s", error.message)
 
     def check(self, report: BrokerHeartbeat) -> None:
         """

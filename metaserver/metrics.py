@@ -1,5 +1,6 @@
 """
-The figures of a metaserver for operators: the cluster as its database has it, and how long the database takes.
+The figures of a metaserver for operators: the cluster as its database has it, and how long the
+database takes.
 
 A scrape gets the last figures, with their age, while the database does not answer.
 """
@@ -104,7 +105,8 @@ def _families(cluster: _Cluster) -> Iterable[Metric]:
     yield gauge("keylane_metaserver_cordoned_brokers", "Cordoned broker groups.", cluster.cordoned)
     yield gauge(
         "keylane_metaserver_database_behind",
-        "1 while the database lacks partitions or changes that brokers have: it went back, or is empty.",
+        "1 while the database lacks partitions or changes that brokers have: it "
+        "went back, or is empty.",
         cluster.behind,
     )
     yield gauge("keylane_metaserver_subjects", "Subjects.", cluster.subjects)
@@ -114,7 +116,8 @@ def _families(cluster: _Cluster) -> Iterable[Metric]:
     )
     yield labelled(
         "keylane_group_given_up_messages",
-        "Messages, at most, that a group had not read of partitions whose loss was accepted; those of known number.",
+        "Messages, at most, that a group had not read of partitions whose loss was accepted; those "
+        "of known number.",
         largest(cluster.given_up),
     )
     yield labelled(

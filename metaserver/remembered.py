@@ -1,4 +1,6 @@
-"""What was read last, for who cannot wait for a database that does not answer: probes and scrapes have a second."""
+"""What was read last, for who cannot wait for a database that does not answer: probes and scrapes
+have a second.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from ..protocol.errors import KeylaneError
 
 T = TypeVar("T")
 WAIT_S = 0.6
-"""How long an ask waits for a new reading; what remains of the second is for the rest of its answer."""
+"""How long an ask waits for a new reading; what remains of the second is for the rest of its
+answer.
+"""
 
 
 @dataclass(frozen=True, slots=True)

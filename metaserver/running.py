@@ -1,4 +1,6 @@
-"""A running metaserver: its database, its periodic work and its server, started and ended together."""
+"""A running metaserver: its database, its periodic work and its server, started and ended
+together.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ class RunningMetaserver:
         return self._server.address
 
     async def serve_until(self, stop: asyncio.Event) -> None:
-        """Return when `stop` is set.  Raises what the periodic work failed with, if it met a bug."""
+        """Return when `stop` is set.  Raises what the periodic work failed with, if it met a
+        bug.
+        """
         async with Race() as race:
             race.start(stop.wait())
             race.start(asyncio.wait([self._attending]))
@@ -88,7 +92,8 @@ async def running_metaserver(
     Args:
         network: how brokers are called; default: HTTP, closed at the end.
         clock: its boot time is SQLite's time; default: the machine's.
-        after_step: called with the name of each step of an operation on partitions and of a reset that was done.
+        after_step: called with the name of each step of an operation on partitions and of a reset
+            that was done.
 
     Raises:
         ConfigError, DataFolderError, StorageError, AddressError
@@ -99,9 +104,13 @@ async def running_metaserver(
     clock = clock or SystemClock()
     async with AsyncExitStack() as stack:
         opening = open_database(
-            folder=folder, url=settings.database_url, clock=clock, boot=machine_boot(),
-            broker_ttl_ms=settings.broker_ttl_ms, cluster=settings.cluster,
-        )  # fmt: skip
+            folder=folder,
+            url=settings.database_url,
+            clock=clock,
+            boot=machine_boot(),
+            broker_ttl_ms=settings.broker_ttl_ms,
+            cluster=settings.cluster,
+        )
         opened = await stack.enter_async_context(opening)
         database = WatchedDatabase(opened, clock)
         stack.push_async_callback(database.close)
@@ -111,16 +120,27 @@ async def running_metaserver(
         await member.learn()
         rng = random.SystemRandom()
         services = services_of(
-            database, network, settings, rng=rng, after_step=after_step, access=access, member=member
-        )  # fmt: skip
+            database,
+            network,
+            settings,
+            rng=rng,
+            after_step=after_step,
+            access=access,
+            member=member,
+        )
         figures = MetaserverMetrics(database, clock=clock)
         metrics = _metrics(figures, clock, served)
         routes = [*services.routes, metrics_route(metrics)]
         limits = HttpLimits(connections_max=settings.http_connections_max)
         guard = _guard(access, database, clock, metrics)
         server = Server(
-            routes, limits=limits, on_refusal=metrics.note_refusal, serving=settings, tls=served.tls, guard=guard
-        )  # fmt: skip
+            routes,
+            limits=limits,
+            on_refusal=metrics.note_refusal,
+            serving=settings,
+            tls=served.tls,
+            guard=guard,
+        )
         await server.start(settings.host, settings.port)
         if access is not None:
             access.audit.buffer.server = f"metaserver {server.address}"
@@ -169,9 +189,13 @@ def _guard(
     if access is None:
         return None
     guard = Guard(
-        access.identify, MetaTargets(database), clock=clock, version=access.version,
-        on_audit=access.audit.buffer.add, certified=access.certified,
-    )  # fmt: skip
+        access.identify,
+        MetaTargets(database),
+        clock=clock,
+        version=access.version,
+        on_audit=access.audit.buffer.add,
+        certified=access.certified,
+    )
     metrics.add(access_figures(guard, access.audit.buffer))
     return guard
 
@@ -192,9 +216,11 @@ async def _access(
     from .access.service import AccessService
 
     audit = AuditLog(
-        database, clock=clock, retention_ms=settings.audit_retention_ms,
+        database,
+        clock=clock,
+        retention_ms=settings.audit_retention_ms,
         rows_max=settings.audit_rows_max,
-    )  # fmt: skip
+    )
     issuer = None
     if settings.outside_issuer is not None:
         from .access.issuer import Issuer  # with a library that the others need not load

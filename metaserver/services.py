@@ -1,4 +1,6 @@
-"""The services of a metaserver over one database, their periodic work and their routes, put together."""
+"""The services of a metaserver over one database, their periodic work and their routes, put
+together.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,8 @@ def services_of(
     Args:
         network: how brokers are called.
         rng: draws the id, and pauses between tries.
-        after_step: called with the name of each step of an operation on partitions and of a reset that was done.
+        after_step: called with the name of each step of an operation on partitions and of a reset
+            that was done.
         access: access control; None: every caller may do everything.
         member: checks the versions of brokers; None: all are of one.
     """
@@ -83,33 +86,56 @@ def services_of(
     expirer = Expirer(database, network, settings, catalogue=catalogue, holder=driver)
     starts = StartService(database, network, announce=announcer.announce, after_step=after_step)
     locked = database.name == "postgresql"
-    groups = GroupService(database, settings, announce=announcer.announce, begin=starts.begin, rows_are_locked=locked)  # fmt: skip
+    groups = GroupService(
+        database, settings, announce=announcer.announce, begin=starts.begin, rows_are_locked=locked
+    )
     operations = OperationDriver(
-        database, network, settings, catalogue=catalogue, groups=groups, driver=driver, rng=rng,
+        database,
+        network,
+        settings,
+        catalogue=catalogue,
+        groups=groups,
+        driver=driver,
+        rng=rng,
         after_step=after_step,
-    )  # fmt: skip
+    )
     publications = PublicationService(
         database, settings, catalogue=catalogue, operations=operations, after_step=after_step
     )
-    removals = RemovalService(database, network, catalogue=catalogue, groups=groups, after_step=after_step)  # fmt: skip
+    removals = RemovalService(
+        database, network, catalogue=catalogue, groups=groups, after_step=after_step
+    )
     reset_service = ResetService(database, network, settings, holder=driver, after_step=after_step)
     resets = LiveResets(database, reset_service, groups.settle)
     past = PastExpirer(database, settings, holder=driver)
     group_expirer = GroupExpirer(database, settings, removals.delete_group, holder=driver)
-    hidden = HiddenExpirer(database, network, settings, removals.delete_subject, catalogue=catalogue, holder=driver)  # fmt: skip
+    hidden = HiddenExpirer(
+        database, network, settings, removals.delete_subject, catalogue=catalogue, holder=driver
+    )
     attendant = Attendant(
-        database, groups, catalogue, settings, operations,
+        database,
+        groups,
+        catalogue,
+        settings,
+        operations,
         duties=[each.run_once for each in (expirer, group_expirer, hidden, past)],
         removals=removals,
         quick_duties=(announcer.run_once, starts.resume, resets.resume),
         beside=(agreement.run,),
-    )  # fmt: skip
+    )
     health = MetaserverHealth(database, catalogue, member)
     verify, rights = VerifyService(database, network), access or AccessOff()
     routes = control_routes(
-        catalogue, groups, health.now, operations, verify, resets,
-        removals=removals, starts=starts, publications=publications,
-    )  # fmt: skip
+        catalogue,
+        groups,
+        health.now,
+        operations,
+        verify,
+        resets,
+        removals=removals,
+        starts=starts,
+        publications=publications,
+    )
     routes += rights.routes()
     database.on_new_connection(agreement.doubt)
     return Services(
@@ -126,7 +152,9 @@ def services_of(
 
 
 def _over_database(route: ControlRoute, agreement: AgreementWatch) -> ControlRoute:
-    """A route over the database; if it creates what brokers get, it waits for the comparison of a start or a new connection."""
+    """A route over the database; if it creates what brokers get, it waits for the comparison of a
+    start or a new connection.
+    """
     route = replace(route, to_database=True)
     if route.endpoint not in _CREATING:
         return route
@@ -139,6 +167,12 @@ def _over_database(route: ControlRoute, agreement: AgreementWatch) -> ControlRou
 
 
 _CREATING = (
-    endpoints.CREATE_SUBJECT, endpoints.AUTO_CREATE, endpoints.DELETE_SUBJECT, endpoints.RESHAPE,
-    endpoints.SET_SUBJECT, endpoints.HIDE_SUBJECT, endpoints.PUBLISH_SUBJECT, endpoints.CREATE_GROUP,
-)  # fmt: skip
+    endpoints.CREATE_SUBJECT,
+    endpoints.AUTO_CREATE,
+    endpoints.DELETE_SUBJECT,
+    endpoints.RESHAPE,
+    endpoints.SET_SUBJECT,
+    endpoints.HIDE_SUBJECT,
+    endpoints.PUBLISH_SUBJECT,
+    endpoints.CREATE_GROUP,
+)

@@ -40,20 +40,23 @@ class MetaserverSettings(ServingSettings):
         default=None,
         repr=False,  # it may have a password
         metadata={
-            "doc": "postgresql+asyncpg://… where several metaservers share a database; with a password not as a flag, which ps shows"
+            "doc": "postgresql+asyncpg://… where several metaservers share a database; with a "
+            "password not as a flag, which ps shows"
         },
     )
     port: int = field(default=7000, metadata={"doc": "0: any free one"})
     cluster: str = field(
         default="",
         metadata={
-            "doc": "name of the cluster; programs and databases of another one are refused; empty: not checked"
+            "doc": "name of the cluster; programs and databases of another one are refused; empty: "
+            "not checked"
         },
     )
     broker_heartbeat_ms: int = field(
         default=1_000,
         metadata={
-            "doc": "how often a broker reports itself; without news, up to a quarter of broker_ttl_ms apart"
+            "doc": "how often a broker reports itself; without news, up to a quarter of "
+            "broker_ttl_ms apart"
         },
     )
     broker_ttl_ms: int = field(
@@ -89,13 +92,15 @@ class MetaserverSettings(ServingSettings):
     hidden_expires_ms: int = field(
         default=7 * 86_400_000,
         metadata={
-            "doc": "a hidden subject that is neither filled nor published for this long is deleted; 0: none is"
+            "doc": "a hidden subject that is neither filled nor published for this long is "
+            "deleted; 0: none is"
         },
     )
     history_retention_ms: int = field(
         default=90 * 86_400_000,
         metadata={
-            "doc": "how long it is known which subjects and groups were deleted or published, and which changes were made"
+            "doc": "how long it is known which subjects and groups were deleted or published, and "
+            "which changes were made"
         },
     )
     sessions_max: int = field(default=10_000, metadata={"doc": "consumers of one group"})
@@ -103,7 +108,8 @@ class MetaserverSettings(ServingSettings):
     auto_create: str = field(
         default=AUTO_CREATE_OFF,
         metadata={
-            "doc": "off, or which subjects the first message sent to them creates: a pattern such as events.*"
+            "doc": "off, or which subjects the first message sent to them creates: a pattern such "
+            "as events.*"
         },
     )
     auto_create_partitions: int = field(
@@ -226,7 +232,8 @@ def _problems(values: Mapping[str, object]) -> list[str]:
     pattern = values.get("auto_create", AUTO_CREATE_OFF)
     if not isinstance(pattern, str) or not PATTERN.fullmatch(pattern):
         problems.append(
-            "auto_create must be off, or a pattern of names: letters, digits, '.', '_', '-', and * or ? for others, "
+            "auto_create must be off, or a pattern of names: letters, digits, '.', '_', '-', and * "
+            "or ? for others, "
             f"not {pattern!r:.40}"
         )
     problems += cluster_problems(values)
@@ -270,7 +277,8 @@ def warning_about_flags(flags: Mapping[str, Any]) -> str:
     if not isinstance(url, str) or without_password(url) == url:
         return ""
     return (
-        "the password in --database-url is seen by every user of this host, as by ps: give the URL as "
+        "the password in --database-url is seen by every user of this host, as by "
+        "ps: give the URL as "
         f"{DATABASE_URL_VARIABLE}, or as database_url in the file of --config"
     )
 

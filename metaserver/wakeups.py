@@ -1,7 +1,8 @@
 """Waiting calls of this process, woken by changes; and runs of work that many calls share.
 
 A wake-up may be missed at the end of the process: the truth is in SQL.
-A call listens before it reads: a change after the read wakes it, a change before it is in what was read.
+A call listens before it reads: a change after the read wakes it, a change before it is in what was
+read.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ class Wakeups(Generic[K]):
     def listen_all(
         self, keys: Iterable[K], event: asyncio.Event | None = None
     ) -> Iterator[dict[K, Waiter]]:
-        """Wait for changes of each of these keys, until the block ends; `event` as of `Waiter`, shared by all."""
+        """Wait for changes of each of these keys, until the block ends; `event` as of `Waiter`,
+        shared by all.
+        """
         event = event or asyncio.Event()
         listening = {key: Waiter(event) for key in keys}
         for key, waiter in listening.items():
@@ -96,12 +99,13 @@ class Wakeups(Generic[K]):
 
 class SingleFlight(Generic[K, V, T]):
     """
-    Runs work for a key, one run at a time; calls that arrive during a run share the next run and its result.
+    Runs work for a key, one run at a time; calls that arrive during a run share the next run and
+    its result.
 
     Args:
         work: gets the key and the items of all calls that share the run.
-        rest_ms_max: the pause between two runs is as long as the first of them took, up to this.  Long runs are
-            shared by more calls, and take at most half of the time.
+        rest_ms_max: the pause between two runs is as long as the first of them took, up to this.
+            Long runs are shared by more calls, and take at most half of the time.
     """
 
     def __init__(

@@ -8,7 +8,8 @@ attributes = context.config.attributes
 context.configure(
     connection=attributes["connection"],
     target_metadata=attributes.get("metadata"),
-    transactional_ddl=True,  # one transaction, begun and ended by the caller; SQLite can do it as well
+    # one transaction, begun and ended by the caller; SQLite can do it as well
+    transactional_ddl=True,
     compare_type=True,
 )
 with context.begin_transaction():

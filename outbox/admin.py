@@ -1,4 +1,6 @@
-"""Calls for operators and migrations, on an engine or the URL of a database; only `purge_waiting` asks a metaserver."""
+"""Calls for operators and migrations, on an engine or the URL of a database; only `purge_waiting`
+asks a metaserver.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,8 @@ async def redrive_failed(
     prefix: str = DEFAULT_PREFIX,
 ) -> RowChange:
     """
-    Send failed rows again, each before newer ones of its key: a row that was stored is then stored twice.
+    Send failed rows again, each before newer ones of its key: a row that was stored is then stored
+    twice.
 
     Refused rows are sent again, too, behind what was sent of their keys meanwhile.
 
@@ -120,11 +123,14 @@ async def purge_waiting(
     prefix: str = DEFAULT_PREFIX,
 ) -> RowChange:
     """
-    Delete rows that were never sent, of a subject that does not exist: they wait for one of its name.
+    Delete rows that were never sent, of a subject that does not exist: they wait for one of its
+    name.
 
     Args:
-        meta: `host:port` of a metaserver, which knows whether the subject exists; or several, as of `Outbox`.
-        subject: the rows' subject.  Those that are halted behind a failed row are deleted as well, failed rows are not.
+        meta: `host:port` of a metaserver, which knows whether the subject exists; or several, as of
+            `Outbox`.
+        subject: the rows' subject.  Those that are halted behind a failed row are deleted as well,
+            failed rows are not.
         force: also if the subject exists; the metaserver is not asked.
         dry_run: change nothing, tell what would be.
 
@@ -157,7 +163,8 @@ async def _check_absent(addresses: list[str], subject: str) -> None:
     connections = Connections(None, timeout_ms=timeout_ms, what="outbox")
     network = connections.open()
     try:
-        # The route, because a metaserver whose database may be lost answers this call only when it knows.
+        # The route, because a metaserver whose database may be lost answers this call only when it
+        # knows.
         await MetaClient(network, addresses, timeout_ms=timeout_ms).route(subject)
     except (SubjectUnknownError, SubjectDeletedError):
         return

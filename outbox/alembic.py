@@ -1,4 +1,6 @@
-"""Operations for the user's own migrations: `import keylane.outbox.alembic`, then `op.keylane_outbox_upgrade()`."""
+"""Operations for the user's own migrations: `import keylane.outbox.alembic`, then
+`op.keylane_outbox_upgrade()`.
+"""
 
 from __future__ import annotations
 

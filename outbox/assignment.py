@@ -1,12 +1,12 @@
 """Decides which waiting rows are recorded in which batches.  Pure.
 
 Invariants
-    The rows of a key are in one partition at a time: while a partition that the route has left has unsettled batches,
-    the rows of its range wait.
-    A row is recorded behind all rows of its partition with a lower id that were read with it.
-    The rows of a key with a failed row are halted: nothing newer overtakes the failed one.
-    A row over the limit of its subject is refused, and the newer rows of its key go on; while the limit is not confirmed,
-    because the route may be out of date, the row waits, and so do the newer rows of its key.
+    The rows of a key are in one partition at a time: while a partition that the route has left has
+    unsettled batches, the rows of its range wait. A row is recorded behind all rows of its
+    partition with a lower id that were read with it. The rows of a key with a failed row are
+    halted: nothing newer overtakes the failed one. A row over the limit of its subject is refused,
+    and the newer rows of its key go on; while the limit is not confirmed, because the route may be
+    out of date, the row waits, and so do the newer rows of its key.
 """
 
 from __future__ import annotations
@@ -89,9 +89,11 @@ def capacity_table(
     The capacity of each logical partition of a subject.
 
     Args:
-        partition_ids: the open partition of each logical partition; empty while the route is not known.
+        partition_ids: the open partition of each logical partition; empty while the route is not
+            known.
         capacities: of the partitions that take batches.
-        barred: the ranges of the partitions that the route has left and that have unsettled batches.
+        barred: the ranges of the partitions that the route has left and that have unsettled
+            batches.
     """
     if not partition_ids:
         return [None] * LOGICAL_PARTITIONS
@@ -181,7 +183,9 @@ class _Filling:
         self._next_sequence += 1
 
     def _closes_before(self, size: int) -> bool:
-        """True if a row of this size begins a new batch; a batch of the least limits still holds the largest row."""
+        """True if a row of this size begins a new batch; a batch of the least limits still holds
+        the largest row.
+        """
         return (
             self._bytes >= self._batch_bytes
             or len(self._rows) >= self._batch_count

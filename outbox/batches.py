@@ -1,7 +1,8 @@
 """Rows of the outbox, and the batches that they are sent in.  Pure.
 
-A batch is recorded before it is sent.  Its bytes follow from its record and its rows, so every process that has the
-lease sends the same bytes, and the broker recognizes a batch that it has stored.
+A batch is recorded before it is sent.  Its bytes follow from its record and its rows, so every
+process that has the lease sends the same bytes, and the broker recognizes a batch that it has
+stored.
 """
 
 from __future__ import annotations

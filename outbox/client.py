@@ -52,11 +52,13 @@ class Outbox(Resident, Generic[V]):
             session.add(Order(...))
             await outbox.add(session, "orders", b"...", key=b"customer-7")
 
-    Messages of a key are stored in the order of their rows, each once; nothing newer of a key overtakes.  Several
-    processes may open an outbox on the same tables: the one that has the lease sends.  Adding needs no opened outbox,
-    and no metaserver; the rows are then sent by a process that opens one.
+    Messages of a key are stored in the order of their rows, each once; nothing newer of a key
+    overtakes.  Several processes may open an outbox on the same tables: the one that has the lease
+    sends.  Adding needs no opened outbox, and no metaserver; the rows are then sent by a process
+    that opens one.
 
-    An outbox works in the event loop and the process that opened it; `add_sync` may be called in any thread.
+    An outbox works in the event loop and the process that opened it; `add_sync` may be called in
+    any thread.
     """
 
     def __init__(
@@ -76,14 +78,18 @@ class Outbox(Resident, Generic[V]):
         Make an outbox; `async with` opens it, and it sends while it is open.
 
         Args:
-            meta: `host:port` of a metaserver; of several, an iterable of texts or one text with commas.
+            meta: `host:port` of a metaserver; of several, an iterable of texts or one text with
+                commas.
             engine_or_url: an engine of SQLAlchemy, async or not, or the URL of the database.
             prefix: the first letters of the names of the tables.
-            codec: encodes the values that are added, as JsonCodec(Order) does, in the thread that adds; or codecs by
-                subject: annotate that outbox as `Outbox[Any]`; subjects without a codec take bytes.  None: all do.
+            codec: encodes the values that are added, as JsonCodec(Order) does, in the thread that
+                adds; or codecs by subject: annotate that outbox as `Outbox[Any]`; subjects without
+                a codec take bytes.  None: all do.
             settings: times in milliseconds, sizes in bytes.
-            tls: the authority of the servers' certificates; None: KEYLANE_TLS_CA of the environment, or no TLS.
-            token: of a cluster with access control; None: KEYLANE_TOKEN_FILE names its file, or KEYLANE_TOKEN has it.
+            tls: the authority of the servers' certificates; None: KEYLANE_TLS_CA of the
+                environment, or no TLS.
+            token: of a cluster with access control; None: KEYLANE_TOKEN_FILE names its file, or
+                KEYLANE_TOKEN has it.
 
         Raises:
             ConfigError: an address, the URL, the prefix, the codec or the settings cannot be used.
@@ -96,9 +102,12 @@ class Outbox(Resident, Generic[V]):
         self._environment = environment_of(_environment)
         self._database = _database or OutboxDatabase(engine_or_url, self._tables)
         self._connections = Connections(
-            self._environment.network, timeout_ms=self._settings.call_timeout_ms, what="outbox",
-            tls=tls, token=token,
-        )  # fmt: skip
+            self._environment.network,
+            timeout_ms=self._settings.call_timeout_ms,
+            what="outbox",
+            tls=tls,
+            token=token,
+        )
         self._insert = insert_of(self._tables)
         self._waiters = RowWaiters(self._database, self._tables, look_ms=self._settings.rescan_ms)
         self._routes: OutboxRoutes | None = None
@@ -185,10 +194,11 @@ class Outbox(Resident, Generic[V]):
 
     async def gauges(self) -> OutboxGauges:
         """
-        How many rows there are, and how old the oldest is: a few look-ups in indexes, however many rows wait.
+        How many rows there are, and how old the oldest is: a few look-ups in indexes, however many
+        rows wait.
 
-        An outbox that is not open, and so may never be closed, connects anew for each call: a program that polls gives it an
-        engine of its own, whose pool keeps connections, or opens it.
+        An outbox that is not open, and so may never be closed, connects anew for each call: a
+        program that polls gives it an engine of its own, whose pool keeps connections, or opens it.
 
         Raises:
             OutboxMissingError, OutboxOlderError, OutboxNewerError, StorageError
@@ -197,7 +207,9 @@ class Outbox(Resident, Generic[V]):
         return await self._look(read_gauges, now_ns)
 
     async def _look(self, read: Callable[..., T], now_ns: int) -> T:
-        """What `read` finds; an outbox that is not open, and so may never be closed, keeps no connection."""
+        """What `read` finds; an outbox that is not open, and so may never be closed, keeps no
+        connection.
+        """
         try:
             return await self._database.run(read, self._tables, now_ns=now_ns)
         finally:
@@ -222,7 +234,7 @@ class Outbox(Resident, Generic[V]):
             raise stopped(self._drainer.fault)
         return self._drainer.problems
 
-    # ── adding ───────────────────────────────────────────────────────────────────────────────────────
+    # ── adding ────────────────────────────────────────────────────────────────────────────────────
     def add(
         self,
         target: AsyncSession | AsyncConnection,
@@ -238,20 +250,24 @@ class Outbox(Resident, Generic[V]):
 
         Args:
             subject: need not exist yet; its messages wait until it does.
-            value: bytes, or a value for the codec; with key and properties at most what the subject takes (1 MiB).
-                A row over that is refused when it would be sent, and newer rows of its key go on: see `status`.
+            value: bytes, or a value for the codec; with key and properties at most what the subject
+                takes (1 MiB). A row over that is refused when it would be sent, and newer rows of
+                its key go on: see `status`.
             key: the order key; none means any partition, and no order.
             properties: text to text or bytes, up to 64 KiB packed.
-            tags: texts without commas, which `message.tags` has; they count as a property, "keylane.tags".
+            tags: texts without commas, which `message.tags` has; they count as a property,
+                "keylane.tags".
 
         Returns:
             The id of the row.
 
         Raises:
-            MessageTooLargeError, InvalidRequestError, InvalidNameError, CodecError: at the call, also if it is not
-                awaited; nothing was added.
-            InvalidRequestError: the connection has AUTOCOMMIT, so that no rollback would take the row back.
-            OutboxMissingError: the tables do not exist; what the database does to the transaction is its own.
+            MessageTooLargeError, InvalidRequestError, InvalidNameError, CodecError: at the call,
+                also if it is not awaited; nothing was added.
+            InvalidRequestError: the connection has AUTOCOMMIT, so that no rollback would take the
+                row back.
+            OutboxMissingError: the tables do not exist; what the database does to the transaction
+                is its own.
             SQLAlchemyError: as the database raised it.
         """
         if not isinstance(target, AsyncSession | AsyncConnection):
@@ -303,16 +319,18 @@ class Outbox(Resident, Generic[V]):
         """
         Add a message in a transaction of its own, and wait until it is stored by a broker.
 
-        A message that is not part of a transaction keeps its place behind the rows of its key so.  Of a row that
-        an operator purges meanwhile, or that is sent while rows are purged, nothing is known here.
+        A message that is not part of a transaction keeps its place behind the rows of its key so.
+        Of a row that an operator purges meanwhile, or that is sent while rows are purged, nothing
+        is known here.
 
         Raises:
             As `add`.
-            MessageTooLargeError: also if the subject takes less; the row stays in the table, refused.
-            OutboxRowFailedError: no broker can tell whether it is stored, or an operator has purged it, or others meanwhile.
-            StorageError: the database does not answer; the message may be added.
-            InternalError: this outbox has stopped sending, of a bug of keylane; by its `fate` the message may be added.
-            ClosedError, ForkedError, OtherLoopError: not open, or not here.  If the outbox is closed meanwhile, the
+            MessageTooLargeError: also if the subject takes less; the row stays in the table,
+            refused. OutboxRowFailedError: no broker can tell whether it is stored, or an operator
+            has purged it, or others meanwhile. StorageError: the database does not answer; the
+            message may be added. InternalError: this outbox has stopped sending, of a bug of
+            keylane; by its `fate` the message may be added. ClosedError, ForkedError,
+            OtherLoopError: not open, or not here.  If the outbox is closed meanwhile, the
                 `fate` is UNKNOWN: the message is in the table.
         """
         self._connections.home.check()
@@ -325,7 +343,9 @@ class Outbox(Resident, Generic[V]):
         await self._waiters.wait(row_id, token)
 
     def _insert_row(self, connection: Connection, row: dict[str, Any]) -> tuple[int, int]:
-        """The row's id, and the lease's token; it is read last, while no operator can see the row."""
+        """The row's id, and the lease's token; it is read last, while no operator can see the
+        row.
+        """
         row_id = _row_id(connection.execute(self._insert, row))
         return row_id, connection.execute(sa.select(self._tables.lease.c.token)).scalar_one()
 

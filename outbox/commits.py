@@ -16,7 +16,8 @@ POLL_S = 0.001
 
 class CommitWatch:
     """
-    Calls `wake` in `loop` after each commit of a session or connection that was given to `note`, never after a rollback.
+    Calls `wake` in `loop` after each commit of a session or connection that was given to `note`,
+    never after a rollback.
 
     The session or connection may be used in any thread.
     """

@@ -13,7 +13,9 @@ from .tables import OutboxTables
 P = ParamSpec("P")
 T = TypeVar("T")
 _LOCKS_ROWS_ONLY = {"isolation_level": "READ COMMITTED"}
-"""PostgreSQL and MySQL: each statement sees what is committed, and no gap between rows is locked."""
+"""PostgreSQL and MySQL: each statement sees what is committed, and no gap between rows is
+locked.
+"""
 
 
 class Transactions(Protocol):
@@ -41,5 +43,7 @@ class OutboxDatabase(UserDatabase):
     """The database behind an engine or a URL, with the tables of an outbox."""
 
     def __init__(self, engine_or_url: EngineOrUrl, tables: OutboxTables) -> None:
-        """Raises ConfigError: what is given is neither an engine nor the URL of a database with an installed driver."""
+        """Raises ConfigError: what is given is neither an engine nor the URL of a database with an
+        installed driver.
+        """
         super().__init__(engine_or_url, tables.missing_error, **_LOCKS_ROWS_ONLY)

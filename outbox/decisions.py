@@ -46,7 +46,8 @@ def decide_send_step(error: KeylaneError, *, doubtful: bool, left: bool, gone: b
     Args:
         doubtful: the oldest batch may be stored.
         left: the partition is not open in the latest route.
-        gone: no broker can be asked about it any more: an operator has accepted its loss, or its subject is deleted.
+        gone: no broker can be asked about it any more: an operator has accepted its loss, or its
+            subject is deleted.
     """
     if isinstance(error, StaleRouteError | MessageTooLargeError):
         return SendStep.RETURN

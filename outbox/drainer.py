@@ -1,9 +1,10 @@
 """Sends what waits in the table, while this process has the lease.
 
-    wake ─▶ round (a transaction) ─▶ senders send ─▶ answers ─▶ round ─▶ … ─▶ nothing is left: the lease is released
+    wake ─▶ round (a transaction) ─▶ senders send ─▶ answers ─▶ round ─▶ … ─▶ nothing is left: the
+        lease is released
 
-After any error of the database, and when the token has passed, everything known of the table is read again: what is in
-the table is enough for any process to go on.
+After any error of the database, and when the token has passed, everything known of the table is
+read again: what is in the table is enough for any process to go on.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ from .waiters import RowWaiters
 
 log = logging.getLogger("keylane.outbox")
 SUBJECTS_KEPT = 1_000
-"""Subjects whose routes and senders are kept while nothing is to be sent: a program may name ever new ones for months."""
+"""Subjects whose routes and senders are kept while nothing is to be sent: a program may name ever
+new ones for months.
+"""
 
 
 class Drainer:
@@ -66,7 +69,9 @@ class Drainer:
         self._closing = False
         self.token: int | None = None
         self._may_hold = False
-        """A round was cancelled: it may have taken the lease, also in a thread in which its transaction still runs."""
+        """A round was cancelled: it may have taken the lease, also in a thread in which its
+        transaction still runs.
+        """
         self.senders: dict[int, PartitionSender] = {}
         self._by_subject: dict[str, list[PartitionSender]] = {}
         """The same senders: each round asks for those of each subject."""
@@ -77,13 +82,17 @@ class Drainer:
         self._confirming: dict[str, asyncio.Task[None]] = {}
         self._learning: dict[str, asyncio.Task[None]] = {}
         self.fault: BaseException | None = None
-        """The bug of which one of its tasks died.  It sends nothing more; its lease ends by its time."""
+        """The bug of which one of its tasks died.  It sends nothing more; its lease ends by its
+        time.
+        """
         self._begin_session()
         self._task = start_task(self._run(), name="outbox")
         self._task.add_done_callback(self.note_fault)
 
     def _begin_session(self) -> None:
-        """Be a new producer to the brokers: batches of the earlier one are other processes' business."""
+        """Be a new producer to the brokers: batches of the earlier one are other processes'
+        business.
+        """
         self._producer_id = self._draw_identity(63) | 1
         self._epochs = itertools.count()
 
@@ -98,18 +107,19 @@ class Drainer:
         """See `SenderOwner.note_fault`."""
         if task.cancelled() or (error := task.exception()) is None:
             return
-        log.critical("an outbox has stopped sending: open it again", exc_info=error)
+        log.critical("an outbox has stopped sending; close it and open it again", exc_info=error)
         if self.fault is None:
             self.fault = error
             self._waiters.end(stopped(error).copy(Fate.UNKNOWN))
         self.wake()
 
-    # ── rounds ───────────────────────────────────────────────────────────────────────────────────────
+    # ── rounds ────────────────────────────────────────────────────────────────────────────────────
     async def _run(self) -> None:
         try:
             await self._rounds()
         except asyncio.CancelledError:
-            # Only the event loop's end cancels this: a lease that is kept would hold up the next process.
+            # Only the event loop's end cancels this: a lease that is kept would hold up the next
+            # process.
             await self._release()
             raise
 
@@ -122,7 +132,9 @@ class Drainer:
                     await self._round()
                 attempt = 0
             except (KeylaneError, TokenPassedError) as error:
-                log.info("outbox: read again: %s", getattr(error, "message", error))
+                log.info(
+                    "the outbox will read its rows again: %s", getattr(error, "message", error)
+                )
                 await self._forget()
                 attempt += 1
                 await self._pause(self._settings.backoff.wait_ms(attempt, self._rng))
@@ -197,7 +209,7 @@ class Drainer:
         for subject in outcome.unconfirmed:
             self._confirm(subject)
         for row_id, why in outcome.refused.items():
-            log.error("row %d is refused, and is sent only if it is redriven: %s", row_id, why)
+            log.error("row %d was refused, and stays unsent until it is redriven: %s", row_id, why)
         if outcome.more or outcome.inherited:
             self.wake()
 
@@ -265,7 +277,9 @@ class Drainer:
         )
 
     async def _forget(self) -> None:
-        """Forget everything that the tables know; batches under way are sent again by the next holder of the lease."""
+        """Forget everything that the tables know; batches under way are sent again by the next
+        holder of the lease.
+        """
         self.token = None
         await self._close_senders()
         self._settled = SettledBatches()  # until here senders may have added to it
@@ -279,7 +293,7 @@ class Drainer:
         for sender in senders:
             await sender.close()
 
-    # ── senders ────────────────────────────────────────────────────────────────────────────────────────
+    # ── senders ───────────────────────────────────────────────────────────────────────────────────
     def _senders_of(self, subject: str) -> list[PartitionSender]:
         return self._by_subject.get(subject, [])
 
@@ -312,7 +326,9 @@ class Drainer:
                 await sender.close()
 
     async def _forget_idle(self) -> None:
-        """Forget subjects whose last batch is the longest ago: some processes always have rows, each time of other subjects."""
+        """Forget subjects whose last batch is the longest ago: some processes always have rows,
+        each time of other subjects.
+        """
         busy = {sender.subject for sender in self.senders.values() if sender.batches}
         busy |= {*self._learning, *self._confirming}
         idle = [subject for subject in self._routes.known if subject not in busy]
@@ -339,7 +355,7 @@ class Drainer:
         self._learn(subject)
         self.wake()
 
-    # ── routes ───────────────────────────────────────────────────────────────────────────────────────
+    # ── routes ────────────────────────────────────────────────────────────────────────────────────
     async def follow(self, subject: str) -> KnownRoute:
         """See `SenderOwner.follow`."""
         unsettled = [sender.partition_id for sender in self._senders_of(subject) if sender.batches]
@@ -349,7 +365,9 @@ class Drainer:
         return known
 
     def _lead(self, subject: str, known: KnownRoute) -> None:
-        """Tell the senders of a subject what is known of their partitions; there is one for each open partition."""
+        """Tell the senders of a subject what is known of their partitions; there is one for each
+        open partition.
+        """
         for partition_id in known.open:
             self._sender(subject, partition_id)
         for sender in self._senders_of(subject):
@@ -399,9 +417,11 @@ class Drainer:
         }
         return {subject: why for subject, why in (routes | senders).items() if why}
 
-    # ── the end ──────────────────────────────────────────────────────────────────────────────────────
+    # ── the end ───────────────────────────────────────────────────────────────────────────────────
     async def close(self) -> None:
-        """Finish the transaction under way, and release the lease; what is not settled is another process's."""
+        """Finish the transaction under way, and release the lease; what is not settled is another
+        process's.
+        """
         self._closing = True
         self.wake()
         await asyncio.gather(self._task, return_exceptions=True)
@@ -418,14 +438,18 @@ class Drainer:
             try:
                 await self._database.run(release, self._tables, owner=self._owner)
             except KeylaneError as error:
-                log.info("outbox: the lease ends by its time: %s", error.message)
+                log.info(
+                    "the outbox could not give its lease back, which ends by its ttl: %s",
+                    error.message,
+                )
             self.token, self._may_hold = None, False
 
 
 def stopped(fault: BaseException) -> InternalError:
     """The error of an outbox whose task died of a bug."""
     error = InternalError(
-        f"the outbox has stopped sending, of a fault of its own: {fault!r:.200}; its rows stay, and are sent by any "
+        f"the outbox has stopped sending, of a fault of its own: {fault!r:.200}; its rows stay, "
+        f"and are sent by any "
         "outbox that is opened on its tables",
     )
     error.__cause__ = fault

@@ -1,8 +1,10 @@
-"""The lease: one process sends.  Each take has a higher token, and every write of a holder checks its token first.
+"""The lease: one process sends.  Each take has a higher token, and every write of a holder checks
+its token first.
 
-A holder that was suspended finds its token passed and stops; PostgreSQL ends the transaction in which it stood still.  Until then it can only send batches that were recorded,
-which the broker recognizes or refuses.  So the time of the lease, the database's, decides only how soon another process
-takes over.  I/O: SQL.
+A holder that was suspended finds its token passed and stops; PostgreSQL ends the transaction in
+which it stood still.  Until then it can only send batches that were recorded, which the broker
+recognizes or refuses.  So the time of the lease, the database's, decides only how soon another
+process takes over.  I/O: SQL.
 """
 
 from __future__ import annotations
@@ -14,14 +16,20 @@ from .settings import LEASE_MS_MAX
 from .tables import OutboxTables, database_ms
 
 IDLE_MS_MIN = 5_000
-"""PostgreSQL ends a transaction that has the lease's row locked once it was idle for the time of the lease, and for this long."""
+"""PostgreSQL ends a transaction that has the lease's row locked once it was idle for the time of
+the lease, and for this long.
+"""
 
 TOKENS_PER_DELETION = 1 << 32
-"""The token's high half counts deletions by operators: who waits for a row can tell them from a row that was sent."""
+"""The token's high half counts deletions by operators: who waits for a row can tell them from a row
+that was sent.
+"""
 
 
 class TokenPassedError(Exception):
-    """Another process took the lease, or an operator changed rows: what this process knows of them is outdated."""
+    """Another process took the lease, or an operator changed rows: what this process knows of them
+    is outdated.
+    """
 
 
 def take(connection: Connection, tables: OutboxTables, *, owner: str, lease_ms: int) -> int | None:
@@ -65,7 +73,8 @@ def release(connection: Connection, tables: OutboxTables, *, owner: str) -> None
     """
     Let another process take the lease at once, if it is the owner's.
 
-    The token passes too: a transaction that its holder cancelled may still run in a thread, and would renew the lease.
+    The token passes too: a transaction that its holder cancelled may still run in a thread, and
+    would renew the lease.
     """
     lease = tables.lease
     connection.execute(
@@ -95,7 +104,8 @@ def _end_when_idle(connection: Connection, lease_ms: int) -> None:
     """
     Have PostgreSQL end this transaction if this process stands still in it.
 
-    It keeps the lease's row locked: no other process could take the lease, or close its outbox, before it goes on.
+    It keeps the lease's row locked: no other process could take the lease, or close its outbox,
+    before it goes on.
     """
     if connection.dialect.name == "postgresql":
         setting = sa.literal("idle_in_transaction_session_timeout")

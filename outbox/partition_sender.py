@@ -1,4 +1,6 @@
-"""Sends the recorded batches of one partition, in order; the oldest that is not stored stops those behind it."""
+"""Sends the recorded batches of one partition, in order; the oldest that is not stored stops those
+behind it.
+"""
 
 from __future__ import annotations
 
@@ -102,11 +104,12 @@ class PartitionSender:
         """True while it may store new batches."""
         return self.listed and not self.sealed
 
-    # ── recording ────────────────────────────────────────────────────────────────────────────────────
+    # ── recording ─────────────────────────────────────────────────────────────────────────────────
     def capacity(self) -> Capacity | None:
         """What may be recorded for it now; None for nothing."""
         count = self._settings.in_flight_max - len(self.batches)
-        # Brokers recognize the latest batches only, and nothing may be stored before what another process has recorded.
+        # Brokers recognize the latest batches only, and nothing may be stored before what another
+        # process has recorded.
         doubtful = any(batch.doubtful for batch in self.batches)
         if not self.open or doubtful or count <= 0:
             return None
@@ -118,7 +121,9 @@ class PartitionSender:
         self._wake.set()
 
     def take(self, batch: OutboxBatch) -> bool:
-        """Send a batch that was recorded by `capacity`; False if that has changed meanwhile: it can't be sent."""
+        """Send a batch that was recorded by `capacity`; False if that has changed meanwhile: it
+        can't be sent.
+        """
         if not self.open or batch.session != self._session:
             return False
         assert batch.sequence == self._next_sequence
@@ -127,7 +132,7 @@ class PartitionSender:
         self._wake.set()
         return True
 
-    # ── sending ──────────────────────────────────────────────────────────────────────────────────────
+    # ── sending ───────────────────────────────────────────────────────────────────────────────────
     async def _run(self) -> None:
         while True:
             try:
@@ -153,7 +158,9 @@ class PartitionSender:
         return await self._broker_at(address).channel()
 
     async def _stream(self) -> None:
-        """Send for ever.  After the first failure it waits for all calls, then raises that failure."""
+        """Send for ever.  After the first failure it waits for all calls, then raises that
+        failure.
+        """
         calls: deque[asyncio.Task[None]] = deque()
         try:
             while True:

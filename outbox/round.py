@@ -1,4 +1,5 @@
-"""One transaction of the process that sends: what was settled is deleted, what waits is recorded.  I/O: SQL.
+"""One transaction of the process that sends: what was settled is deleted, what waits is recorded.
+I/O: SQL.
 
 take or renew the lease ─▶ settle ─▶ read waiting rows ─▶ assign ─▶ record ─▶ or release, if nothing is left
 """

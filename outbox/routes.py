@@ -1,10 +1,12 @@
 """The routes of the subjects whose rows wait.
 
-A route is asked for when it is needed: at the first row of a subject, and after a partition refused or did not answer.
-A partition that was sealed meanwhile refuses, so an outdated route costs one call and no order.
+A route is asked for when it is needed: at the first row of a subject, and after a partition refused
+or did not answer. A partition that was sealed meanwhile refuses, so an outdated route costs one
+call and no order.
 
-When a subject is deleted, nothing is stored in its partitions any more.  Rows that were not sent wait for a later
-subject of its name, which an operator has to create: no message creates a deleted name again.
+When a subject is deleted, nothing is stored in its partitions any more.  Rows that were not sent
+wait for a later subject of its name, which an operator has to create: no message creates a deleted
+name again.
 """
 
 from __future__ import annotations
@@ -30,9 +32,13 @@ from ..rpc.race import shared, start_task
 
 log = logging.getLogger("keylane.outbox")
 MISSING_PAUSE_MS_MAX = 60_000
-"""Longest pause between two questions for a subject that does not exist, and that may never be created."""
+"""Longest pause between two questions for a subject that does not exist, and that may never be
+created.
+"""
 DELETED_KNOWN_MAX = 10_000
-"""Deleted subjects that are known by name; one that is forgotten is asked for as by a process that was started anew."""
+"""Deleted subjects that are known by name; one that is forgotten is asked for as by a process that
+was started anew.
+"""
 _NO_SUBJECT = (SubjectDeletedError, SubjectUnknownError)
 _DELETED = "the subject was deleted: its rows wait until an operator creates one of this name"
 
@@ -48,7 +54,9 @@ class KnownRoute:
     others: dict[int, Partition] = field(default_factory=dict)
     """Partitions with unsettled batches that are not open."""
     gone: Mapping[int, KeylaneError] = field(default_factory=dict)
-    """Partitions that no broker can be asked about any more, and why: their loss is accepted, or their subject deleted."""
+    """Partitions that no broker can be asked about any more, and why: their loss is accepted, or
+    their subject deleted.
+    """
     problem: str = ""
     """Why the last question was not answered."""
     refused: str = ""
@@ -60,7 +68,8 @@ class KnownRoute:
         """Milliseconds to wait after `attempt` questions in a row without a route."""
         if not self.missing:
             return backoff.wait_ms(attempt, rng)
-        # Not by `attempt`: a metaserver that comes back may miss its subjects for a moment, while it is rebuilt.
+        # Not by `attempt`: a metaserver that comes back may miss its subjects for a moment, while
+        # it is rebuilt.
         longest = replace(backoff, max_ms=max(backoff.max_ms, MISSING_PAUSE_MS_MAX))
         return longest.wait_ms(self.missing, rng)
 
@@ -86,8 +95,8 @@ class OutboxRoutes:
         Ask for the newest route; calls for one subject at the same time share an answer.
 
         Args:
-            unsettled: the partitions that have unsettled batches.  Of those that the route does not list any more the
-                history is asked for.
+            unsettled: the partitions that have unsettled batches.  Of those that the route does not
+                list any more the history is asked for.
         """
         task = self._asking.get(subject)
         if task is None:

@@ -1,6 +1,7 @@
 """Rows of messages and of batches, read and written.  I/O: SQL.
 
-Every function belongs in a transaction that has checked the token of the lease, but for `insert_of` and `any_unsettled`.
+Every function belongs in a transaction that has checked the token of the lease, but for `insert_of`
+and `any_unsettled`.
 """
 
 from __future__ import annotations
@@ -68,18 +69,20 @@ def waiting(
     """
     Waiting rows in the order of their ids, and whether there are more.
 
-    They begin with the lowest id each time: a row whose id is low and that was committed late is found before newer ones.
+    They begin with the lowest id each time: a row whose id is low and that was committed late is
+    found before newer ones.
 
     Args:
-        closed: ranges whose rows are passed over; those of one subject follow each other.  Of more than a statement has
-            room for some rows are returned, and others behind them.
+        closed: ranges whose rows are passed over; those of one subject follow each other.  Of more
+            than a statement has room for some rows are returned, and others behind them.
         bytes_max: of keys, values and properties; the first row is read in any case.
     """
     passed_over = ClosedRows(closed)
     rows = tables.rows.c
     wanted = sa.and_(rows.batch_id == WAITING, passed_over.condition(tables))
     if not passed_over.all_passed:
-        # Each page sees what was committed before it.  A row above may be younger than one below, committed behind our back.
+        # Each page sees what was committed before it.  A row above may be younger than one below,
+        # committed behind our back.
         newest = sa.select(sa.func.max(rows.id)).where(rows.batch_id == WAITING)
         wanted = sa.and_(wanted, rows.id <= (connection.execute(newest).scalar() or 0))
     after = 0
@@ -131,9 +134,9 @@ class ClosedRows:
     """
     Ranges whose rows wait: those that a statement passes over, and those that it has no room for.
 
-    A subject whose rows all wait is an element of one list, which a database looks up once a row.  Subjects of which some
-    partitions wait are the cases of one CASE: a chain of ANDs over all of them is as deep as it is long, and SQLite refuses
-    expressions that are deeper than 1,000.
+    A subject whose rows all wait is an element of one list, which a database looks up once a row.
+    Subjects of which some partitions wait are the cases of one CASE: a chain of ANDs over all of
+    them is as deep as it is long, and SQLite refuses expressions that are deeper than 1,000.
     """
 
     def __init__(self, closed: Iterable[SubjectRange]) -> None:
@@ -158,7 +161,9 @@ class ClosedRows:
 
     @property
     def execution_options(self) -> dict[str, Any]:
-        """Of a statement with `condition`: with ranges as text it is another one each time, which no cache shall keep."""
+        """Of a statement with `condition`: with ranges as text it is another one each time, which
+        no cache shall keep.
+        """
         return {"compiled_cache": None} if self._parts else {}
 
     @property
@@ -195,7 +200,9 @@ def _is_whole(ranges: Sequence[SubjectRange]) -> bool:
 
 
 def _in_any(ranges: Iterable[SubjectRange]) -> sa.ColumnElement[bool]:
-    """True of logical partitions in these ranges, as text: hundreds of parameters cost more than the look."""
+    """True of logical partitions in these ranges, as text: hundreds of parameters cost more than
+    the look.
+    """
     text = " OR ".join(f"logical BETWEEN {each.start:d} AND {each.end - 1:d}" for each in ranges)
     return sa.literal_column(f"({text})", sa.Boolean)
 
@@ -321,7 +328,9 @@ def unassign(connection: Connection, tables: OutboxTables, batches: Iterable[Out
 
 
 def fail(connection: Connection, tables: OutboxTables, failures: Mapping[OutboxBatch, str]) -> None:
-    """Mark the rows of batches as failed; their keys send nothing more until `redrive` or `purge`."""
+    """Mark the rows of batches as failed; their keys send nothing more until `redrive` or
+    `purge`.
+    """
     for batch, why in failures.items():
         _leave(connection, tables, batch, {"batch_id": FAILED, "failure": why[:FAILURE_CHARS_MAX]})
 

@@ -34,7 +34,9 @@ FAILED = -1
 HALTED = -2
 """`batch_id` of a row behind a failed one of its key."""
 REFUSED = -3
-"""`batch_id` of a row that was never sent, because it is over the limit of its subject; newer rows of its key go on."""
+"""`batch_id` of a row that was never sent, because it is over the limit of its subject; newer rows
+of its key go on.
+"""
 LEASE_ID = 1
 _PREFIX = re.compile(r"[a-z][a-z0-9_]{0,39}")
 _LONG = sa.BigInteger().with_variant(sa.Integer(), "sqlite")  # there only an INTEGER counts up
@@ -132,7 +134,9 @@ FIRST_LEASE = {"id": LEASE_ID, "version": VERSION, "token": 0, "owner": "", "unt
 
 
 class database_ms(FunctionElement[int]):  # noqa: N801  a function in SQL
-    """The database's time, in milliseconds since 1970: leases of different processes are compared by it alone."""
+    """The database's time, in milliseconds since 1970: leases of different processes are compared
+    by it alone.
+    """
 
     type = sa.BigInteger()
     inherit_cache = True

@@ -1,4 +1,6 @@
-"""What operators ask of an outbox's tables: how many rows wait, and what becomes of those not sent.  I/O: SQL."""
+"""What operators ask of an outbox's tables: how many rows wait, and what becomes of those not sent.
+I/O: SQL.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ class OutboxGauges(msgspec.Struct, frozen=True, kw_only=True):
     """How much is not sent, for a program that asks every few seconds."""
 
     rows: int
-    """All rows; above 10,000 at most as many: by their ids, of which rolled back and sent rows have some."""
+    """All rows; above 10,000 at most as many: by their ids, of which rolled back and sent rows have
+    some.
+    """
     counted: bool
     """`rows` is exact."""
     failed: int
@@ -242,7 +246,8 @@ def redrive(
     dry_run: bool = False,
 ) -> RowChange:
     """
-    Send failed rows again, each before newer ones of its key: a row that was stored is then stored twice.
+    Send failed rows again, each before newer ones of its key: a row that was stored is then stored
+    twice.
 
     Refused rows are sent again, too, behind what was sent of their keys meanwhile.
 
@@ -284,7 +289,8 @@ def purge_unsent(
     connection: Connection, tables: OutboxTables, *, subject: str, dry_run: bool = False
 ) -> RowChange:
     """
-    Delete rows of a subject that wait, or are halted behind a failed row: none of them was ever sent.
+    Delete rows of a subject that wait, or are halted behind a failed row: none of them was ever
+    sent.
 
     Args:
         dry_run: count alone.
@@ -307,7 +313,9 @@ def _change(
     subject: str | None,
     dry_run: bool,
 ) -> RowChange:
-    """Change the rows in each of the states; nothing is halted behind a failed row that was changed."""
+    """Change the rows in each of the states; nothing is halted behind a failed row that was
+    changed.
+    """
     tables.check(connection)
     if dry_run:
         return _counted(connection, tables, states, subject)

@@ -24,7 +24,9 @@ GONE = -100
 
 
 class RowWaiters:
-    """The rows that `Outbox.send` waits for; every `look_ms` a caller looks whether another process has sent its row."""
+    """The rows that `Outbox.send` waits for; every `look_ms` a caller looks whether another process
+    has sent its row.
+    """
 
     def __init__(self, database: Transactions, tables: OutboxTables, *, look_ms: int) -> None:
         self._database = database
@@ -40,7 +42,8 @@ class RowWaiters:
             token: of the lease when the row was added.
 
         Raises:
-            OutboxRowFailedError: also if an operator deleted rows in the look in which this one went.
+            OutboxRowFailedError: also if an operator deleted rows in the look in which this one
+                went.
             MessageTooLargeError, ClosedError, StorageError
         """
         future = self._waiting[row_id] = asyncio.get_running_loop().create_future()
@@ -108,7 +111,8 @@ def _end(future: asyncio.Future[None], error: KeylaneError | None) -> None:
 
 def _outcome(connection: Connection, tables: OutboxTables, row_id: int) -> tuple[int, str, int]:
     """
-    The `batch_id` of a row, GONE if it was sent or deleted; why it failed or was refused; and the lease's token.
+    The `batch_id` of a row, GONE if it was sent or deleted; why it failed or was refused; and the
+    lease's token.
 
     One statement: the token is that of the moment at which the row is there, or is not.
     """

@@ -1,4 +1,6 @@
-"""Sending: one executor per message group, batches with idempotent sequences, STRICT and BEST_TRIED."""
+"""Sending: one executor per message group, batches with idempotent sequences, STRICT and
+BEST_TRIED.
+"""
 
 from .client import Producer
 from .placing import LogicQueue

@@ -53,16 +53,17 @@ class Producer(Sending[V], Generic[V]):
         async with Producer("127.0.0.1:7000") as producer:
             receipt = await producer.send("flights", b"...", key=b"UA-N14228")
 
-    `send` queues a message and returns at once; the future that it returns is awaited for the receipt.  `flush` waits
-    until all that was sent is stored, and leaving the block does so too.
+    `send` queues a message and returns at once; the future that it returns is awaited for the
+    receipt.  `flush` waits until all that was sent is stored, and leaving the block does so too.
 
-    While more than `queue_bytes` are queued, `await producer.send(...)` waits as long as that takes.  A `send` that is
-    not awaited cannot wait: the queue takes one further message of each task, of at most 64 tasks; every other `send`
-    raises QueueFullError.
+    While more than `queue_bytes` are queued, `await producer.send(...)` waits as long as that
+    takes.  A `send` that is not awaited cannot wait: the queue takes one further message of each
+    task, of at most 64 tasks; every other `send` raises QueueFullError.
 
-    A producer works in the event loop and the process that opened it; elsewhere its calls raise OtherLoopError and
-    ForkedError.  A producer made before a fork may be opened in each process, and a closed one may be opened again: each
-    opening has a new producer id, and no message of an earlier one.
+    A producer works in the event loop and the process that opened it; elsewhere its calls raise
+    OtherLoopError and ForkedError.  A producer made before a fork may be opened in each process,
+    and a closed one may be opened again: each opening has a new producer id, and no message of an
+    earlier one.
     """
 
     def __init__(
@@ -83,18 +84,24 @@ class Producer(Sending[V], Generic[V]):
         Make a producer; `async with` opens it.
 
         Args:
-            meta: `host:port` of a metaserver; of several, an iterable of texts or one text with commas.
-            order_strategy: what each subject must have, "strict" or "best_tried"; messages to a subject with the other
-                one fail with a StrategyMismatchError.  None: either.
-            partitioner: called with the key of each message (b"": no key) that is sent without `queue`, in place of the
-                hash: it returns a logical partition, 0 to 1023, or the LogicQueue of a static subject.  Messages for
-                the same logical partition or queue are stored in the order of their `send` calls.
-            codec: encodes the values that `send` and `send_all` are given, as JsonCodec(Order) does; or codecs by subject:
-                annotate that producer as `Producer[Any]`; subjects without a codec take bytes.  None: all do.
+            meta: `host:port` of a metaserver; of several, an iterable of texts or one text with
+                commas.
+            order_strategy: what each subject must have, "strict" or "best_tried"; messages to a
+                subject with the other one fail with a StrategyMismatchError.  None: either.
+            partitioner: called with the key of each message (b"": no key) that is sent without
+                `queue`, in place of the hash: it returns a logical partition, 0 to 1023, or the
+                LogicQueue of a static subject.  Messages for the same logical partition or queue
+                are stored in the order of their `send` calls.
+            codec: encodes the values that `send` and `send_all` are given, as JsonCodec(Order)
+                does; or codecs by subject: annotate that producer as `Producer[Any]`; subjects
+                without a codec take bytes.  None: all do.
             settings: sizes of batches and of the queue, in bytes; time-outs, in milliseconds.
-            wait_s: seconds for which opening waits for a metaserver that is still starting; 0: it asks once.
-            tls: the authority of the servers' certificates; None: KEYLANE_TLS_CA of the environment, or no TLS.
-            token: of a cluster with access control; None: KEYLANE_TOKEN_FILE names its file, or KEYLANE_TOKEN has it.
+            wait_s: seconds for which opening waits for a metaserver that is still starting; 0: it
+                asks once.
+            tls: the authority of the servers' certificates; None: KEYLANE_TLS_CA of the
+                environment, or no TLS.
+            token: of a cluster with access control; None: KEYLANE_TOKEN_FILE names its file, or
+                KEYLANE_TOKEN has it.
             others: none.
 
         Raises:
@@ -114,7 +121,9 @@ class Producer(Sending[V], Generic[V]):
         )
         self._addresses = addresses_of(meta)
         self._of_parent: dict[str, SubjectSender] = {}
-        """In a forked child, the senders of the parent; kept, so that the parent's tasks are not finalized here."""
+        """In a forked child, the senders of the parent; kept, so that the parent's tasks are not
+        finalized here.
+        """
         self._ending: asyncio.Task[None] | None = None
         self._opened = asyncio.Event()
         """Set when the opening has ended, well or not."""
@@ -127,7 +136,8 @@ class Producer(Sending[V], Generic[V]):
         Connect to a metaserver.
 
         Raises:
-            NotSentError, OutcomeUnknownError: no metaserver answers, after `wait_s`; it may be opened again.
+            NotSentError, OutcomeUnknownError: no metaserver answers, after `wait_s`; it may be
+                opened again.
             AlreadyOpenError: the producer is open, or still closing.
             ClosedError: `close` was called meanwhile.
         """
@@ -149,7 +159,9 @@ class Producer(Sending[V], Generic[V]):
         return self
 
     def __del__(self) -> None:
-        """Log messages that were given up and never reported, because the producer was never closed."""
+        """Log messages that were given up and never reported, because the producer was never
+        closed.
+        """
         if getattr(self, "_open", False) and self._home.here:
             self._log_unreported("never closed")
 
@@ -181,13 +193,15 @@ class Producer(Sending[V], Generic[V]):
 
     def resume(self, error: DeliveryTimeoutError | KeyHaltedError) -> None:
         """
-        Take messages of a key again that was halted when a message timed out; no effect if the key is not halted.
+        Take messages of a key again that was halted when a message timed out; no effect if the key
+        is not halted.
 
         Args:
             error: as the future of a message of that key raised it.
 
-        Newer messages of the key that were not sent have failed with a KeyHaltedError: send them again in order, the
-        oldest first.  A message whose error has the `fate` UNKNOWN may be stored, or may be stored later, before them.
+        Newer messages of the key that were not sent have failed with a KeyHaltedError: send them
+        again in order, the oldest first.  A message whose error has the `fate` UNKNOWN may be
+        stored, or may be stored later, before them.
 
         Raises:
             ForkedError, OtherLoopError: the producer is open in another process or event loop.
@@ -195,7 +209,8 @@ class Producer(Sending[V], Generic[V]):
         self._home.check_not_elsewhere()
         if not isinstance(error, DeliveryTimeoutError | KeyHaltedError):
             raise InvalidRequestError(
-                f"resume takes the DeliveryTimeoutError or KeyHaltedError of a message, not {error!r:.60}"
+                f"resume takes the DeliveryTimeoutError or KeyHaltedError of a message, not "
+                f"{error!r:.60}"
             )
         sender = self._senders.get(error.subject or "")
         if sender is not None:
@@ -208,16 +223,17 @@ class Producer(Sending[V], Generic[V]):
         Queue messages as fast as there is room, then `flush`.
 
         Args:
-            messages: pairs `(key, value)`; a message without a key has the key b"".  Up to 512 are taken from it before
-                they are queued: after an error, or a cancelled call, an iterator may have given more than were queued.
+            messages: pairs `(key, value)`; a message without a key has the key b"".  Up to 512 are
+                taken from it before they are queued: after an error, or a cancelled call, an
+                iterator may have given more than were queued.
             await_every: how many messages are queued before other tasks may run.
 
         Returns:
             The number of messages, all of them stored.
 
         Raises:
-            PartlyQueuedError: `send` refused a message, or `messages` raised or gave an element that is no pair.
-                The messages before it are queued, and no later one.
+            PartlyQueuedError: `send` refused a message, or `messages` raised or gave an element
+                that is no pair. The messages before it are queued, and no later one.
             InvalidRequestError: `await_every` is no positive whole number; nothing is queued.
             GivenUpError: as of `flush`.
         """
@@ -230,7 +246,9 @@ class Producer(Sending[V], Generic[V]):
     async def _queue_all(
         self, subject: str, messages: Iterable[tuple[bytes, V]], await_every: int, count: int
     ) -> int:
-        """Queue messages behind `count` others; returns the number of all.  Raises PartlyQueuedError."""
+        """Queue messages behind `count` others; returns the number of all.  Raises
+        PartlyQueuedError.
+        """
         budget, chunk_count = self._budget, CHUNK_COUNT_FIRST
         try:
             iterator = iter(messages)
@@ -265,7 +283,10 @@ class Producer(Sending[V], Generic[V]):
                     await asyncio.sleep(0)
         except Exception as error:
             why = error.message if isinstance(error, KeylaneError) else repr(error)
-            text = f"{counted(count, 'message was', 'messages were')} queued; the next one was refused: {why:.200}"
+            text = (
+                f"{counted(count, 'message was', 'messages were')} queued; the next one was "
+                f"refused: {why:.200}"
+            )
             raise PartlyQueuedError(text, queued=count) from error
 
     async def send_arrow(
@@ -278,29 +299,35 @@ class Producer(Sending[V], Generic[V]):
         partial: bool = False,
     ) -> TableReceipt:
         """
-        Send each row of Arrow data as a message, and wait until all are stored; needs pyarrow and numpy.
+        Send each row of Arrow data as a message, and wait until all are stored; needs pyarrow and
+        numpy.
 
-        Rows of a key keep their order, also behind messages that were sent before.  A `send` of a key during the call may
-        be stored between rows of the key: await this call first where that matters.  Rows are hashed, grouped and
-        encoded by column, several times as fast as `send`.
+        Rows of a key keep their order, also behind messages that were sent before.  A `send` of a
+        key during the call may be stored between rows of the key: await this call first where that
+        matters.  Rows are hashed, grouped and encoded by column, several times as fast as `send`.
 
         Args:
-            source: a pyarrow Table, RecordBatch or RecordBatchReader, or what has `__arrow_c_stream__`, as frames of
-                polars and pandas have.  A RecordBatchReader is read as it is sent.
-            value: the column of the values, of bytes or text, which no codec encodes; a null cannot be sent.
-            key: the column of the order keys; a null or empty one means no key.  None: no row has a key.
+            source: a pyarrow Table, RecordBatch or RecordBatchReader, or what has
+                `__arrow_c_stream__`, as frames of polars and pandas have.  A RecordBatchReader is
+                read as it is sent.
+            value: the column of the values, of bytes or text, which no codec encodes; a null cannot
+                be sent.
+            key: the column of the order keys; a null or empty one means no key.  None: no row has a
+                key.
             partial: leave out rows that cannot be sent, in place of a RowsRefusedError.
 
         Returns:
             How many rows are stored, and which were left out.
 
         Raises:
-            RowsRefusedError: rows cannot be sent: nothing of the source was sent; of a RecordBatchReader, the record
-                batches before are stored or on their way.
-            RowsUnfinishedError: a RecordBatchReader raised before its end, which is the cause; the rows before were
-                sent, and the error says how many are stored.
-            RowsGivenUpError: rows were given up after the first were queued; it says how many are stored.
-            InvalidRequestError: `source` is no Arrow data, or has no such column of bytes or text; nothing was sent.
+            RowsRefusedError: rows cannot be sent: nothing of the source was sent; of a
+                RecordBatchReader, the record batches before are stored or on their way.
+            RowsUnfinishedError: a RecordBatchReader raised before its end, which is the cause; the
+                rows before were sent, and the error says how many are stored.
+            RowsGivenUpError: rows were given up after the first were queued; it says how many are
+                stored.
+            InvalidRequestError: `source` is no Arrow data, or has no such column of bytes or text;
+                nothing was sent.
             SubjectUnknownError, StrategyMismatchError: nothing was sent.
             ConfigError: pyarrow or numpy is not installed, or the producer has a partitioner.
             ClosedError, ForkedError, OtherLoopError: not open, or not here.
@@ -329,8 +356,9 @@ class Producer(Sending[V], Generic[V]):
         Wait until every message that was sent is stored or given up.
 
         Raises:
-            GivenUpError: since the last flush, messages were given up whose futures were not awaited.  It has their
-                number, the number of those that may be stored, and the first cause.
+            GivenUpError: since the last flush, messages were given up whose futures were not
+                awaited.  It has their number, the number of those that may be stored, and the first
+                cause.
             ForkedError, OtherLoopError: the producer is open in another process or event loop.
         """
         self._home.check_not_elsewhere()
@@ -366,10 +394,11 @@ class Producer(Sending[V], Generic[V]):
 
     def waiting(self, *, limit: int = 100) -> WaitingMessages:
         """
-        List the messages that are neither stored nor given up, by key: since when, why, and what helps.
+        List the messages that are neither stored nor given up, by key: since when, why, and what
+        helps.
 
-        Messages for a later delivery that no broker keeps yet are listed too.  It takes about a second for a million
-        messages; nothing is sent meanwhile.
+        Messages for a later delivery that no broker keeps yet are listed too.  It takes about a
+        second for a million messages; nothing is sent meanwhile.
 
         Args:
             limit: list at most this many keys, those that wait longest.
@@ -394,7 +423,8 @@ class Producer(Sending[V], Generic[V]):
             flush: wait for the queued messages; without it they are given up at once.
 
         Raises:
-            GivenUpError: as of `flush`, messages given up now included; without `flush` they are logged instead.
+            GivenUpError: as of `flush`, messages given up now included; without `flush` they are
+                logged instead.
             InvalidRequestError: `flush` is neither True nor False; it stays open.
             OtherLoopError: the producer was opened in another event loop.
         """
@@ -422,7 +452,8 @@ class Producer(Sending[V], Generic[V]):
         finally:
             self._open = False
             if self._ending is None:
-                # Taken out here: a task that runs before the one of the ending is refused, and queues nothing more.
+                # Taken out here: a task that runs before the one of the ending is refused, and
+                # queues nothing more.
                 senders = [*self._take_senders().values()]
                 self._ending = start_ending(self._end(senders), name="closing")
             try:
@@ -437,13 +468,17 @@ class Producer(Sending[V], Generic[V]):
             raise error
 
     def _log_unreported(self, why: str = "closed") -> None:
-        """Log the number of messages that were given up and not awaited, where no error can tell it."""
+        """Log the number of messages that were given up and not awaited, where no error can tell
+        it.
+        """
         error = self._unreported()
         if error is not None:
             log.warning("%s: %s", why, error.message)
 
     async def _end(self, senders: list[SubjectSender]) -> None:
-        """Give up the messages that `senders` have left.  A task of its own, so that a cancelled `close` does not stop it; nor does the event loop's end."""
+        """Give up the messages that `senders` have left.  A task of its own, so that a cancelled
+        `close` does not stop it; nor does the event loop's end.
+        """
 
         async def end() -> None:
             for sender in senders:
@@ -456,7 +491,9 @@ class Producer(Sending[V], Generic[V]):
 
 
 def _key_and_value(pair: object) -> tuple[Any, Any]:
-    """Raises InvalidRequestError: it is no pair; bytes of two characters would be one of two numbers."""
+    """Raises InvalidRequestError: it is no pair; bytes of two characters would be one of two
+    numbers.
+    """
     if isinstance(pair, (tuple, list)) and len(pair) == 2:
         return pair[0], pair[1]
     raise InvalidRequestError(

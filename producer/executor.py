@@ -1,9 +1,11 @@
 """Sends the batches of a message group in order; only its executor sends to the group's partition.
 
-    send() ─▶ open batch ─roll─▶ queue ─▶ in flight (a window, order kept by the sequence) ─▶ settled
+    send() ─▶ open batch ─roll─▶ queue ─▶ in flight (a window, order kept by the sequence) ─▶
+        settled
 
-A message group is (client type, subject, partition, broker group), after QMQ's send executors.  Each has an executor
-with its own queue, window and sequence, so a partition that does not answer delays no other partition.
+A message group is (client type, subject, partition, broker group), after QMQ's send executors.
+Each has an executor with its own queue, window and sequence, so a partition that does not answer
+delays no other partition.
 """
 
 from __future__ import annotations
@@ -58,8 +60,9 @@ class Executor:
 
     Args:
         broker: None while the metaserver knows no address of the broker group.
-        epochs: producer epochs, rising over all executors of a subject.  So the broker of a partition to which a route
-            leads back takes no new batch for a repeat of an earlier executor's.
+        epochs: producer epochs, rising over all executors of a subject.  So the broker of a
+            partition to which a route leads back takes no new batch for a repeat of an earlier
+            executor's.
     """
 
     def __init__(
@@ -106,7 +109,9 @@ class Executor:
         self._of_channel: BrokerClient | None = None
         self.gathering: Gathering | None = None
         self._troubled = False
-        """True from a failed call until no batch under way has failed or is doubtful; the task sends meanwhile."""
+        """True from a failed call until no batch under way has failed or is doubtful; the task
+        sends meanwhile.
+        """
         self._turn = turn
         self._flight = turn.flight(partition.address)
         self._flying = False
@@ -130,7 +135,7 @@ class Executor:
         trying = keep_trying(self._try, self._failed, self._pauses, self._failure)
         self._task = start_task(trying, name=f"send {group.partition_name}")
 
-    # ── filling ──────────────────────────────────────────────────────────────────────────────────────
+    # ── filling ───────────────────────────────────────────────────────────────────────────────────
     def started(self) -> None:
         """Note that the open batch has its first message."""
         if self._linger_ms:
@@ -153,7 +158,9 @@ class Executor:
         return batch
 
     def filled(self) -> None:
-        """Close the open batch, which is full, and send it now: the broker works while the next one is filled."""
+        """Close the open batch, which is full, and send it now: the broker works while the next one
+        is filled.
+        """
         self._queue.append(self._close_open())
         self.push()
 
@@ -173,8 +180,8 @@ class Executor:
         Let `sieve` take messages out of batches that were never sent.
 
         Args:
-            sieve: returns the batch itself, a new one with the messages that stay, or None if none stay.  It tells the
-                budget of a batch that it replaces.
+            sieve: returns the batch itself, a new one with the messages that stay, or None if none
+                stay.  It tells the budget of a batch that it replaces.
         """
         if not self.batches:
             return
@@ -209,9 +216,11 @@ class Executor:
         """Note what a route, the history or a refusal says of the partition."""
         self.state = self.state.after(event)
 
-    # ── sending ──────────────────────────────────────────────────────────────────────────────────────
+    # ── sending ───────────────────────────────────────────────────────────────────────────────────
     async def _try(self) -> bool:
-        """Wait for messages, and send until that fails or the channel is of no use; False: there is always a next try."""
+        """Wait for messages, and send until that fails or the channel is of no use; False: there is
+        always a next try.
+        """
         if self.state.available:
             while self.idle:
                 self._wake.clear()
@@ -246,18 +255,22 @@ class Executor:
         if self._after_failure(error, hopeless=hopeless):
             return True
         self._budget.retries += 1
-        log.debug("%s: %s; it is tried again", self.group.partition_name, error.message)
+        log.debug("%s: %s; retrying", self.group.partition_name, error.message)
         return False
 
     def _tried(self, event: ExecutorEvent) -> None:
-        """Note the end of a try, ANSWERED or FAILED, and tell the owner if that changes the state."""
+        """Note the end of a try, ANSWERED or FAILED, and tell the owner if that changes the
+        state.
+        """
         state = self.state.after(event)
         if state != self.state:
             self.state = state
             self._owner.availability_changed()
 
     def push(self) -> None:
-        """Send what may be sent now; the task does what waits for a time, a channel, or the end of a failure."""
+        """Send what may be sent now; the task does what waits for a time, a channel, or the end of
+        a failure.
+        """
         channel = self._channel
         if (
             channel is not None
@@ -273,7 +286,9 @@ class Executor:
         self._wake.set()
 
     async def _stream(self, channel: Channel) -> None:
-        """Send until the channel is of no use; after a failure wait for all calls under way, then raise it."""
+        """Send until the channel is of no use; after a failure wait for all calls under way, then
+        raise it.
+        """
         calls = self._calls
         self._channel = channel
         self._of_channel = self._broker
@@ -308,7 +323,8 @@ class Executor:
                     await asyncio.gather(*(call for _, call in left), return_exceptions=True)
                 finally:
                     for batch, call in left:
-                        # An answered one may be sent again behind one that failed, whose epoch may end.
+                        # An answered one may be sent again behind one that failed, whose epoch may
+                        # end.
                         batch.doubtful |= is_answered(call) or call.cancelled()
                     for batch, call in left:
                         settles = is_answered(call) and (settles or self._task.cancelling() > 0)
@@ -318,7 +334,9 @@ class Executor:
                 self._land()
 
     async def _pause(self, *, idle: bool) -> None:
-        """Wait until something is left to the task, or for the end of the open batch's `linger_ms`."""
+        """Wait until something is left to the task, or for the end of the open batch's
+        `linger_ms`.
+        """
         if not idle or not self.open.values or not self._linger_ms:
             await self._wake.wait()
             return
@@ -334,7 +352,9 @@ class Executor:
             if again:
                 batch: OutgoingBatch | None = again.popleft()
             elif self._troubled and self._still_troubled():
-                break  # a broker recognizes its latest batches only: a doubtful batch must not fall behind newer ones
+                # a broker recognizes its latest batches only: a doubtful batch must not fall behind
+                # newer ones
+                break
             else:
                 batch = self._take(idle=not calls)
             if batch is None:
@@ -363,7 +383,9 @@ class Executor:
         return self._troubled
 
     def _take(self, *, idle: bool) -> OutgoingBatch | None:
-        """Put the next batch in flight: a queued one, or the open one if `idle` and neither time nor a crowd speaks against it."""
+        """Put the next batch in flight: a queued one, or the open one if `idle` and neither time
+        nor a crowd speaks against it.
+        """
         if self._queue:
             batch = self._queue.popleft()
         else:
@@ -460,7 +482,7 @@ class Executor:
         if self.state.left and self.idle:
             self._owner.emptied(self)
 
-    # ── after a failure ──────────────────────────────────────────────────────────────────────────────
+    # ── after a failure ───────────────────────────────────────────────────────────────────────────
     def _after_failure(self, error: KeylaneError, *, hopeless: bool) -> bool:
         """Act on the failure of the oldest batch; True if the next try needs no pause."""
         if not self._in_flight and self._take(idle=True) is None:
@@ -475,11 +497,13 @@ class Executor:
         if renamed:
             self._producer_id = self._identity.renew(self._producer_id, self.group.partition_name)
         if step is Step.AGAIN:
-            # With a gap before the oldest batch, the broker has forgotten this producer: no older batch is missing.
+            # With a gap before the oldest batch, the broker has forgotten this producer: no older
+            # batch is missing.
             forgotten = isinstance(error, SequenceGapError) and self._in_flight[0].sends > 1
             if forgotten or renamed:
                 for batch in self._in_flight:
-                    # Under a new number the broker does not recognize a batch that it may have stored.
+                    # Under a new number the broker does not recognize a batch that it may have
+                    # stored.
                     batch.leave(refused=False)
                 self._new_epoch()
             return False
@@ -524,8 +548,8 @@ class Executor:
             self.heard(ExecutorEvent.SEALED)
         if step is Step.NEW_ROUTE:
             self.heard(ExecutorEvent.ROUTE_NEEDED)
-        # A sealed partition has not stored the batch that it refused, even if an earlier try had no answer.  Batches
-        # behind a batch that is not stored are not stored either.
+        # A sealed partition has not stored the batch that it refused, even if an earlier try had no
+        # answer.  Batches behind a batch that is not stored are not stored either.
         refused = sealed or not self._in_flight[0].doubtful
         leaving = self._take_all()
         for batch in leaving:
@@ -555,14 +579,16 @@ class Executor:
         self._budget.give_up(head, error)
         self._in_flight.popleft()
         for batch in self._in_flight:
-            # The broker does not recognize it under a new epoch.  It is not stored if the oldest batch is not.
+            # The broker does not recognize it under a new epoch.  It is not stored if the oldest
+            # batch is not.
             batch.leave(refused=not head.doubtful)
         self._new_epoch()
         self._fewer()
 
     def _give_up_large(self, error: MessageTooLargeError) -> bool:
         """
-        Give up the messages of the oldest batch that are over the partition's limit, and send its others again.
+        Give up the messages of the oldest batch that are over the partition's limit, and send its
+        others again.
 
         It is so after the subject's limit was lowered.  False: none is over it.
         """
@@ -584,7 +610,9 @@ class Executor:
         return True
 
     def _leave_lost(self) -> None:
-        """Give up batches that may be stored in the lost partition, with an unknown fate; hand the others to the owner."""
+        """Give up batches that may be stored in the lost partition, with an unknown fate; hand the
+        others to the owner.
+        """
         for batch in [batch for batch in self._in_flight if batch.doubtful]:
             self._in_flight.remove(batch)
             error = AcceptedAsLostError(partition_id=self.partition.partition_id)
@@ -596,14 +624,18 @@ class Executor:
         self._tell_if_empty()
 
     def _new_epoch(self) -> None:
-        """Number all batches anew; the broker refuses batches of the old epoch that arrive later."""
+        """Number all batches anew; the broker refuses batches of the old epoch that arrive
+        later.
+        """
         self._epoch = next(self._epochs)
         self._next_sequence = 0
         for batch in self._in_flight:
             batch.unpack()
 
     def moved(self, address: str, broker: BrokerClient) -> None:
-        """Follow the broker group to a new address; batches in flight are counted for the old one."""
+        """Follow the broker group to a new address; batches in flight are counted for the old
+        one.
+        """
         self.partition = msgspec.structs.replace(self.partition, address=address)
         self._broker = broker
         self._flight.forget(self)

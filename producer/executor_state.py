@@ -99,7 +99,9 @@ class ExecutorState(NamedTuple):
 
     @property
     def available(self) -> bool:
-        """False from a failure until the broker answers; meanwhile messages without a key go to other partitions."""
+        """False from a failure until the broker answers; meanwhile messages without a key go to
+        other partitions.
+        """
         return self.broker is Reach.ANSWERS
 
     @property
@@ -134,4 +136,6 @@ class ExecutorState(NamedTuple):
 
 
 STEADY = ExecutorState(Reach.ANSWERS)
-"""Of an executor whose broker answers, and whose partition is open: asked for by `is`, for each batch."""
+"""Of an executor whose broker answers, and whose partition is open: asked for by `is`, for each
+batch.
+"""

@@ -1,8 +1,8 @@
 """Decides what an executor does after a batch failed; here STRICT and BEST_TRIED differ.  Pure.
 
-Messages leave a partition by the time for which it has failed, not by the number of tries.  All messages of a
-partition leave together, in their order, when the oldest is due; so newer messages of a logical partition wait for the
-decision about older ones.
+Messages leave a partition by the time for which it has failed, not by the number of tries.  All
+messages of a partition leave together, in their order, when the oldest is due; so newer messages of
+a logical partition wait for the decision about older ones.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ class WaitStage(enum.Enum):
     ENDLESS = "they never leave it, as under STRICT"
     EARLY = "they stay, for less than `leave_after_ms` so far"
     DUE = "they go elsewhere"
-    EXHAUSTED = "the oldest batch has failed for `give_up_after_ms` and in `tries_min` tries: it is given up"
+    EXHAUSTED = (
+        "the oldest batch has failed for `give_up_after_ms` and in `tries_min` "
+        "tries: it is given up"
+    )
 
 
 _TRY_AGAIN = (
@@ -63,7 +66,9 @@ _TRY_AGAIN = (
     StorageError,
 )
 REFUSED = (StrategyMismatchError, SubjectDeletedError)
-"""Refusals of a route after which no message of the subject can be sent: its strategy was changed, or it was deleted."""
+"""Refusals of a route after which no message of the subject can be sent: its strategy was changed,
+or it was deleted.
+"""
 NOT_HERE = (PartitionUnknownError, WrongBrokerError)
 """Refusals that may come from another broker, which has the address of the right broker now."""
 
@@ -98,17 +103,19 @@ def decide_after_failure(
     error: KeylaneError, stage: WaitStage, *, doubtful: bool, left: bool, hopeless: bool
 ) -> Step:
     """
-    The next step for the oldest batch of a partition, and for all that is behind it, after a try failed.
+    The next step for the oldest batch of a partition, and for all that is behind it, after a try
+    failed.
 
-    Under STRICT a batch leaves its partition only through a route change, and is not given up for an error that may
-    pass.  A doubtful batch keeps its sequence until the right broker has answered, because only that broker recognizes
-    it.  A batch that is not doubtful leaves a partition that the route has left without waiting for its broker.
+    Under STRICT a batch leaves its partition only through a route change, and is not given up for
+    an error that may pass.  A doubtful batch keeps its sequence until the right broker has
+    answered, because only that broker recognizes it.  A batch that is not doubtful leaves a
+    partition that the route has left without waiting for its broker.
 
     Args:
         doubtful: the batch may be stored there, because a try ended without an answer.
         left: the route has no such open partition any more.
-        hopeless: the route does not list the partition at all, and since the refusal the metaserver said that its loss
-            is not accepted.
+        hopeless: the route does not list the partition at all, and since the refusal the metaserver
+            said that its loss is not accepted.
     """
     if isinstance(error, ProducerFencedError) and doubtful:
         # Its broker would recognize it only under the old epoch, which is fenced.

@@ -1,10 +1,11 @@
-"""When executors send: together at the end of a turn of the event loop, or after an answer of their broker.  Pure but for timers.
+"""When executors send: together at the end of a turn of the event loop, or after an answer of their
+broker.  Pure but for timers.
 
     first message ─▶ Turn ─▶ push(): sent          while many partitions of the broker are unanswered: BrokerFlight ─▶ push()
 
-Little traffic meets no crowd, so it is sent in the next turn; or, where the turn before had a single message too, as soon
-as it is awaited.  Under load an open batch grows in place of being sent with the few messages that it has: each batch
-costs a head, a call and an answer.
+Little traffic meets no crowd, so it is sent in the next turn; or, where the turn before had a
+single message too, as soon as it is awaited.  Under load an open batch grows in place of being sent
+with the few messages that it has: each batch costs a head, a call and an answer.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from .outgoing_batch import OutgoingBatch
 E_contra = TypeVar("E_contra", contravariant=True)
 
 CROWD = 16
-"""Partitions of a broker with a batch in flight, from which on open batches of others wait for an answer."""
+"""Partitions of a broker with a batch in flight, from which on open batches of others wait for an
+answer.
+"""
 WAIT_S = 0.005
 """How long they wait at most: partitions that do not answer delay no other for longer."""
 
@@ -42,12 +45,15 @@ class ExecutorOwner(Protocol[E_contra]):
         ...
 
     def emptied(self, executor: E_contra) -> None:
-        """Take note that an executor has no message left, and that its partition is not open in the route."""
+        """Take note that an executor has no message left, and that its partition is not open in the
+        route.
+        """
         ...
 
     async def ask_history(self) -> Collection[str]:
         """
-        Ask the metaserver which partitions are lost and where their brokers are now, and tell executors of it.
+        Ask the metaserver which partitions are lost and where their brokers are now, and tell
+        executors of it.
 
         Returns:
             The names of the broker groups that are silent.
@@ -72,7 +78,9 @@ class Pushed(Protocol):
 
 
 class BrokerFlight:
-    """The partitions of one broker that have a batch in flight, and those that wait for an answer of it."""
+    """The partitions of one broker that have a batch in flight, and those that wait for an answer
+    of it.
+    """
 
     __slots__ = ("__weakref__", "_loop", "_timer", "_waiting", "partitions")
 
@@ -89,7 +97,9 @@ class BrokerFlight:
         return self.partitions >= CROWD
 
     def wait(self, executor: Pushed) -> None:
-        """Have `executor` pushed after an answer, behind those that wait already, or after WAIT_S."""
+        """Have `executor` pushed after an answer, behind those that wait already, or after
+        WAIT_S.
+        """
         self._waiting[executor] = None
         if self._timer is None:
             self._timer = self._loop.call_later(WAIT_S, self._over)
@@ -135,7 +145,9 @@ class Turn:
         self._hurried = False
         self._due: dict[Pushed, None] = {}
         self._flights: WeakValueDictionary[str | None, BrokerFlight] = WeakValueDictionary()
-        """By address; executors hold those of brokers that they send to, and brokers come back at other addresses."""
+        """By address; executors hold those of brokers that they send to, and brokers come back at
+        other addresses.
+        """
 
     def begin(self) -> None:
         """Have `ended` called at the end of this turn."""
@@ -152,7 +164,9 @@ class Turn:
         return self._hurry if self._lone else None
 
     def _hurry(self) -> None:
-        """Send what is due now, if it is of one executor, once in a turn: who has sent one message waits for it."""
+        """Send what is due now, if it is of one executor, once in a turn: who has sent one message
+        waits for it.
+        """
         if self._lone and len(self._due) == 1:
             self._lone = False
             self._hurried = True
@@ -197,7 +211,9 @@ class Turn:
 
 
 def _flush(channel: Gathering, loop: asyncio.AbstractEventLoop) -> None:
-    """Flush `channel`; what it raises goes to the event loop, and the others are flushed all the same."""
+    """Flush `channel`; what it raises goes to the event loop, and the others are flushed all the
+    same.
+    """
     try:
         channel.flush()
     except Exception as error:  # noqa: BLE001 - told to the event loop, as the fault of a callback is
@@ -205,7 +221,9 @@ def _flush(channel: Gathering, loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _push(executor: Pushed, loop: asyncio.AbstractEventLoop) -> None:
-    """Push `executor`; a fault of it, which is a bug of ours, goes to the event loop, and the others are pushed all the same."""
+    """Push `executor`; a fault of it, which is a bug of ours, goes to the event loop, and the
+    others are pushed all the same.
+    """
     try:
         executor.push()
     except Exception as error:  # noqa: BLE001 - told to the event loop, as the fault of a callback is

@@ -10,11 +10,15 @@ from ..protocol.errors import Fate, GivenUpError, KeylaneError
 from ..protocol.text import counted
 
 CAUSES_KEPT = 16
-"""`flush` names the first cause; the others are kept for when all messages of the first are reported."""
+"""`flush` names the first cause; the others are kept for when all messages of the first are
+reported.
+"""
 
 
 class Unreported:
-    """Counts of messages that were given up and that no future has reported; the counts are exact."""
+    """Counts of messages that were given up and that no future has reported; the counts are
+    exact.
+    """
 
     __slots__ = ("_what", "causes", "messages", "unknown")
 
@@ -45,7 +49,9 @@ class Unreported:
 
 
 class GivenUp:
-    """Messages given up for the same cause.  `doubtful`: the last try of each may have stored it."""
+    """Messages given up for the same cause.  `doubtful`: the last try of each may have stored
+    it.
+    """
 
     __slots__ = ("_summary", "cause", "doubtful", "unreported")
 

@@ -3,8 +3,9 @@
     deadline passed ─▶ the message is given up and its key halted ─▶ newer messages of the key that were never sent are
     given up too, and `send` refuses the key ─▶ the caller calls `resume`, and sends them again in order
 
-A message in flight cannot be taken out of its batch: its future raises UNKNOWN, and its batch is still sent, to a newer
-partition too: newer messages of the key may be in flight behind it, and are not stored without it.
+A message in flight cannot be taken out of its batch: its future raises UNKNOWN, and its batch is
+still sent, to a newer partition too: newer messages of the key may be in flight behind it, and are
+not stored without it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ class Halts:
     def check(self, key: bytes) -> None:
         """Raise KeyHaltedError if `key` is halted."""
         if key in self.keys:
-            text = f"an older message of {key_digest(key)} of {self._subject!r} timed out, and the key is halted"
+            text = (
+                f"an older message of {key_digest(key)} of {self._subject!r} timed out, and the "
+                f"key is halted"
+            )
             raise KeyHaltedError(text, subject=self._subject, key=key)
 
     def resume(self, key: bytes) -> None:
@@ -47,7 +51,8 @@ class Halts:
             waiting: pairs of a batch and the reason why its messages wait.
 
         Returns:
-            True if any message is overdue: the caller then calls `withdraw` for all batches that were never sent.
+            True if any message is overdue: the caller then calls `withdraw` for all batches that
+            were never sent.
         """
         now_ms = self._clock.boot_ms()
         over = False
@@ -65,7 +70,9 @@ class Halts:
         return over
 
     def withdraw(self, batch: OutgoingBatch, *, waits_for: str) -> OutgoingBatch | None:
-        """Give up overdue messages and those of halted keys in a batch that was never sent; returns the batch that stays."""
+        """Give up overdue messages and those of halted keys in a batch that was never sent; returns
+        the batch that stays.
+        """
         now_ms = self._clock.boot_ms()
         overdue = set(_overdue(batch, now_ms))
         keys = self.keys

@@ -24,7 +24,9 @@ log = logging.getLogger("keylane.producer")
 
 
 class HeldMessages:
-    """Batches of messages without a partition, the oldest first; the last one takes new messages."""
+    """Batches of messages without a partition, the oldest first; the last one takes new
+    messages.
+    """
 
     def __init__(
         self,
@@ -37,7 +39,8 @@ class HeldMessages:
     ) -> None:
         """
         Args:
-            said: what a broker says that takes nothing although the route names it; NO_PARTITION if none does.
+            said: what a broker says that takes nothing although the route names it; NO_PARTITION if
+                none does.
         """
         self._cause = NO_ROUTE
         self._said = said
@@ -100,7 +103,8 @@ class HeldMessages:
         self, queue_starts: QueueStarts, message_bytes_max: int
     ) -> list[OutgoingBatch]:
         """
-        As `take_all`; messages that the route shows to be unsendable are given up: they were sent before it was known here.
+        As `take_all`; messages that the route shows to be unsendable are given up: they were sent
+        before it was known here.
 
         Args:
             queue_starts: the logic queues that the subject has.
@@ -122,7 +126,9 @@ class HeldMessages:
         return batches
 
     def keep(self, last: OutgoingBatch | None, batch: OutgoingBatch, index: int) -> OutgoingBatch:
-        """Hold a message again that was taken out, behind those in `last`; returns the batch that it is in."""
+        """Hold a message again that was taken out, behind those in `last`; returns the batch that
+        it is in.
+        """
         if last is None or self.is_full(last, len(batch.values[index])):
             last = self._new_batch()
             self.batches.insert(len(self.batches) - 1, last)
@@ -147,14 +153,12 @@ class HeldMessages:
         if not held:
             took_ms = self._report.over(now_ms)
             if took_ms is not None:
-                log.warning(
-                    "%s: messages are held no longer, after %.0f s", self._subject, took_ms / 1000
-                )
+                log.warning("%s: messages flow again after %.0f s", self._subject, took_ms / 1000)
             return
         oldest_ms = oldest_age_ms([batch for batch in self.batches if len(batch)], self._clock)
         if self._report.waits(now_ms, oldest_ms):
             log.warning(
-                "%s: %s held, the oldest for %.0f s: %s",
+                "%s: %s held back, the oldest for %.0f s: %s",
                 self._subject,
                 counted(held, "message is", "messages are"),
                 oldest_ms / 1000,

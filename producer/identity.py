@@ -1,7 +1,7 @@
 """The id that a producer sends under.  Pure but for the log; the source of ids is passed in.
 
-Brokers recognize a batch by (id, epoch, sequence), and refuse another batch with the same three: a producer that is
-refused so takes a new id.
+Brokers recognize a batch by (id, epoch, sequence), and refuse another batch with the same three: a
+producer that is refused so takes a new id.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ log = logging.getLogger("keylane.producer")
 
 
 class Identity:
-    """The id of an opened producer; replaced when a broker has met another producer with the same id."""
+    """The id of an opened producer; replaced when a broker has met another producer with the same
+    id.
+    """
 
     def __init__(self, draw: DrawBits) -> None:
         self._draw = draw
@@ -22,7 +24,8 @@ class Identity:
 
     def renew(self, clashed: int, partition_name: str) -> int:
         """
-        The id that replaces `clashed`, which another producer uses too: the batches sent under it are not stored.
+        The id that replaces `clashed`, which another producer uses too: the batches sent under it
+        are not stored.
 
         Every executor that passes the same `clashed` gets the same new id.
         """

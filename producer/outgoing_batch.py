@@ -1,14 +1,16 @@
-"""A batch of messages of one message group: gathered, sent, and the outcome of each.  Pure but for its futures.
+"""A batch of messages of one message group: gathered, sent, and the outcome of each.  Pure but for
+its futures.
 
     open ──roll──▶ queued ──pack──▶ in flight ──answer──▶ settled
                                       │ ▲
                                       └─┘ sent again, under the same sequence
 
 Invariants
-    A batch keeps its sequence and its bytes from its first sending on, so that a repeat is the same batch.
-    A message settles once, usually with all others of its batch.  Messages that were moved into other batches, or are
-    given up early, settle apart, and each `SendFuture` waits for its own message.
-    What a receipt declares (`reordered`, `duplicate`) is marked for each message, not for its batch.
+    A batch keeps its sequence and its bytes from its first sending on, so that a repeat is the same
+    batch. A message settles once, usually with all others of its batch.  Messages that were moved
+    into other batches, or are given up early, settle apart, and each `SendFuture` waits for its own
+    message. What a receipt declares (`reordered`, `duplicate`) is marked for each message, not for
+    its batch.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ Outcome = Receipt | GivenUp
 REORDERED = 1
 """Mark of a keyed message that left its partition."""
 POSSIBLE = 2
-"""Mark of a message that may be stored in a partition that it left, because the last try there had no answer."""
+"""Mark of a message that may be stored in a partition that it left, because the last try there had
+no answer.
+"""
 
 
 class OutgoingBatch:
@@ -88,21 +92,31 @@ class OutgoingBatch:
         self._runs: list[tuple[int, int]] = []
         """Messages with the same time of sending: the index of the first, and that time."""
         self.properties: list[bytes] | None = None
-        """Packed, up to the last message that has some; None if none has.  `properties_of` knows all."""
+        """Packed, up to the last message that has some; None if none has.  `properties_of` knows
+        all.
+        """
         self.count = 0
         """The number of its messages, once it is closed: `send` does not count them one by one."""
         self.hurry: Callable[[], object] | None = None
         """Called by the first wait for one of its messages: it may send the batch at once."""
         self.room = 0
-        """Bytes that plain messages may take, with their overhead, before the batch is looked at; see `grant`."""
+        """Bytes that plain messages may take, with their overhead, before the batch is looked at;
+        see `grant`.
+        """
         self.full_size = 0
         """Its `size` once all of `room` is taken."""
         self.marks: bytearray | None = None
-        """REORDERED and POSSIBLE by index, up to the last marked message; None if none is marked."""
+        """REORDERED and POSSIBLE by index, up to the last marked message; None if none is
+        marked.
+        """
         self.places: dict[int, Place] | None = None
-        """By index of a message whose sender chose its place: that place; None if no message has one."""
+        """By index of a message whose sender chose its place: that place; None if no message has
+        one.
+        """
         self.deadlines: dict[int, tuple[int, int]] | None = None
-        """By index of a message with a time-out: the boot milliseconds at which it is given up, and its time-out in ms."""
+        """By index of a message with a time-out: the boot milliseconds at which it is given up, and
+        its time-out in ms.
+        """
         self.first_deadline_ms = 0
         """The earliest boot milliseconds in `deadlines`."""
         self.sequence = -1
@@ -114,32 +128,44 @@ class OutgoingBatch:
         self.failed_at_ms: int | None = None
         """Boot milliseconds of the first failed try."""
         self.doubtful = False
-        """True once a try of it, or of one before it, ended without an answer: it may be stored in its present partition."""
+        """True once a try of it, or of one before it, ended without an answer: it may be stored in
+        its present partition.
+        """
         self.opened_at_ms = 0
         self._future: asyncio.Future[None] | None = None
         """Made when it is asked for; most batches are awaited by `waiting` alone, or not at all."""
         self.told = False
         """True once all messages are settled, or the first of several outcomes is known."""
         self.outcome: Outcome | list[Outcome | None] | None = None
-        """The receipt of the first message or the GivenUp of all; a list, by index, if messages settle apart."""
+        """The receipt of the first message or the GivenUp of all; a list, by index, if messages
+        settle apart.
+        """
         self.plain: tuple[int, int, str, bool | Literal["possible"]] | None = None
-        """The first four fields of the first message's receipt, once all receipts follow from it, and have no others."""
+        """The first four fields of the first message's receipt, once all receipts follow from it,
+        and have no others.
+        """
         self.origins: list[tuple[OutgoingBatch, int]] | None = None
-        """By index: the batch and index where the future of an adopted message looks; None if none are adopted."""
+        """By index: the batch and index where the future of an adopted message looks; None if none
+        are adopted.
+        """
         self.expired = 0
         """How many of its messages were given up early."""
         self._reported: set[int] | None = None
         self._waiters: dict[int, asyncio.Future[None]] | None = None
         self.waiting: dict[asyncio.Future[None], None] = {}
-        """Done together with `future`: one of each await, so that they take a turn of the event loop less than its callbacks."""
+        """Done together with `future`: one of each await, so that they take a turn of the event
+        loop less than its callbacks.
+        """
         self.listeners: dict[tuple[int, object], int] = {}
-        """By index and callback: how often it is to be called once the message is stored or given up."""
+        """By index and callback: how often it is to be called once the message is stored or given
+        up.
+        """
         self._all_bound = False
 
     def __len__(self) -> int:
         return len(self.values)
 
-    # ── filling ──────────────────────────────────────────────────────────────────────────────────────
+    # ── filling ───────────────────────────────────────────────────────────────────────────────────
     def at(self, sent_at_ns: int) -> None:
         """Have the messages that are added from here on sent at `sent_at_ns`."""
         self.sent_at_ns = sent_at_ns
@@ -151,7 +177,9 @@ class OutgoingBatch:
         return self.full_size - self.room
 
     def grant(self, room: int) -> None:
-        """Let plain messages take `room` bytes, in place of what was granted before; `send` lowers it with each."""
+        """Let plain messages take `room` bytes, in place of what was granted before; `send` lowers
+        it with each.
+        """
         self.full_size += room - self.room
         self.room = room
 
@@ -171,7 +199,9 @@ class OutgoingBatch:
         return index
 
     def extend(self, keys: list[bytes], values: list[bytes], size: int) -> None:
-        """Append messages without properties, of the time of the last one; `size` as it counts in that of the batch."""
+        """Append messages without properties, of the time of the last one; `size` as it counts in
+        that of the batch.
+        """
         self.keys += keys
         self.values += values
         self.full_size += size - self.room
@@ -190,7 +220,9 @@ class OutgoingBatch:
         return properties[index] if properties is not None and index < len(properties) else b""
 
     def adopt(self, batch: OutgoingBatch, index: int) -> None:
-        """Append message `index` of another batch; its outcome here is passed to its first batch."""
+        """Append message `index` of another batch; its outcome here is passed to its first
+        batch.
+        """
         assert not batch.doubtful, "a doubtful batch is marked before its messages are moved"
         if self.origins is None:
             assert not len(self), "a batch holds either its own messages or adopted ones"
@@ -198,7 +230,8 @@ class OutgoingBatch:
             self.tries = batch.tries
             self.failed_at_ms = batch.failed_at_ms
         elif batch.tries < self.tries or self.failed_at_ms is None:
-            # The fewest tries and the latest first failure, so that no message is given up before its time.
+            # The fewest tries and the latest first failure, so that no message is given up before
+            # its time.
             self.tries = batch.tries
             self.failed_at_ms = batch.failed_at_ms
         elif batch.failed_at_ms is None or batch.failed_at_ms > self.failed_at_ms:
@@ -221,7 +254,9 @@ class OutgoingBatch:
     def divided(
         self, takes: Callable[[int], bool]
     ) -> tuple[OutgoingBatch | None, OutgoingBatch | None]:
-        """Two new batches of the messages that are not withdrawn: those that `takes(index)` is True for, and the others.  None for empty."""
+        """Two new batches of the messages that are not withdrawn: those that `takes(index)` is True
+        for, and the others.  None for empty.
+        """
         parts: list[OutgoingBatch | None] = [None, None]
         for index in range(len(self)):
             if self.expired and self.is_withdrawn(index):
@@ -298,7 +333,9 @@ class OutgoingBatch:
 
     @property
     def free(self) -> bool:
-        """True if any message may go to any partition; call it for closed batches only, because the answer is kept."""
+        """True if any message may go to any partition; call it for closed batches only, because the
+        answer is kept.
+        """
         if self._all_bound:
             return False
         self._all_bound = b"" not in self.keys or not any(map(self.is_free, range(len(self))))
@@ -308,7 +345,7 @@ class OutgoingBatch:
         """True if message `index` has neither a key nor a chosen place."""
         return not self.keys[index] and self.place_of(index) is None
 
-    # ── sending ──────────────────────────────────────────────────────────────────────────────────────
+    # ── sending ───────────────────────────────────────────────────────────────────────────────────
     def pack(
         self,
         *,
@@ -362,8 +399,8 @@ class OutgoingBatch:
         Make it ready for another partition or another sequence.
 
         Args:
-            refused: the broker said that no message of it is stored.  Else, if a try had no answer, each is marked as
-                POSSIBLE.
+            refused: the broker said that no message of it is stored.  Else, if a try had no answer,
+                each is marked as POSSIBLE.
         """
         if self.doubtful and not refused:
             for index in range(len(self)):
@@ -372,7 +409,7 @@ class OutgoingBatch:
         self.sends = 0
         self.unpack()
 
-    # ── marks ────────────────────────────────────────────────────────────────────────────────────────
+    # ── marks ─────────────────────────────────────────────────────────────────────────────────────
     def mark(self, index: int, mark: int) -> None:
         """Add REORDERED or POSSIBLE to the marks of message `index`."""
         marks = self.marks
@@ -404,7 +441,7 @@ class OutgoingBatch:
             self.may_be_stored(index) and not self.settled(index) for index in range(len(self))
         )
 
-    # ── outcomes ─────────────────────────────────────────────────────────────────────────────────────
+    # ── outcomes ──────────────────────────────────────────────────────────────────────────────────
     def settle(self, outcome: Outcome) -> int:
         """
         Settle all messages: stored one after another from `outcome.offset` on, or given up.
@@ -449,7 +486,9 @@ class OutgoingBatch:
         return origin._settle_one(origin_index, outcome, further)
 
     def _settle_one(self, index: int, outcome: Outcome, further: int) -> bool:
-        """Settle a message of this batch itself; `outcome` is that of the message with the index `index - further`."""
+        """Settle a message of this batch itself; `outcome` is that of the message with the index
+        `index - further`.
+        """
         if self.outcome is None:
             self.outcome = [None] * len(self)
             self._waiters = {}
@@ -492,7 +531,9 @@ class OutgoingBatch:
         return self._waiters is not None
 
     def settled(self, index: int) -> bool:
-        """True once the outcome of message `index` is known; of an adopted message, its first batch knows it."""
+        """True once the outcome of message `index` is known; of an adopted message, its first batch
+        knows it.
+        """
         if self.origins is not None:
             origin, origin_index = self.origins[index]
             return origin.settled(origin_index)
@@ -505,8 +546,8 @@ class OutgoingBatch:
         """
         True if message `index` was given up, and is not sent any more.
 
-        A message with a key that was given up in flight goes wherever its batch goes: newer ones of its key that were in
-        flight behind it may not be stored without it.
+        A message with a key that was given up in flight goes wherever its batch goes: newer ones of
+        its key that were in flight behind it may not be stored without it.
         """
         origin, at = (self, index) if self.origins is None else self.origins[index]
         outcome = origin.outcome[at] if isinstance(origin.outcome, list) else origin.outcome
@@ -514,7 +555,9 @@ class OutgoingBatch:
         return outcome is not None and not sent_on
 
     def waited_for(self, index: int) -> asyncio.Future[None]:
-        """An asyncio future that is done when message `index` is settled, or when it must be asked for again."""
+        """An asyncio future that is done when message `index` is settled, or when it must be asked
+        for again.
+        """
         if self._waiters is None:
             return self.future
         waiter = self._waiters.get(index)

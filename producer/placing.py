@@ -61,7 +61,8 @@ def chosen_place(queue: int | None, partitioner: Partitioner | None, key: bytes)
     if type(place) is LogicQueue or (type(place) is int and 0 <= place < LOGICAL_PARTITIONS):
         return place
     raise InvalidRequestError(
-        f"a partitioner returns a logical partition (0 to {LOGICAL_PARTITIONS - 1}) or a LogicQueue, not {place!r:.40}"
+        f"a partitioner returns a logical partition (0 to {LOGICAL_PARTITIONS - 1}) or a "
+        f"LogicQueue, not {place!r:.40}"
     )
 
 
@@ -80,7 +81,8 @@ class QueueStarts:
 
     def logical(self, place: Place) -> int:
         """
-        The logical partition of a place; of a queue, 0 before the first route, while all messages are held.
+        The logical partition of a place; of a queue, 0 before the first route, while all messages
+        are held.
 
         Raises:
             SubjectNotStaticError: the place is a queue, and the subject has none.

@@ -13,8 +13,8 @@ from .outgoing_batch import OutgoingBatch
 
 MEMORY_PER_MESSAGE = 160
 """
-Bytes that CPython needs for a message beside its key and value: the headers of both, two places in lists, rounding, and
-the future, which the program may keep.
+Bytes that CPython needs for a message beside its key and value: the headers of both, two places in
+lists, rounding, and the future, which the program may keep.
 """
 UNAWAITED_MAX = 64
 """How many tasks may have a message over the limit that they do not await."""
@@ -29,21 +29,29 @@ class ProducerStats:
     acked: int
     """Stored, and answered so."""
     failed: int
-    """Given up.  A message that timed out in flight counts here and not as acked, also if its broker stores it later."""
+    """Given up.  A message that timed out in flight counts here and not as acked, also if its
+    broker stores it later.
+    """
     retries: int
     """Failed tries after which batches were sent again."""
     waiting: dict[str, str]
-    """Why messages wait, by the name of their partition, or of their subject if they have no partition now."""
+    """Why messages wait, by the name of their partition, or of their subject if they have no
+    partition now.
+    """
     throttled_ms: int = 0
-    """For how long servers have let calls wait for a quota; waits at the same time count together."""
+    """For how long servers have let calls wait for a quota; waits at the same time count
+    together.
+    """
 
 
 class SendBudget:
     """
-    Messages of all closed batches of a producer, and the memory that they take, from `enter` until they are settled.
+    Messages of all closed batches of a producer, and the memory that they take, from `enter` until
+    they are settled.
 
-    A task that awaits each of its messages may queue more while the limit is exceeded: it holds no more than one
-    message over the limit.  A task that does not await its last message over the limit may not.
+    A task that awaits each of its messages may queue more while the limit is exceeded: it holds no
+    more than one message over the limit.  A task that does not await its last message over the
+    limit may not.
     """
 
     def __init__(self, bytes_max: int, when_full: Callable[[], object] | None = None) -> None:
@@ -63,7 +71,9 @@ class SendBudget:
         self._unreported = Unreported()
         self._bytes_max = bytes_max
         self._unawaited: set[object] = set()
-        """Tasks that do not await their last message over the limit; empty while the limit is not reached."""
+        """Tasks that do not await their last message over the limit; empty while the limit is not
+        reached.
+        """
         self._room: asyncio.Event | None = None
         """Set when half of the limit is free; None: no task waits for it."""
         self._empty: asyncio.Event | None = None
@@ -78,7 +88,9 @@ class SendBudget:
             self._when_full()
 
     def enter(self, messages: int, size: int, *, expired: int = 0) -> None:
-        """Count messages that were queued, of `size` bytes in their batch; `expired` of them are given up already."""
+        """Count messages that were queued, of `size` bytes in their batch; `expired` of them are
+        given up already.
+        """
         self.messages += messages - expired
         self.bytes += size + messages * MEMORY_PER_MESSAGE
         if self.bytes >= self._bytes_max and not self.full:
@@ -137,12 +149,14 @@ class SendBudget:
             self._empty = None
 
     def unreported(self) -> GivenUpError | None:
-        """The error that tells of messages given up since the last call whose futures were not awaited; None without any."""
+        """The error that tells of messages given up since the last call whose futures were not
+        awaited; None without any.
+        """
         summary = self._unreported
         self._unreported = Unreported()
         return summary.error()
 
-    # ── over the limit ───────────────────────────────────────────────────────────────────────────────
+    # ── over the limit ────────────────────────────────────────────────────────────────────────────
     def may_exceed(self, task: object) -> bool:
         """True if `task` may queue a message over the limit."""
         return task not in self._unawaited and len(self._unawaited) < UNAWAITED_MAX
@@ -156,7 +170,7 @@ class SendBudget:
         """Note that `task` awaits its last message over the limit."""
         self._unawaited.discard(task)
 
-    # ── waiting ──────────────────────────────────────────────────────────────────────────────────────
+    # ── waiting ───────────────────────────────────────────────────────────────────────────────────
     async def wait_for_room(self) -> None:
         """
         If a quarter of the limit, or less, is free, wait until half of it is.

@@ -14,7 +14,8 @@ from .outgoing_batch import OutgoingBatch
 from .send_budget import SendBudget
 
 NO_CANCEL = (
-    "a message that is sent is not withdrawn, so its future has no cancel(): end the wait, as with a time-out of it, "
+    "a message that is sent is not withdrawn, so its future has no cancel(): end the wait, as with "
+    "a time-out of it, "
     "or give send() a timeout_ms"
 )
 
@@ -25,14 +26,16 @@ NO_COPY = (
 
 class SendFuture:
     """
-    The future outcome of a `send`: `await future` returns the Receipt, or raises the error of the message.
+    The future outcome of a `send`: `await future` returns the Receipt, or raises the error of the
+    message.
 
-    The outcome is final.  Each await raises a new error object, with the `fate` of this message: whether it may be
-    stored.  A future is awaited in the event loop of its producer.
+    The outcome is final.  Each await raises a new error object, with the `fate` of this message:
+    whether it may be stored.  A future is awaited in the event loop of its producer.
 
-    It has no `cancel`: a message that is sent may be stored at any moment, and is not withdrawn.  A wait may be ended,
-    as by `asyncio.wait_for(future, seconds)` or the cancel of a task that awaits it, and the message goes on; with
-    `send(..., timeout_ms=...)` a message is given up that is not stored by then.
+    It has no `cancel`: a message that is sent may be stored at any moment, and is not withdrawn.  A
+    wait may be ended, as by `asyncio.wait_for(future, seconds)` or the cancel of a task that awaits
+    it, and the message goes on; with `send(..., timeout_ms=...)` a message is given up that is not
+    stored by then.
     """
 
     __slots__ = ()
@@ -93,7 +96,9 @@ class SendFuture:
         return self._batch.receipt(self._index)
 
     def add_done_callback(self, callback: Callable[[SendFuture], object]) -> None:
-        """Call `callback(future)` in the producer's event loop, soon after the message is stored or given up."""
+        """Call `callback(future)` in the producer's event loop, soon after the message is stored or
+        given up.
+        """
         listeners = self._batch.listeners
         key = self._index, callback
         listeners[key] = listeners.get(key, 0) + 1
@@ -117,7 +122,9 @@ class SendFuture:
             settled()
 
     def remove_done_callback(self, callback: Callable[[SendFuture], object]) -> int:
-        """Call `callback` no more, as `asyncio.wait` does at its end; returns how often it was added."""
+        """Call `callback` no more, as `asyncio.wait` does at its end; returns how often it was
+        added.
+        """
         return self._batch.listeners.pop((self._index, callback), 0)
 
     def exception(self) -> KeylaneError | None:
@@ -143,7 +150,9 @@ class SendFuture:
 
     @property
     def cancel(self) -> NoReturn:
-        """Not there, and `hasattr` is False.  Raises AttributeError: it says what there is instead."""
+        """Not there, and `hasattr` is False.  Raises AttributeError: it says what there is
+        instead.
+        """
         raise AttributeError(NO_CANCEL)
 
     def cancelled(self) -> bool:
@@ -155,7 +164,9 @@ class SendFuture:
 
 
 class BatchFuture(SendFuture, msgspec.Struct, frozen=True, gc=False):
-    """The future of the message at an index of a batch: one is made for each message, so it has two fields and no more."""
+    """The future of the message at an index of a batch: one is made for each message, so it has two
+    fields and no more.
+    """
 
     _batch: OutgoingBatch
     _index: int

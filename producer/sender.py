@@ -1,12 +1,14 @@
-"""Hands the messages of a subject to executors by its route, and holds messages that have no partition now.
+"""Hands the messages of a subject to executors by its route, and holds messages that have no
+partition now.
 
     send() ─▶ table[logical partition] ─▶ executor          held: batches of messages without a partition
 
 Invariants
-    The messages of a key are in one executor at a time, in the order of their `send` calls.  When messages leave a
-    partition, older ones are sent first.  Newer ones are held until there is a newer route, and until the left
-    partition has answered or refused every message that was sent to it.
-    The table has None where messages are held; filling the table releases held messages, the oldest first.
+    The messages of a key are in one executor at a time, in the order of their `send` calls.  When
+    messages leave a partition, older ones are sent first.  Newer ones are held until there is a
+    newer route, and until the left partition has answered or refused every message that was sent to
+    it. The table has None where messages are held; filling the table releases held messages, the
+    oldest first.
 """
 
 from __future__ import annotations
@@ -53,7 +55,10 @@ NOWHERE: list[Executor | None] = [None] * LOGICAL_PARTITIONS
 EXPIRE_SHARE = 10
 """A message is given up late by at most its time-out divided by this."""
 CLOSED = "the producer was closed before this message was acked"
-CLOSED_HINT = "Send it again, unless its fate is unknown: it may be stored.  Await `send` before the producer closes."
+CLOSED_HINT = (
+    "Send it again, unless its fate is unknown: it may be stored.  Await `send` before the "
+    "producer closes."
+)
 
 
 class SubjectSender:
@@ -78,11 +83,15 @@ class SubjectSender:
         self.table: list[Executor | None] = [None] * LOGICAL_PARTITIONS
         """The executor of messages with a key, by logical partition; None where they are held."""
         self.keyless = self.table
-        """As `table`, for messages without a key: partitions that do not answer are replaced by others."""
+        """As `table`, for messages without a key: partitions that do not answer are replaced by
+        others.
+        """
         self.message_bytes_max = MESSAGE_BYTES_MAX
         """The limit of the route that is followed: key, value and properties of one message."""
         self.plain = self.table
-        """As `table`, for `send`: None also where it has to look further, as for all while `careful`."""
+        """As `table`, for `send`: None also where it has to look further, as for all while
+        `careful`.
+        """
         self._careful = False
         self._order_strategy = order_strategy
         self._meta = meta
@@ -108,7 +117,9 @@ class SubjectSender:
         self._partition_ids: list[int] = []
         self._home_table: list[Executor | None] = [None] * LOGICAL_PARTITIONS
         self._away: dict[int, Executor] = {}
-        """By partition id: the executor that takes the partition's messages until its own broker answers again."""
+        """By partition id: the executor that takes the partition's messages until its own broker
+        answers again.
+        """
         self._refresh = asyncio.Event()
         self._routed = asyncio.Event()
         self._refusal: KeylaneError | None = None
@@ -124,7 +135,9 @@ class SubjectSender:
 
     @property
     def careful(self) -> bool:
-        """True while messages go to other partitions than their own, or a key is halted; `send` then calls `check`."""
+        """True while messages go to other partitions than their own, or a key is halted; `send`
+        then calls `check`.
+        """
         return self._careful
 
     @careful.setter
@@ -133,10 +146,12 @@ class SubjectSender:
         self._choose_plain()
 
     def _choose_plain(self) -> None:
-        """Have `send` look at each message while not all of them go where their logical partition is."""
+        """Have `send` look at each message while not all of them go where their logical partition
+        is.
+        """
         self.plain = NOWHERE if self._careful or self.keyless is not self.table else self.table
 
-    # ── sending ──────────────────────────────────────────────────────────────────────────────────────
+    # ── sending ───────────────────────────────────────────────────────────────────────────────────
     def send_to(
         self,
         place: Place,
@@ -150,8 +165,8 @@ class SubjectSender:
         Queue a message at the place that its sender chose.
 
         Raises:
-            QueueUnknownError, SubjectNotStaticError: no such queue in the route that is followed; before the first
-                route, the future raises it.
+            QueueUnknownError, SubjectNotStaticError: no such queue in the route that is followed;
+                before the first route, the future raises it.
             KeyHaltedError: the key is halted.  In all cases nothing was queued.
         """
         logical = self._queue_starts.logical(place)
@@ -263,9 +278,11 @@ class SubjectSender:
         for executor in self._executors.values():
             executor.roll()
 
-    # ── the route ────────────────────────────────────────────────────────────────────────────────────
+    # ── the route ─────────────────────────────────────────────────────────────────────────────────
     def _ended(self, _task: asyncio.Task[None]) -> None:
-        """Log how many messages are lost, if the event loop ended before the producer was closed."""
+        """Log how many messages are lost, if the event loop ended before the producer was
+        closed.
+        """
         batches = [batch for executor in self.executors for batch in executor.batches]
         unsent = len(self.held) + sum(map(len, batches))
         if unsent and not self._closing:
@@ -314,7 +331,8 @@ class SubjectSender:
         """
         Wait for a newer route, at most PULL_WAIT_MS_MAX; returns the known one if there is none.
 
-        While a broker is missing the calls are short, so that the next failure is followed by a fresh call soon.
+        While a broker is missing the calls are short, so that the next failure is followed by a
+        fresh call soon.
         """
         known = self._route
         urgent = self._refresh.is_set() or self._lacks_a_broker()
@@ -339,7 +357,9 @@ class SubjectSender:
             return call.result() if call.done() else known
 
     def _said(self) -> WaitCause:
-        """What the broker of an open partition said that takes nothing; NO_PARTITION if none does."""
+        """What the broker of an open partition said that takes nothing; NO_PARTITION if none
+        does.
+        """
         refusing = (each for each in self.executors if each.state.refuses and not each.state.left)
         return next((each.cause for each in refusing if each.waiting_for), NO_PARTITION)
 
@@ -356,9 +376,12 @@ class SubjectSender:
         """Follow a route; False if it is older than the followed one, and ignored."""
         if self._route is not None and route.version < self._route.version:
             text = (
-                f"the metaserver's is version {route.version}, older than {self._route.version}, which "
-                "is followed here: its database was restored from a copy, or rebuilt. Until it has a "
-                "newer one nothing of it is followed; a producer that is started again takes what the "
+                f"the metaserver's is version {route.version}, older than "
+                f"{self._route.version}, which "
+                "is followed here: its database was restored from a copy, or "
+                "rebuilt. Until it has a "
+                "newer one nothing of it is followed; a producer that is started "
+                "again takes what the "
                 "metaserver has"
             )
             if line := self._troubles.met(text, self._clock.boot_ms(), _OLDER):
@@ -388,7 +411,8 @@ class SubjectSender:
 
     async def _seek_brokers(self) -> None:
         """
-        Ask for the addresses of brokers that do not answer and whose partitions the route does not list any more.
+        Ask for the addresses of brokers that do not answer and whose partitions the route does not
+        list any more.
 
         Only these brokers know whether a batch that was sent to them is stored.
         """
@@ -398,7 +422,8 @@ class SubjectSender:
 
     async def ask_history(self) -> set[str]:
         """
-        Ask the metaserver which partitions are lost and where their brokers are now, and tell the executors.
+        Ask the metaserver which partitions are lost and where their brokers are now, and tell the
+        executors.
 
         Returns:
             The names of the broker groups that are silent.
@@ -419,7 +444,9 @@ class SubjectSender:
         }
 
     def _follow_brokers(self, partitions: Iterable[Partition]) -> None:
-        """Give executors the present addresses of their broker groups, also executors of partitions that are not open."""
+        """Give executors the present addresses of their broker groups, also executors of partitions
+        that are not open.
+        """
         addresses = {
             partition.broker_group: partition.address
             for partition in partitions
@@ -459,9 +486,11 @@ class SubjectSender:
             turn=self._turn,
         )
 
-    # ── leaving a partition ──────────────────────────────────────────────────────────────────────────
+    # ── leaving a partition ───────────────────────────────────────────────────────────────────────
     def availability_changed(self) -> None:
-        """Ask for a newer route, and keep messages without a key from partitions that do not answer."""
+        """Ask for a newer route, and keep messages without a key from partitions that do not
+        answer.
+        """
         self._refresh.set()
         self._refill()
 
@@ -474,9 +503,9 @@ class SubjectSender:
         """
         Find the executor of each logical partition.
 
-        Messages are held (None) while their partition is sealed, or has refused them, and there is no newer route; and
-        while an earlier partition of their range has messages.  A range whose messages went elsewhere (BEST_TRIED) goes
-        there until its own partition answers again.
+        Messages are held (None) while their partition is sealed, or has refused them, and there is
+        no newer route; and while an earlier partition of their range has messages.  A range whose
+        messages went elsewhere (BEST_TRIED) goes there until its own partition answers again.
         """
         route = self._route
         if route is None:
@@ -525,7 +554,9 @@ class SubjectSender:
                     self._away[partition_id] = self._rng.choice(spare)
 
     def _pass_over(self) -> None:
-        """Move messages without a key from partitions that do not answer, unless they were sent there already."""
+        """Move messages without a key from partitions that do not answer, unless they were sent
+        there already.
+        """
         spare = self._spare()
         if not spare:
             return
@@ -556,7 +587,9 @@ class SubjectSender:
         return [spare for spare in self._spare() if spare is not executor]
 
     def take_back(self, executor: Executor, batches: list[OutgoingBatch], step: Step) -> None:
-        """Hand batches that left their partition to another executor, or hold them until there is a newer route."""
+        """Hand batches that left their partition to another executor, or hold them until there is a
+        newer route.
+        """
         if step is Step.ELSEWHERE:
             there = self._rng.choice(self._others(executor))
             for partition_id, stand_in in self._away.items():
@@ -574,7 +607,9 @@ class SubjectSender:
         self._refill()
 
     def _release_held(self) -> None:
-        """Hand held messages to their executors, the oldest first; messages without an executor stay held."""
+        """Hand held messages to their executors, the oldest first; messages without an executor
+        stay held.
+        """
         held = self.held.take_sendable(self._queue_starts, self.message_bytes_max)
         adopting: dict[int, Executor] = {}
         still_held: OutgoingBatch | None = None

@@ -2,8 +2,9 @@
 
     send() ─▶ plain: four appends, written out        the rest: `_send_carefully`, which checks one fact after another
 
-A message is plain if it has a value, at most a key, and nothing in its way: no codec, partitioner or time-out, no halted
-key, a queue that is not full, the right thread, a size that needs no batch of its own.
+A message is plain if it has a value, at most a key, and nothing in its way: no codec, partitioner
+or time-out, no halted key, a queue that is not full, the right thread, a size that needs no batch
+of its own.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ F = TypeVar("F", bound=Callable[..., object])
 
 def named_only(positional: int) -> Callable[[F], F]:
     """
-    Show the parameters after the first `positional` ones of a method as keyword-only, which they are not for Python.
+    Show the parameters after the first `positional` ones of a method as keyword-only, which they
+    are not for Python.
 
     The next parameter after these is not shown: the method refuses what is passed there.
     """
@@ -135,7 +137,9 @@ class Sending(ScheduledCancels, Generic[V]):
         self._turn_number = 0
         self._open = False
         self._here: Callable[[], bool] = nowhere
-        """True in the thread of the opening, if there are plain messages: no codec, partitioner or time-out."""
+        """True in the thread of the opening, if there are plain messages: no codec, partitioner or
+        time-out.
+        """
         self._meta: MetaClient | None = None
         self._identity: Identity | None = None
         self._touched: list[OutgoingBatch] = []
@@ -146,7 +150,9 @@ class Sending(ScheduledCancels, Generic[V]):
         self._budget = SendBudget(self._settings.queue_bytes, self._when_full)
 
     def _begin(self, meta: MetaClient) -> None:
-        """Set the state of a new opening; no state of an earlier one is kept, and none that a fork copied."""
+        """Set the state of a new opening; no state of an earlier one is kept, and none that a fork
+        copied.
+        """
         self._meta = meta
         self._loop = asyncio.get_running_loop()
         self._end_turn()
@@ -215,29 +221,40 @@ class Sending(ScheduledCancels, Generic[V]):
         Queue a message, behind those of its key that were sent before.
 
         Args:
-            subject: an existing subject, or one that the metaserver creates for its first message (`auto_create`).
-            value: bytes, or a value for the codec; with key and properties at most what the subject takes (1 MiB).
+            subject: an existing subject, or one that the metaserver creates for its first message
+                (`auto_create`).
+            value: bytes, or a value for the codec; with key and properties at most what the subject
+                takes (1 MiB).
             key: the order key, up to 1,024 bytes; none means any partition, and no order.
-            deliver_at: a broker keeps the message until then: a datetime with a time zone, or milliseconds since 1970,
-                at most 366 days ahead.  Only for a message without a key.  The future is of a ScheduledReceipt.
+            deliver_at: a broker keeps the message until then: a datetime with a time zone, or
+                milliseconds since 1970, at most 366 days ahead.  Only for a message without a key.
+                The future is of a ScheduledReceipt.
             properties: text to text or bytes, up to 64 KiB packed.
-            tags: texts without commas, which `message.tags` has; they count as a property, "keylane.tags".
-            queue: the logic queue of a static subject in which the message is stored, whatever its key.  The messages
-                of a queue are stored in the order of their `send` calls; those of a key that is sent to several
-                queues have no order.  None: by the key, or by the producer's partitioner.
-            timeout_ms: a message that is not acked by then is given up with a DeliveryTimeoutError, and nothing newer of
-                its key is sent until `resume`.  None: `delivery_timeout_ms` of the settings.
+            tags: texts without commas, which `message.tags` has; they count as a property,
+                "keylane.tags".
+            queue: the logic queue of a static subject in which the message is stored, whatever its
+                key.  The messages of a queue are stored in the order of their `send` calls; those
+                of a key that is sent to several queues have no order.  None: by the key, or by the
+                producer's partitioner.
+            timeout_ms: a message that is not acked by then is given up with a DeliveryTimeoutError,
+                and nothing newer of its key is sent until `resume`.  None: `delivery_timeout_ms` of
+                the settings.
 
         Returns:
-            A future: `await` it for the Receipt; an unknown subject raises there, and a limit that was not known here.
+            A future: `await` it for the Receipt; an unknown subject raises there, and a limit that
+            was not known here.
 
         Raises:
-            MessageTooLargeError, InvalidRequestError, InvalidNameError, CodecError: nothing was queued.
-            DeliverAtError, DeliverAtKeyError: an impossible time, or one with a key; nothing was sent.
-            QueueUnknownError, SubjectNotStaticError: no such logic queue; nothing was queued.  The future of a message
-                that is sent before the first route raises it.
-            QueueFullError: not awaited while the queue is full; nothing was queued.  `await producer.drain()` first.
-            KeyHaltedError: an older message of the key timed out; nothing was queued.  `resume` first.
+            MessageTooLargeError, InvalidRequestError, InvalidNameError, CodecError: nothing was
+                queued.
+            DeliverAtError, DeliverAtKeyError: an impossible time, or one with a key; nothing was
+                sent.
+            QueueUnknownError, SubjectNotStaticError: no such logic queue; nothing was queued.  The
+                future of a message that is sent before the first route raises it.
+            QueueFullError: not awaited while the queue is full; nothing was queued.  `await
+                producer.drain()` first.
+            KeyHaltedError: an older message of the key timed out; nothing was queued.  `resume`
+                first.
             ClosedError, ForkedError, OtherLoopError: not open, or not here.
         """
         # Not keyword-only, because Python looks up each default of such a parameter at each call.
@@ -282,7 +299,8 @@ class Sending(ScheduledCancels, Generic[V]):
 
     def _queue_chunk(self, subject: str, chunk: Sequence[tuple[bytes, V]]) -> int:
         """
-        Queue messages as `send` does, without a future of each; none if not all of them are plain, small and routed.
+        Queue messages as `send` does, without a future of each; none if not all of them are plain,
+        small and routed.
 
         Returns:
             Their bytes with what they take in batches; 0: nothing was queued.
@@ -330,7 +348,9 @@ class Sending(ScheduledCancels, Generic[V]):
     def _extend(
         self, executor: Executor, keys: list[bytes], values: list[bytes], size: int
     ) -> None:
-        """Put plain messages, of `size` bytes with their overhead, into the open batch of an executor."""
+        """Put plain messages, of `size` bytes with their overhead, into the open batch of an
+        executor.
+        """
         batch = executor.open
         room = batch.room - size
         if room > 0:
@@ -345,11 +365,14 @@ class Sending(ScheduledCancels, Generic[V]):
         self._look(executor, batch)
 
     def _add_and_look(self, executor: Executor, key: bytes, value: bytes, size: int) -> SendFuture:
-        """Add a plain message, of `size` bytes with its overhead, to a batch that has no room granted: a new one, one without a message of this turn, or one that may be full."""
+        """Add a plain message, of `size` bytes with its overhead, to a batch that has no room
+        granted: a new one, one without a message of this turn, or one that may be full.
+        """
         batch = executor.open
         if batch.turn != self._turn_number:
             batch = self._open_batch(executor)
-        # `OutgoingBatch.add` and `_look`, written out: a producer with little to send does this for each message.
+        # `OutgoingBatch.add` and `_look`, written out: a producer with little to send does this for
+        # each message.
         values = batch.values
         index = len(values)
         values.append(value)
@@ -457,7 +480,9 @@ class Sending(ScheduledCancels, Generic[V]):
         return BatchFuture(batch, index)
 
     def _encoded(self, subject: str, value: Any) -> Any:
-        """The bytes of a value for a subject with a codec; other values as they are.  Raises CodecError."""
+        """The bytes of a value for a subject with a codec; other values as they are.  Raises
+        CodecError.
+        """
         self._home.check_thread()
         return encode_for(self._codec, subject, value)
 
@@ -471,7 +496,9 @@ class Sending(ScheduledCancels, Generic[V]):
             self._codec = codec
 
     def _time_ns(self) -> int:
-        """The time of this turn of the event loop.  The clock is read once for a turn, and for each batch."""
+        """The time of this turn of the event loop.  The clock is read once for a turn, and for each
+        batch.
+        """
         self._home.check()  # not for each message, because it costs a third of a send
         if self._turn_ns == UNREAD:
             self._turn_ns = self._now_ns()
@@ -496,7 +523,9 @@ class Sending(ScheduledCancels, Generic[V]):
         key: bytes,
         **named: Any,
     ) -> SendFuture | ScheduledFuture:
-        """Send a message for later, or queue one over the limit, which raises QueueFullError if this task may not."""
+        """Send a message for later, or queue one over the limit, which raises QueueFullError if
+        this task may not.
+        """
         self._home.check()
         if deliver_at is not None:
             if not self._open or self._scheduled is None:

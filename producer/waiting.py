@@ -1,4 +1,6 @@
-"""Why messages wait, with advice, and when a log line says so: after five seconds, then ever more rarely.  Pure but for the log."""
+"""Why messages wait, with advice, and when a log line says so: after five seconds, then ever more
+rarely.  Pure but for the log.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,22 @@ AGAIN_MS_MAX = 3_600_000
 
 
 class WaitCause(NamedTuple):
-    """Why messages wait, and what helps; two texts for people, both empty if messages do not wait."""
+    """Why messages wait, and what helps; two texts for people, both empty if messages do not
+    wait.
+    """
 
     reason: str = ""
     advice: str = ""
 
 
-BY_ITSELF = "the producer follows the next route by itself; keylane subject operations shows what that waits for"
-META_DOWN = "start a metaserver again, or repair the way to it; keylane broker list shows whether it answers"
+BY_ITSELF = (
+    "the producer follows the next route by itself; keylane subject operations shows "
+    "what that waits for"
+)
+META_DOWN = (
+    "start a metaserver again, or repair the way to it; keylane broker list "
+    "shows whether it answers"
+)
 NOT_WAITING = WaitCause()
 NO_ANSWER = "the broker has not answered yet"
 NOT_SENT = "it waits behind older messages, or for its batch to fill"
@@ -49,12 +59,14 @@ def broker_cause(error: KeylaneError, broker_group: str) -> WaitCause:
     """Why messages wait after a try to send them to a broker ended with `error`."""
     if isinstance(error, UnreachableError) and not isinstance(error, ForeignServerError):
         advice = (
-            f"start broker group {broker_group} again, or repair the way to it; if its disk is lost for good: "
+            f"start broker group {broker_group} again, or repair the way to it; if its disk is "
+            f"lost for good: "
             f"keylane broker evacuate {broker_group} --accept-loss"
         )
     elif isinstance(error, WrongBrokerError | PartitionUnknownError):
         advice = (
-            "the producer follows the next route by itself; keylane broker list shows a broker that is refused, and why; "
+            "the producer follows the next route by itself; keylane broker list shows a broker "
+            "that is refused, and why; "
             f"if the data folder of broker group {broker_group} is lost for good: "
             f"keylane broker evacuate {broker_group} --accept-loss"
         )
@@ -77,7 +89,9 @@ class WaitReport:
     def __init__(self) -> None:
         self._since_ms: int | None = None
         self._sent_ms = 0
-        """When the oldest message that waited was sent: before the wait began, which a try that failed did."""
+        """When the oldest message that waited was sent: before the wait began, which a try that
+        failed did.
+        """
         self._next_ms = FIRST_MS
         self._reported = False
 
@@ -88,7 +102,8 @@ class WaitReport:
 
     def waits(self, now_ms: int, oldest_ms: int) -> bool:
         """
-        Note that messages wait; True if a report is due: after 5 s, 1 min, 2 min, 4 min … at most an hour apart.
+        Note that messages wait; True if a report is due: after 5 s, 1 min, 2 min, 4 min … at most
+        an hour apart.
 
         Args:
             oldest_ms: how long ago the oldest of them was sent.
@@ -111,7 +126,8 @@ class WaitReport:
         Note that nothing waits.
 
         Returns:
-            Of a wait that was reported and ends here, milliseconds since its oldest message was sent; else None.
+            Of a wait that was reported and ends here, milliseconds since its oldest message was
+            sent; else None.
         """
         waited, reported = self._since_ms is not None, self._reported
         self._since_ms = None
@@ -120,12 +136,16 @@ class WaitReport:
 
 
 def oldest_age_ms(batches: Sequence[OutgoingBatch], clock: Clock) -> int:
-    """How long ago the first message of the first batch was sent, by the calendar; 0 if that was set back."""
+    """How long ago the first message of the first batch was sent, by the calendar; 0 if that was
+    set back.
+    """
     return max(0, clock.wall_ms() - batches[0].first_sent_at_ns // 1_000_000)
 
 
 class PartitionWaits:
-    """Why the messages of one partition wait; the log says so at growing intervals, and when it is over."""
+    """Why the messages of one partition wait; the log says so at growing intervals, and when it is
+    over.
+    """
 
     def __init__(self, partition_name: str, broker_group: str, clock: Clock) -> None:
         self.cause = NOT_WAITING
@@ -146,7 +166,9 @@ class PartitionWaits:
         batches: Sequence[OutgoingBatch],
         address: str | None,
     ) -> None:
-        """Note that the messages of `batches` wait because of `error`; the first batch is the oldest."""
+        """Note that the messages of `batches` wait because of `error`; the first batch is the
+        oldest.
+        """
         self.cause = broker_cause(error, self._broker_group)
         oldest_ms = oldest_age_ms(batches, self._clock)
         if self._report.waits(now_ms, oldest_ms):
@@ -170,4 +192,4 @@ class PartitionWaits:
             return
         took_ms = self._report.over(self._clock.boot_ms())
         if took_ms is not None:
-            log.warning("%s: messages wait no longer, after %.0f s", self._name, took_ms / 1000)
+            log.warning("%s: messages flow again after %.0f s", self._name, took_ms / 1000)

@@ -1,7 +1,9 @@
-"""Lists the keys whose messages wait at a producer: how many, since when, why, and what helps; and its counts.
+"""Lists the keys whose messages wait at a producer: how many, since when, why, and what helps; and
+its counts.
 
-A key has one entry, at the partition for which its oldest message waits.  Messages without a key have no order, and
-have one entry for each partition; those for a later delivery have entries of their own.
+A key has one entry, at the partition for which its oldest message waits.  Messages without a key
+have no order, and have one entry for each partition; those for a later delivery have entries of
+their own.
 """
 
 from __future__ import annotations
@@ -29,10 +31,13 @@ class WaitingKey:
     size_bytes: int
     """Keys, values and properties, in bytes."""
     sent_at_ns: int
-    """The time of the oldest message's `send`, in nanoseconds since 1970 by this machine's calendar."""
+    """The time of the oldest message's `send`, in nanoseconds since 1970 by this machine's
+    calendar.
+    """
     partition: str | None
-    """Name of the partition for which the oldest message waits; None while the route has none for it, and for messages
-    for a later delivery."""
+    """Name of the partition for which the oldest message waits; None while the route has none for
+    it, and for messages for a later delivery.
+    """
     broker_group: str | None
     """Of that partition; of messages for a later delivery the one that may keep them already."""
     reason: str
@@ -97,7 +102,9 @@ class _Entry:
 
 
 def _blocking(executors: Iterable[Executor], key: bytes) -> Executor | None:
-    """The executor whose older messages are settled before held messages of this key are sent; None if there is none."""
+    """The executor whose older messages are settled before held messages of this key are sent; None
+    if there is none.
+    """
     logical = logical_partition(key)
     for executor in executors:
         partition = executor.partition
@@ -165,7 +172,9 @@ def producer_stats(
 
 
 def _reasons(sender: SubjectSender) -> dict[str, str]:
-    """Why messages wait, by the name of their partition; why they are held, by the name of the subject."""
+    """Why messages wait, by the name of their partition; why they are held, by the name of the
+    subject.
+    """
     reasons = {
         executor.group.partition_name: executor.waiting_for
         for executor in sender.executors

@@ -13,18 +13,23 @@ from .text import items_of
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9_.-]{1,253}):([0-9]{1,5})")
 
 VIRTUAL_DOMAIN = ".keylane.invalid"
-"""The end of the names of servers in memory; no machine has a name that ends in `.invalid` (RFC 6761)."""
+"""The end of the names of servers in memory; no machine has a name that ends in `.invalid` (RFC
+6761).
+"""
 _HOST_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
 
 
 def check_real(address: str) -> None:
-    """Raises StoryError: `address` is that of a server of a virtual cluster, and this network is real."""
+    """Raises StoryError: `address` is that of a server of a virtual cluster, and this network is
+    real.
+    """
     if VIRTUAL_DOMAIN in address and address.rpartition(":")[0].endswith(VIRTUAL_DOMAIN):
         error = StoryError(
             f"{address} is in a virtual cluster of keylane.testing, which only its story reaches"
         )
         error.hint = (
-            "Take keylane_cluster in an `async def` test, or call cluster.run(story).  keylane.sync, other threads and event "
+            "Take keylane_cluster in an `async def` test, or call cluster.run(story).  "
+            "keylane.sync, other threads and event "
             "loops, as unittest's, and other processes need a real cluster: `keylane dev`."
         )
         raise error
@@ -84,7 +89,8 @@ def check_broker_address(address: str, *, anywhere: bool = False) -> None:
 
     Raises:
         InvalidRequestError: `address` is not host:port.
-        BrokerAddressError: `address` means no machine, or, unless `anywhere`, is not a loopback address.
+        BrokerAddressError: `address` means no machine, or, unless `anywhere`, is not a loopback
+            address.
     """
     try:
         host, _port = parse_address(address)
@@ -102,7 +108,8 @@ def check_broker_address(address: str, *, anywhere: bool = False) -> None:
 
 def addresses_of(given: object) -> list[str]:
     """
-    The addresses in `given`: a text of one or more `host:port` with commas between, or an iterable of such texts.
+    The addresses in `given`: a text of one or more `host:port` with commas between, or an iterable
+    of such texts.
 
     Raises:
         ConfigError: `given` has no address, or something that is not host:port.

@@ -15,7 +15,8 @@ _RANGES = {"first_ms": (0, PAUSE_MS_MAX), "max_ms": (1, PAUSE_MS_MAX)}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
     """
-    Exponential pauses with jitter: the first takes about `first_ms`, each next one `factor` times longer, to `max_ms`.
+    Exponential pauses with jitter: the first takes about `first_ms`, each next one `factor` times
+    longer, to `max_ms`.
 
     Raises:
         ConfigError: values are out of their ranges; the text names all of them.
@@ -42,7 +43,8 @@ class Backoff:
         """
         Milliseconds to wait after `attempt`, which counts from 1.
 
-        The result is drawn from [step / 2, step], where step is `first_ms * factor ** (attempt - 1)`, at most `max_ms`.
+        The result is drawn from [step / 2, step], where step is `first_ms * factor ** (attempt -
+        1)`, at most `max_ms`.
         """
         step = min(float(self.max_ms), self.first_ms * self.factor ** min(attempt - 1, 32))
         return max(1, int(step * (0.5 + rng.random() / 2)))

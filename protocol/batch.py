@@ -14,9 +14,10 @@
     └──────────────────┴────────────────┴─────────────────┴──────────────────────┴───────────────────────┘
 
 Invariants
-    The lengths add up to the body exactly, or the whole batch is refused.  Those of a packed batch add up to what unpacks, so
-    a broker knows the size without unpacking; unpacked, a batch keeps the limits of others.
-    Python loops per message only in the two joins of the writer and in the slicing of the reader.
+    The lengths add up to the body exactly, or the whole batch is refused.  Those of a packed batch
+    add up to what unpacks, so a broker knows the size without unpacking; unpacked, a batch keeps
+    the limits of others. Python loops per message only in the two joins of the writer and in the
+    slicing of the reader.
 
 Source: columns because Arrow arrays are these buffers; see `arrow/columns.py`.
 """
@@ -52,7 +53,8 @@ ZSTD_LEVEL = 1
 BYTES_PER_MESSAGE = 8 + 3 * 4
 """Overhead of a message in a batch: its time and three lengths."""
 SENDER_HINT = (
-    "Nothing of it is stored, and sent again it is refused again: the program that packed it is at fault, or the memory "
+    "Nothing of it is stored, and sent again it is refused again: the program that packed it is at "
+    "fault, or the memory "
     "of its machine. A producer with compression='none' does not pack."
 )
 _NO_HEADER = bytes(HEADER_BYTES)
@@ -62,7 +64,9 @@ _ONE = Struct("<III")
 _ONE_TIMED = Struct("<qIII")
 """The same, behind its time."""
 FEW = 64
-"""Up to this number of messages the layout of their lengths is kept, because it takes as long to make as to use."""
+"""Up to this number of messages the layout of their lengths is kept, because it takes as long to
+make as to use.
+"""
 SAME_SIZE_BLOCK = 32
 """Values of one size that are cut at once."""
 
@@ -112,7 +116,8 @@ def encode_columns(
     **fields: int,
 ) -> bytes | bytearray:
     """
-    As `encode_batch`, of times of sending that are the bytes of the layout already; `fields` as of `encode_body`.
+    As `encode_batch`, of times of sending that are the bytes of the layout already; `fields` as of
+    `encode_body`.
 
     The header is written into the joined columns, so that they are not copied behind it.
     """
@@ -164,7 +169,8 @@ def encode_body(
     body: bytes, *, count: int, compression: Compression = Compression.NONE, **fields: int
 ) -> bytes:
     """
-    A batch of the body of `count` messages, packed by `compression` if it gets shorter by that and may be so short.
+    A batch of the body of `count` messages, packed by `compression` if it gets shorter by that and
+    may be so short.
 
     Args:
         body: not packed, as `join_columns` makes it.
@@ -221,10 +227,12 @@ def split_columns(body: bytes, count: int) -> tuple[list[bytes], list[bytes]]:
 
 def check_batch(data: bytes | memoryview, start: int = 0) -> Header:
     """
-    Check the message batch at `start`, as a broker does with each batch it receives, and return its header.
+    Check the message batch at `start`, as a broker does with each batch it receives, and return its
+    header.
 
     Raises:
-        CorruptBatchError: the bytes are cut or damaged, the record is not a message batch, or its compression is unknown.
+        CorruptBatchError: the bytes are cut or damaged, the record is not a message batch, or its
+            compression is unknown.
     """
     header = read_record(data, start)
     if not isinstance(header, Header):
@@ -244,16 +252,20 @@ def check_batch(data: bytes | memoryview, start: int = 0) -> Header:
 
 def check_lengths(data: bytes | memoryview, header: Header, start: int = 0) -> int:
     """
-    Check that the lengths in the batch at `start` add up, so that every stored batch can be cut into messages.
+    Check that the lengths in the batch at `start` add up, so that every stored batch can be cut
+    into messages.
 
-    A packed batch is not unpacked here (`check_unpacks`): its lengths have to keep the limits of what a reader unpacks.
+    A packed batch is not unpacked here (`check_unpacks`): its lengths have to keep the limits of
+    what a reader unpacks.
 
     Returns:
         Bytes of the batch when it is unpacked, its header included.
 
     Raises:
-        CorruptBatchError: the lengths do not add up to the body, or say that it unpacks to more than is allowed.
-        MessageTooLargeError: a key is over KEY_BYTES_MAX; a consumer could not set its messages aside.
+        CorruptBatchError: the lengths do not add up to the body, or say that it unpacks to more
+            than is allowed.
+        MessageTooLargeError: a key is over KEY_BYTES_MAX; a consumer could not set its messages
+            aside.
     """
     first = start + HEADER_BYTES + 8 * header.count
     lengths: array[int] = array("I")
@@ -269,7 +281,9 @@ def check_lengths(data: bytes | memoryview, header: Header, start: int = 0) -> i
 
 
 def unpacked_bytes(data: bytes | memoryview) -> int:
-    """Bytes to which the batch in `data`, which was not checked, says that it unpacks; 0 if it is plain or no batch."""
+    """Bytes to which the batch in `data`, which was not checked, says that it unpacks; 0 if it is
+    plain or no batch.
+    """
     header = read_header(data)
     if not isinstance(header, Header) or header.compression == Compression.NONE:
         return 0
@@ -283,9 +297,11 @@ def unpacked_bytes(data: bytes | memoryview) -> int:
 
 def check_unpacks(data: bytes | memoryview, header: Header, start: int = 0) -> None:
     """
-    Check that the packed batch at `start` unpacks to what its lengths say, as a broker does before it stores it.
+    Check that the packed batch at `start` unpacks to what its lengths say, as a broker does before
+    it stores it.
 
-    It takes about 1 ms and a copy in memory for each MB that unpacks, which are at most BATCH_BYTES_MAX.
+    It takes about 1 ms and a copy in memory for each MB that unpacks, which are at most
+    BATCH_BYTES_MAX.
 
     Raises:
         UnpackError: it does not; its hint is for who packed it.
@@ -309,7 +325,9 @@ def check_alone(data: bytes | memoryview) -> None:
 
 
 def largest_message(data: bytes | memoryview, header: Header, start: int = 0) -> int:
-    """Bytes of key, value and properties of the largest message in the batch at `start`, which is not unpacked."""
+    """Bytes of key, value and properties of the largest message in the batch at `start`, which is
+    not unpacked.
+    """
     count = header.count
     first = start + HEADER_BYTES + 8 * count
     lengths: array[int] = array("I")
@@ -328,11 +346,13 @@ def _check_unpacked(header: Header, total: int) -> None:
 
 def unpacked(data: bytes | memoryview, header: Header, start: int = 0) -> bytes | memoryview:
     """
-    The batch at `start` with its keys, values and properties unpacked; the header is as it was stored.
+    The batch at `start` with its keys, values and properties unpacked; the header is as it was
+    stored.
 
     Raises:
         CorruptBatchError: the lengths are over the limits.
-        UnpackError: it does not unpack to what its lengths say; `partition_id`, `offset` and `count` name its messages.
+        UnpackError: it does not unpack to what its lengths say; `partition_id`, `offset` and
+            `count` name its messages.
     """
     view = memoryview(data)[start : start + header.length]
     if header.compression == Compression.NONE:
@@ -346,8 +366,10 @@ def unpacked(data: bytes | memoryview, header: Header, start: int = 0) -> bytes 
         blobs = _decompress(header.compression, view[at:], size)
     except UnpackError as error:
         error.details |= {
-            "partition_id": header.partition_id, "offset": header.base_offset, "count": header.count,
-        }  # fmt: skip
+            "partition_id": header.partition_id,
+            "offset": header.base_offset,
+            "count": header.count,
+        }
         raise
     return b"".join((view[:at], blobs))
 
@@ -370,7 +392,8 @@ def _decompress(compression: int, packed: bytes | memoryview, size: int) -> byte
     The `size` bytes that `_compress` packed.
 
     Raises:
-        UnpackError: the bytes are damaged, or unpack to another size; nothing larger than `size` was made.
+        UnpackError: the bytes are damaged, or unpack to another size; nothing larger than `size`
+            was made.
     """
     if compression == Compression.ZSTD:
         data = _unpack_zstd(packed, size)
@@ -422,7 +445,9 @@ B = TypeVar("B", bound=bytes | memoryview)
 
 
 class Columns(NamedTuple, Generic[B]):
-    """The columns of a batch: times, and for keys, values and properties `count + 1` edges into `blob`."""
+    """The columns of a batch: times, and for keys, values and properties `count + 1` edges into
+    `blob`.
+    """
 
     sent_at_ns: array[int]
     key_edges: Sequence[int]
@@ -474,7 +499,9 @@ def column_views(data: bytes | memoryview, header: Header, start: int = 0) -> Co
 
 
 def _edges(lengths: memoryview, at: int, count: int) -> Sequence[int]:
-    """The edges of a column that begins at `at`: a range where all lengths are the same, as of numbers or hashes."""
+    """The edges of a column that begins at `at`: a range where all lengths are the same, as of
+    numbers or hashes.
+    """
     size = int.from_bytes(lengths[:4], "little")
     if count and lengths.tobytes() == lengths[:4].tobytes() * count:  # a view compares byte by byte
         return range(at, at + size * count + 1, size) if size else [at] * (count + 1)

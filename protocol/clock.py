@@ -1,7 +1,8 @@
 """The only access to the machine's clocks.
 
-`boot` counts time since the machine started, suspend included.  It never jumps; deadlines and ttls use it.
-`wall` is the calendar, for people and for the times of messages.  Correctness never depends on it.
+`boot` counts time since the machine started, suspend included.  It never jumps; deadlines and ttls
+use it. `wall` is the calendar, for people and for the times of messages.  Correctness never depends
+on it.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ class SystemClock:
 
 
 def boot_seconds(clock: Clock) -> Iterator[float]:
-    """The boot clock in seconds, read anew for each item: in a loop a third cheaper than `boot_ns`."""
+    """The boot clock in seconds, read anew for each item: in a loop a third cheaper than
+    `boot_ns`.
+    """
     if type(clock) is SystemClock:
         return starmap(time.clock_gettime, repeat((time.CLOCK_BOOTTIME,)))
     return (clock.boot_ns() / 1e9 for _ in repeat(None))
@@ -70,9 +73,11 @@ TICKED_S_MIN = 2.0
 
 def at_a_tick(wait_s: float, now_s: float) -> float:
     """
-    When a wait of `wait_s` ends by the clock that says `now_s`: up to TICK_S early, at a multiple of it.
+    When a wait of `wait_s` ends by the clock that says `now_s`: up to TICK_S early, at a multiple
+    of it.
 
-    So the waits of hundreds of idle consumers end together, and one wake-up of each process serves many.
+    So the waits of hundreds of idle consumers end together, and one wake-up of each process serves
+    many.
     """
     end_s = now_s + wait_s
     return end_s - end_s % TICK_S if wait_s >= TICKED_S_MIN else end_s

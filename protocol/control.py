@@ -1,9 +1,10 @@
 """JSON bodies of the control calls between clients, brokers and the metaserver.  Pure.
 
-`endpoints.py` says which call takes which body.  More bodies are in `operations.py`, `queues.py` and `progress.py`.
+`endpoints.py` says which call takes which body.  More bodies are in `operations.py`, `queues.py`
+and `progress.py`.
 
-An error is answered with its HTTP status and an ErrorBody.  Durations are milliseconds.  No body has an instant:
-the receiver adds a duration to its own clock.
+An error is answered with its HTTP status and an ErrorBody.  Durations are milliseconds.  No body
+has an instant: the receiver adds a duration to its own clock.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class Health(Struct, frozen=True, kw_only=True):
     details: dict[str, Any] = {}
 
 
-# ── brokers ───────────────────────────────────────────────────────────────────────────────────────────
+# ── brokers ───────────────────────────────────────────────────────────────────────────────────────
 class BrokerHeartbeat(Struct, frozen=True, kw_only=True):
     """A broker reports itself; its first report registers it."""
 
@@ -101,7 +102,9 @@ class BrokerHeartbeat(Struct, frozen=True, kw_only=True):
     problem: ShortText = ""
     """Why it takes no writes; "" from one that takes them."""
     opening: ShortText = ""
-    """Random name of this opening of the data folder; "" from a broker that does not report openings."""
+    """Random name of this opening of the data folder; "" from a broker that does not report
+    openings.
+    """
     opened_after: Annotated[tuple[ShortText, ...], Meta(max_length=OPENINGS_MAX)] = ()
     """The earlier openings of the folder; left out once the metaserver takes the reports."""
     log_end: Count = 0
@@ -109,11 +112,13 @@ class BrokerHeartbeat(Struct, frozen=True, kw_only=True):
     hosted: Count = 0
     """Number of partitions that the broker hosts."""
     highest_id: Count = 0
-    """The highest id of these; 0 from one that hosts none, or is older than this field.  A database that has no partition
-    of such an id went back."""
+    """The highest id of these; 0 from one that hosts none, or is older than this field.  A database
+    that has no partition of such an id went back.
+    """
     untold: Annotated[tuple[int, ...], Meta(max_length=UNTOLD_MAX)] = ()
-    """The first UNTOLD_MAX partitions whose messages retention should remove and may not, because the broker was never
-    told their consumer groups."""
+    """The first UNTOLD_MAX partitions whose messages retention should remove and may not, because
+    the broker was never told their consumer groups.
+    """
     version: ShortText = ""
     """Of the broker's program; a metaserver refuses a report without it."""
     cluster: ShortText = ""
@@ -121,13 +126,16 @@ class BrokerHeartbeat(Struct, frozen=True, kw_only=True):
 
 
 def quiet_limit_ms(ttl_ms: int) -> int:
-    """How far apart reports without news are at most; if one fails, many more come before a metaserver finds the broker silent."""
+    """How far apart reports without news are at most; if one fails, many more come before a
+    metaserver finds the broker silent.
+    """
     return min(ttl_ms // 4, 5_000)
 
 
 class BrokerWelcome(Struct, frozen=True, kw_only=True):
     """
-    The next report is due after `heartbeat_ms`, or without news after `quiet_limit_ms(ttl_ms)` at the latest.
+    The next report is due after `heartbeat_ms`, or without news after `quiet_limit_ms(ttl_ms)` at
+    the latest.
 
     A broker that is silent for `ttl_ms` is not available.
     """
@@ -135,14 +143,19 @@ class BrokerWelcome(Struct, frozen=True, kw_only=True):
     heartbeat_ms: int
     ttl_ms: int
     groups_missed: bool = False
-    """The broker may not know every consumer group in the database.  Retention removes no message of a partition until
-    the broker has been told the partition's groups again."""
+    """The broker may not know every consumer group in the database.  Retention removes no message
+    of a partition until the broker has been told the partition's groups again.
+    """
     fence: int = 0
-    """Not 0 if an operator has accepted a data folder that was behind: tokens up to it are refused before any request."""
+    """Not 0 if an operator has accepted a data folder that was behind: tokens up to it are refused
+    before any request.
+    """
     access: AccessNews | None = None
     """Whom to believe, where access control is on."""
     cluster_version: str = ""
-    """The lowest version of all members, which decides what formats may be written; "": not known yet."""
+    """The lowest version of all members, which decides what formats may be written; "": not known
+    yet.
+    """
 
 
 class AcceptFolder(Struct, frozen=True, kw_only=True):
@@ -157,9 +170,11 @@ class AcceptFolder(Struct, frozen=True, kw_only=True):
     """Answer with the folder that would be accepted; change nothing."""
 
 
-# ── subjects ──────────────────────────────────────────────────────────────────────────────────────────
+# ── subjects ──────────────────────────────────────────────────────────────────────────────────────
 class Retention(enum.StrEnum):
-    """When retention may remove an old message.  ACKED: once every consumer group has acked it.  TIME: by age alone."""
+    """When retention may remove an old message.  ACKED: once every consumer group has acked it.
+    TIME: by age alone.
+    """
 
     ACKED = "acked"
     TIME = "time"
@@ -173,7 +188,9 @@ class CreateSubject(Struct, frozen=True, kw_only=True):
     order_strategy: OrderStrategy = OrderStrategy.STRICT
     retention: Retention = Retention.ACKED
     static: bool = False
-    """The subject has logic queues.  Their number never falls, and rises only when an operator grows the subject."""
+    """The subject has logic queues.  Their number never falls, and rises only when an operator
+    grows the subject.
+    """
     message_bytes_max: MessageBytesMax = MESSAGE_BYTES_MAX
     """Key, value and properties of one message together."""
 
@@ -203,11 +220,15 @@ class SubjectSummary(Struct, frozen=True, kw_only=True):
     partitions: int
     route_version: int
     problem: str = ""
-    """Why its creation failed.  Such a subject has no open partition, and its name may be used again."""
+    """Why its creation failed.  Such a subject has no open partition, and its name may be used
+    again.
+    """
     hidden_for: str = ""
     """The subject that it is to be published in; "": it is not hidden."""
     expires_in_ms: int | None = None
-    """Of a hidden one: it is deleted after this time at the earliest, unless it is filled or published; None: never."""
+    """Of a hidden one: it is deleted after this time at the earliest, unless it is filled or
+    published; None: never.
+    """
 
 
 class SubjectList(Struct, frozen=True, kw_only=True):
@@ -216,9 +237,11 @@ class SubjectList(Struct, frozen=True, kw_only=True):
     subjects: list[SubjectSummary]
 
 
-# ── consumers ─────────────────────────────────────────────────────────────────────────────────────────
+# ── consumers ─────────────────────────────────────────────────────────────────────────────────────
 class Join(Struct, frozen=True, kw_only=True):
-    """Begin a session of a consumer.  The client draws `session` at random, so that a repeat is harmless."""
+    """Begin a session of a consumer.  The client draws `session` at random, so that a repeat is
+    harmless.
+    """
 
     subject: str
     group: str
@@ -231,15 +254,23 @@ class Join(Struct, frozen=True, kw_only=True):
     strategy: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE
     """The first session of a group sets the group's strategy."""
     filter: Annotated[str, Meta(max_length=FILTER_CHARS_MAX)] = ""
-    """What the consumer leaves out, as `MessageFilter.text`; refused if another member's differs.  "": nothing."""
+    """What the consumer leaves out, as `MessageFilter.text`; refused if another member's differs.
+    "": nothing.
+    """
     group_id: Count = 0
-    """The group that the client's earlier session was of; refused if that group was deleted since.  0: it had none."""
+    """The group that the client's earlier session was of; refused if that group was deleted since.
+    0: it had none.
+    """
     start: GroupStart | None = None
     """Where the group begins if this session makes it; None: at the first message."""
     instance: InstanceName = ""
-    """The client's place in the group, which a restarted client has again: it gets the leases of a predecessor at once."""
+    """The client's place in the group, which a restarted client has again: it gets the leases of a
+    predecessor at once.
+    """
     again: bool = False
-    """The client had an earlier session since it was opened: it takes the place of an instance only if that is free."""
+    """The client had an earlier session since it was opened: it takes the place of an instance only
+    if that is free.
+    """
 
 
 class Joined(Struct, frozen=True, kw_only=True):
@@ -250,11 +281,15 @@ class Joined(Struct, frozen=True, kw_only=True):
     group_id: int = 0
     """Tells the group from an earlier or a later one of the same name; 0: not said."""
     start: GroupStart | None = None
-    """Where the group began, which its first session or `group create` has fixed; None: not said."""
+    """Where the group began, which its first session or `group create` has fixed; None: not
+    said.
+    """
     order_strategy: OrderStrategy = OrderStrategy.STRICT
     """Of the subject."""
     grants: Grants | None = None
-    """What the session is granted, as the answer to its first heartbeat would say; None: not said."""
+    """What the session is granted, as the answer to its first heartbeat would say; None: not
+    said.
+    """
 
 
 class Grant(Struct, frozen=True, kw_only=True):
@@ -264,18 +299,26 @@ class Grant(Struct, frozen=True, kw_only=True):
     token: int
     parked_parents: tuple[Partition, ...] = ()
     """
-    Parents on which the group had parked messages when it drained them: they become the partition's.
+    Parents on which the group had parked messages when it drained them: they become the
+    partition's.
 
-    Behind them further ancestors that have parked anew since they were reset without the partitions between.
+    Behind them further ancestors that have parked anew since they were reset without the partitions
+    between.
     """
     parked_tokens: tuple[int, ...] = ()
-    """Their last tokens.  What was taken over of a parent under a lower one is of before a reset, and is taken over again."""
+    """Their last tokens.  What was taken over of a parent under a lower one is of before a reset,
+    and is taken over again.
+    """
     parked_ranges: tuple[tuple[tuple[int, int], ...], ...] = ()
-    """Of each the half-open ranges of logical partitions that are taken over; if () is said: the partition's."""
+    """Of each the half-open ranges of logical partitions that are taken over; if () is said: the
+    partition's.
+    """
 
 
 class Heartbeat(Struct, frozen=True, kw_only=True):
-    """Renews the session and its leases at once.  The answer comes when the grants differ from `known_version`."""
+    """Renews the session and its leases at once.  The answer comes when the grants differ from
+    `known_version`.
+    """
 
     session: str
     known_version: int = -1
@@ -284,17 +327,24 @@ class Heartbeat(Struct, frozen=True, kw_only=True):
     parked: tuple[int, ...] = ()
     """Those of them on which the group has parked messages."""
     holding: tuple[tuple[int, int], ...] | None = None
-    """(partition id, token) of each partition that the session has or is handing over; None: not said.  A lease that
-    was taken back and is missing here becomes free: the session never heard of the grant, or its release was lost."""
+    """(partition id, token) of each partition that the session has or is handing over; None: not
+    said.  A lease that was taken back and is missing here becomes free: the session never heard of
+    the grant, or its release was lost.
+    """
     wait_ms: WaitMs = 0
     suspended: bool | None = None
-    """Whether the session wants to be suspended; None: not said.  If the session knows the newest grants, this counts
-    more than a Suspend call that arrived late or whose answer was lost."""
+    """Whether the session wants to be suspended; None: not said.  If the session knows the newest
+    grants, this counts more than a Suspend call that arrived late or whose answer was lost.
+    """
     group_id: int = 0
-    """Of the join; 0: not said.  A join that arrives late may begin the session again, in a later group of the name."""
+    """Of the join; 0: not said.  A join that arrives late may begin the session again, in a later
+    group of the name.
+    """
     unreached: tuple[str, ...] | None = None
-    """Broker groups to which the session gets no connection, though the cluster hears of them; None: not said.  An exclusive
-    group's partitions there are granted to other sessions, if there is one that does not say the same."""
+    """Broker groups to which the session gets no connection, though the cluster hears of them;
+    None: not said.  An exclusive group's partitions there are granted to other sessions, if there
+    is one that does not say the same.
+    """
 
 
 class Grants(Struct, frozen=True, kw_only=True):
@@ -309,7 +359,9 @@ class Grants(Struct, frozen=True, kw_only=True):
     suspended_by: OperatorSwitch = OperatorSwitch.OFF
     """Why an operator lets the session have no grants."""
     order_strategy: OrderStrategy = OrderStrategy.STRICT
-    """Of the subject: under BEST_TRIED a message that fails does not hold up what follows it, unless a policy says so."""
+    """Of the subject: under BEST_TRIED a message that fails does not hold up what follows it,
+    unless a policy says so.
+    """
     group_id: int = 0
     """The session's group."""
 
@@ -321,11 +373,15 @@ class ReleaseGrant(Struct, frozen=True, kw_only=True):
     partition_id: int
     token: int
     fence: int = 0
-    """The broker's fence, if it is above the token.  The metaserver may not know it if its database is older."""
+    """The broker's fence, if it is above the token.  The metaserver may not know it if its database
+    is older.
+    """
 
 
 class Suspend(Struct, frozen=True, kw_only=True):
-    """Suspend a session: it hands over its partitions and is granted none.  `suspended=False` resumes it."""
+    """Suspend a session: it hands over its partitions and is granted none.  `suspended=False`
+    resumes it.
+    """
 
     session: str
     suspended: bool = True
@@ -338,7 +394,9 @@ class Leave(Struct, frozen=True, kw_only=True):
 
 
 class OwnerView(Struct, frozen=True, kw_only=True):
-    """The owner of a partition in a group; `session`, `client` and `expires_in_ms` are None without an owner."""
+    """The owner of a partition in a group; `session`, `client` and `expires_in_ms` are None without
+    an owner.
+    """
 
     partition: Partition
     token: int
@@ -358,7 +416,9 @@ class GivenUpPartition(Struct, frozen=True, kw_only=True):
 
 
 class GroupView(Struct, frozen=True, kw_only=True):
-    """A group on a subject: owners, live sessions, what is stored (None: not said), for how long none is heard (None: one is, or not said)."""
+    """A group on a subject: owners, live sessions, what is stored (None: not said), for how long
+    none is heard (None: one is, or not said).
+    """
 
     subject: str
     group: str
@@ -370,7 +430,9 @@ class GroupView(Struct, frozen=True, kw_only=True):
     reset: PendingReset | None = None
     silent_ms: int | None = None
     revision: str = ""
-    """Another one after each grant, reset and change of its members; while none lives and none sets it, cursors stay.  "": not said."""
+    """Another one after each grant, reset and change of its members; while none lives and none sets
+    it, cursors stay.  "": not said.
+    """
     given_up: tuple[GivenUpPartition, ...] = ()
     """By partition."""
 
@@ -381,7 +443,9 @@ class DeleteGroup(Struct, frozen=True, kw_only=True):
     force: bool = False
     """Also if it has live consumers: their sessions end, and their tokens are refused."""
     group_id: Count = 0
-    """The group of an earlier answer: a group that was made since under its name is not touched.  0: the one of this name."""
+    """The group of an earlier answer: a group that was made since under its name is not touched.
+    0: the one of this name.
+    """
 
 
 class GroupDeletion(Struct, frozen=True, kw_only=True):
@@ -402,7 +466,9 @@ class DeleteSubject(Struct, frozen=True, kw_only=True):
     force: bool = False
     """Also if it has live consumers: their sessions end."""
     subject_id: Count = 0
-    """The subject of an earlier answer: one that was made since under its name is not touched.  0: the one of this name."""
+    """The subject of an earlier answer: one that was made since under its name is not touched.  0:
+    the one of this name.
+    """
 
 
 class SubjectDeletion(Struct, frozen=True, kw_only=True):
@@ -432,17 +498,20 @@ class GroupList(Struct, frozen=True, kw_only=True):
 
 
 class SwitchGroup(Struct, frozen=True, kw_only=True):
-    """Change a group's consume strategy.  Its sessions end; new sessions must join with the new strategy."""
+    """Change a group's consume strategy.  Its sessions end; new sessions must join with the new
+    strategy.
+    """
 
     strategy: ConsumeStrategy
 
 
-# ── partitions on a broker ────────────────────────────────────────────────────────────────────────────
+# ── partitions on a broker ────────────────────────────────────────────────────────────────────────
 class HostPartition(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
     Host this partition.  A repeat with the same facts changes nothing.
 
-    The broker keeps the facts of the subject, so that the metaserver's database can be rebuilt from brokers.
+    The broker keeps the facts of the subject, so that the metaserver's database can be rebuilt from
+    brokers.
     """
 
     subject: str
@@ -456,17 +525,22 @@ class HostPartition(Struct, frozen=True, kw_only=True, omit_defaults=True):
     static: bool = False
     """The subject has logic queues."""
     groups: tuple[str, ...] | None = None
-    """Every consumer group of the subject, so that retention waits for them from the first message on; None: not said.
-    Groups are no fact of the partition: a repeat may have more of them."""
+    """Every consumer group of the subject, so that retention waits for them from the first message
+    on; None: not said. Groups are no fact of the partition: a repeat may have more of them.
+    """
     tokens_above: Count = 0
     """As in KnowGroups; goes with `groups`."""
     message_bytes_max: Annotated[int, Meta(ge=0, le=MESSAGE_BYTES_MAX)] = 0
     """The subject's limit of one message, if it is lower than MESSAGE_BYTES_MAX; 0: it is not."""
     hidden: str = ""
-    """The hidden subject that the partition was made for.  A lost database: it was published if its parents are sealed."""
+    """The hidden subject that the partition was made for.  A lost database: it was published if its
+    parents are sealed.
+    """
     times_from_ms: Count = 0
-    """No message of the partition gets an earlier time: where those end that it continues on other brokers, as
-    `PartitionStatus.ended_at_ms`.  Told with a repeat, once they are sealed; no fact of the partition.  0: not said."""
+    """No message of the partition gets an earlier time: where those end that it continues on other
+    brokers, as `PartitionStatus.ended_at_ms`.  Told with a repeat, once they are sealed; no fact of
+    the partition.  0: not said.
+    """
 
 
 def hosted_limit(message_bytes_max: int) -> int:
@@ -499,27 +573,36 @@ class PartitionStatus(Struct, frozen=True, kw_only=True):
     facts: HostPartition | None = None
     """The facts that the broker was given when it began to host the partition."""
     unsealable: str = ""
-    """Why the partition cannot be sealed now; "" if it can, or is sealed.  Left out of a page of partitions."""
+    """Why the partition cannot be sealed now; "" if it can, or is sealed.  Left out of a page of
+    partitions.
+    """
     groups_told: bool = True
-    """The broker was told every consumer group of the subject; before that, retention removes no message of the
-    partition."""
+    """The broker was told every consumer group of the subject; before that, retention removes no
+    message of the partition.
+    """
     forgotten_token: int = 0
     """The highest token of deleted groups that the partition refuses."""
     holds: tuple[HoldView, ...] = ()
     """What jobs hold against retention; left out of a page of partitions."""
     ended_at_ms: int = 0
-    """In the answer to a seal: no message has a later time by now, in milliseconds since 1970; 0: not said."""
+    """In the answer to a seal: no message has a later time by now, in milliseconds since 1970; 0:
+    not said.
+    """
 
 
 class TimeBound(enum.StrEnum):
-    """Which message around a time is meant: LOWER the first at or after it, UPPER the last at or before it."""
+    """Which message around a time is meant: LOWER the first at or after it, UPPER the last at or
+    before it.
+    """
 
     LOWER = "lower"
     UPPER = "upper"
 
 
 class FoundOffset(Struct, frozen=True, kw_only=True):
-    """The result of a lookup by the time at which the broker stored messages; `offset` is None without such a message."""
+    """The result of a lookup by the time at which the broker stored messages; `offset` is None
+    without such a message.
+    """
 
     offset: int | None
     first_offset: int
@@ -536,12 +619,14 @@ class PartitionStatusList(Struct, frozen=True, kw_only=True):
     more_after: int | None = None
     """The next page begins after this id; None: this is the last page."""
     dropped: dict[str, int] = {}
-    """Name of a deleted subject → its highest partition id; of the last subjects of which the broker dropped partitions."""
+    """Name of a deleted subject → its highest partition id; of the last subjects of which the
+    broker dropped partitions.
+    """
     dropped_id: int = 0
     """The highest id of a partition that the broker dropped."""
 
 
-# ── messages over HTTP ────────────────────────────────────────────────────────────────────────────────
+# ── messages over HTTP ────────────────────────────────────────────────────────────────────────────
 class PostReceipt(Struct, frozen=True, kw_only=True):
     """Where a posted message is stored, and how durably."""
 
@@ -554,7 +639,9 @@ class PostReceipt(Struct, frozen=True, kw_only=True):
     durable: str
     """"fsync": on the broker's disk."""
     duplicate: bool = False
-    """The message was stored by an earlier request with the same idempotency key, and is stored once."""
+    """The message was stored by an earlier request with the same idempotency key, and is stored
+    once.
+    """
 
 
 class Posted(Struct, frozen=True, kw_only=True):
@@ -564,13 +651,17 @@ class Posted(Struct, frozen=True, kw_only=True):
 
 
 class PartlyPosted(ErrorBody, frozen=True, kw_only=True):
-    """Some posted messages are stored: an error, and a receipt for each message that is; null for the others."""
+    """Some posted messages are stored: an error, and a receipt for each message that is; null for
+    the others.
+    """
 
     receipts: list[PostReceipt | None]
 
 
 class MessageView(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A stored message.  Bytes that are UTF-8 text are in `key` and `value`, any others in the fields with base64."""
+    """A stored message.  Bytes that are UTF-8 text are in `key` and `value`, any others in the
+    fields with base64.
+    """
 
     partition_id: int
     offset: int
@@ -583,7 +674,9 @@ class MessageView(Struct, frozen=True, kw_only=True, omit_defaults=True):
     value_base64: bytes | msgspec.UnsetType = msgspec.UNSET
     properties: dict[str, str] = {}
     properties_base64: dict[str, bytes] | bytes | msgspec.UnsetType = msgspec.UNSET
-    """The properties that are bytes; or all stored bytes where they are no properties, as another program may write."""
+    """The properties that are bytes; or all stored bytes where they are no properties, as another
+    program may write.
+    """
 
 
 class MessagePage(Struct, frozen=True, kw_only=True):

@@ -1,11 +1,13 @@
-"""The table of control calls: method, path, bodies, rights.  Server, client and OpenAPI document follow it.  Pure.
+"""The table of control calls: method, path, bodies, rights.  Server, client and OpenAPI document
+follow it.  Pure.
 
     METASERVER    the calls of a metaserver, in the order of its OpenAPI document
     BROKER        the calls of a broker beside the data plane
 
-A body is JSON, but for posted messages; its type describes it.  `{name}` in a path is a name or a number, percent-encoded.  An error is
-answered with its HTTP status and an `ErrorBody`.  Durations are milliseconds.  No body has an instant: the receiver
-adds a duration to its own clock.  Only a later delivery is at a time of the calendar.
+A body is JSON, but for posted messages; its type describes it.  `{name}` in a path is a name or a
+number, percent-encoded.  An error is answered with its HTTP status and an `ErrorBody`.  Durations
+are milliseconds.  No body has an instant: the receiver adds a duration to its own clock.  Only a
+later delivery is at a time of the calendar.
 """
 
 from __future__ import annotations
@@ -98,12 +100,14 @@ from .scheduled.receipt import CanceledScheduled, ScheduledList, ScheduledPage
 from .verification import Verification
 
 DATA_PATH = "/v1/data"
-"""The WebSocket of a broker's data plane; its frames are in `frames.py`.  No call: it is in no table below."""
+"""The WebSocket of a broker's data plane; its frames are in `frames.py`.  No call: it is in no
+table below.
+"""
 
 WORK_MS = 15_000
 """The time-out of a call whose server writes much, or asks other servers, before it answers."""
 
-# ── to every server ──────────────────────────────────────────────────────────────────────────────────
+# ── to every server ───────────────────────────────────────────────────────────────────────────────
 HEALTH = Endpoint("GET", "/v1/health", None, Health, Rights.KNOWN, "Whether the server is ready.")
 LIVE = Endpoint("GET", "/health/live", None, Done, Rights.OPEN, "Answered while the server lives.")
 READY = Endpoint(
@@ -132,7 +136,7 @@ OPENAPI = Endpoint(
     "The calls of the server as an OpenAPI document.",
 )
 
-# ── to a metaserver: brokers and subjects ─────────────────────────────────────────────────────────────
+# ── to a metaserver: brokers and subjects ─────────────────────────────────────────────────────────
 BROKER_HEARTBEAT = Endpoint(
     "POST",
     "/v1/brokers/heartbeat",
@@ -175,7 +179,8 @@ AUTO_CREATE = Endpoint(
     AutoCreate,
     SubjectView,
     Rights.PRODUCE,
-    "Create a subject for its first message, where the setting auto_create allows it; changes nothing if it exists.",
+    "Create a subject for its first message, where the setting auto_create allows it; changes "
+    "nothing if it exists.",
     idempotent=True,
     timeout_ms=WORK_MS,
 )
@@ -215,7 +220,7 @@ QUEUES = Endpoint(
     "The logic queues of a static subject, each a chain of partitions with its logic offsets.",
 )
 
-# ── to a metaserver: consumers ────────────────────────────────────────────────────────────────────────
+# ── to a metaserver: consumers ────────────────────────────────────────────────────────────────────
 JOIN = Endpoint(
     "POST",
     "/v1/consumers/join",
@@ -242,7 +247,8 @@ HEARTBEATS = Endpoint(
     Heartbeats,
     HeartbeatAnswers,
     Rights.CONSUME,
-    "Renew several sessions; returns at once when the grants of one of them differ from its known_version.",
+    "Renew several sessions; returns at once when the grants of one of them differ from its "
+    "known_version.",
     told_again=True,
     one_address=True,
 )
@@ -305,7 +311,8 @@ CREATE_GROUP = Endpoint(
     CreateGroup,
     GroupSettings,
     Rights.JOIN,
-    "Make a consumer group that begins at the earliest message, the latest or a time; a repeat changes nothing.",
+    "Make a consumer group that begins at the earliest message, the latest or a time; a repeat "
+    "changes nothing.",
     idempotent=True,
     timeout_ms=WORK_MS,
 )
@@ -315,7 +322,8 @@ GROUP_SETTINGS = Endpoint(
     None,
     GroupSettings,
     Rights.ANY,
-    "What is stored of a consumer group: its start, its failure policy, what an operator has suspended.",
+    "What is stored of a consumer group: its start, its failure policy, what an "
+    "operator has suspended.",
 )
 SET_GROUP = Endpoint(
     "POST",
@@ -332,7 +340,8 @@ SUSPEND_GROUP = Endpoint(
     SuspendGroup,
     GroupSettings,
     Rights.ADMINISTER,
-    "Suspend a consumer group or one client of it, which then hands over its partitions; or resume it.",
+    "Suspend a consumer group or one client of it, which then hands over its "
+    "partitions; or resume it.",
     idempotent=True,
 )
 DELETE_GROUP = Endpoint(
@@ -345,7 +354,7 @@ DELETE_GROUP = Endpoint(
     timeout_ms=WORK_MS,
 )
 
-# ── to a metaserver: changes of partitions, the cluster as a whole ────────────────────────────────────
+# ── to a metaserver: changes of partitions, the cluster as a whole ────────────────────────────────
 RESHAPE = Endpoint(
     "POST",
     "/v1/operations",
@@ -436,7 +445,7 @@ CANCEL_RESET = Endpoint(
     idempotent=True,
 )
 
-# ── to a metaserver: tokens, rights, quotas, the audit log ────────────────────────────────────────────
+# ── to a metaserver: tokens, rights, quotas, the audit log ────────────────────────────────────────
 CREATE_TOKEN = Endpoint(
     "POST",
     "/v1/access/tokens",
@@ -573,7 +582,7 @@ AUDIT = Endpoint(
     timeout_ms=WORK_MS,
 )
 
-# ── to a broker ───────────────────────────────────────────────────────────────────────────────────────
+# ── to a broker ───────────────────────────────────────────────────────────────────────────────────
 HOST_PARTITION = Endpoint(
     "POST",
     "/v1/partitions",
@@ -698,7 +707,8 @@ PARKED_OFFSETS = Endpoint(
     None,
     ParkedOffsets,
     Rights.READ,
-    "Where the parked messages of a key are, the oldest first; without `key` of the dead letters.  From a place on with `after`, "
+    "Where the parked messages of a key are, the oldest first; without `key` of the dead letters.  "
+    "From a place on with `after`, "
     "as 7:42: and how each failed.  With `tries` of those that wait for retry.",
     query=("group", "key", "first", "count", "after", "tries"),
 )
@@ -718,8 +728,10 @@ POST_MESSAGES = Endpoint(
     bytes,
     Posted,
     Rights.PRODUCE,
-    "Store messages, durably, on whichever brokers have their partitions.  Messages of a key keep the order of the "
-    "request, and of requests that wait for the answer before them.  A repeat with the same Idempotency-Key is stored "
+    "Store messages, durably, on whichever brokers have their partitions.  Messages of a key keep "
+    "the order of the "
+    "request, and of requests that wait for the answer before them.  A repeat with the same "
+    "Idempotency-Key is stored "
     "once.",
     query=("key", "key_base64"),
     headers=(CONTENT_TYPE, KEY_HEADER, IDEMPOTENCY_KEY),
@@ -731,7 +743,8 @@ READ_MESSAGES = Endpoint(
     None,
     MessagePage,
     Rights.READ,
-    "Messages of a partition from an offset on, or of a static subject's logic queue from a logic offset on; without "
+    "Messages of a partition from an offset on, or of a static subject's logic queue from a logic "
+    "offset on; without "
     "an offset, from the first message.",
     query=("partition", "queue", "offset", "count"),
 )
@@ -741,8 +754,10 @@ SCHEDULE_MESSAGES = Endpoint(
     bytes,
     ScheduledList,
     Rights.PRODUCE,
-    "Keep messages without keys durably, and store them in the subject at the time deliver_at: milliseconds since 1970, "
-    "or ISO 8601 with a zone.  A message with a key is refused.  A repeat at the same broker with the same Idempotency-Key "
+    "Keep messages without keys durably, and store them in the subject at the time deliver_at: "
+    "milliseconds since 1970, "
+    "or ISO 8601 with a zone.  A message with a key is refused.  A repeat at the same broker with "
+    "the same Idempotency-Key "
     "is kept once.",
     query=("deliver_at", "key", "key_base64"),
     headers=(CONTENT_TYPE, KEY_HEADER, IDEMPOTENCY_KEY),
@@ -754,7 +769,8 @@ CANCEL_SCHEDULED = Endpoint(
     None,
     CanceledScheduled,
     Rights.PRODUCE,
-    "Never deliver a message that this broker keeps; the answer says whether it was delivered already.",
+    "Never deliver a message that this broker keeps; the answer says whether it "
+    "was delivered already.",
     idempotent=True,
 )
 

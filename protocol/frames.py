@@ -1,13 +1,14 @@
-"""Frames of the data plane: requests and answers between a client and a broker over one WebSocket.  Pure.
+"""Frames of the data plane: requests and answers between a client and a broker over one WebSocket.
+Pure.
 
     ┌──────────────────┬──────────────────────────────────────────────────┬───────────────┐
     │ header bytes u32 │ header: msgpack array [tag, correlation id, …]   │ payload       │    one WebSocket message
     └──────────────────┴──────────────────────────────────────────────────┴───────────────┘
 
-The tag and the fields after the correlation id are those of a struct below.  An answer repeats the correlation id of
-its request; answers may come in any order.  No request has the id 0: with it a broker tells why it closes the
-connection.  Durations are milliseconds.  `token` is a fencing token, `group` a consumer group, `session` a consumer's
-session.
+The tag and the fields after the correlation id are those of a struct below.  An answer repeats the
+correlation id of its request; answers may come in any order.  No request has the id 0: with it a
+broker tells why it closes the connection.  Durations are milliseconds.  `token` is a fencing token,
+`group` a consumer group, `session` a consumer's session.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Frame(msgspec.Struct, frozen=True, array_like=True):
     """Base of all requests and answers."""
 
 
-# ── requests ──────────────────────────────────────────────────────────────────────────────────────────
+# ── requests ──────────────────────────────────────────────────────────────────────────────────────
 class Append(Frame, frozen=True, array_like=True, tag=1):
     """Store the batch in the payload.  Answer: Appended."""
 
@@ -71,13 +72,19 @@ class Pull(Frame, frozen=True, array_like=True, tag=3):
     wait_ms: int
     """How long the broker may wait for messages before it answers without any."""
     tags: tuple[str, ...] = ()
-    """The broker may leave out batches that have no message with one of these; (): it leaves none out."""
+    """The broker may leave out batches that have no message with one of these; (): it leaves none
+    out.
+    """
     answers_max: int = 1
-    """The answers that it may have, each but the last with `Batches.more`; `bytes_max` and `wait_ms` are of all together."""
+    """The answers that it may have, each but the last with `Batches.more`; `bytes_max` and
+    `wait_ms` are of all together.
+    """
 
 
 class Ack(Frame, frozen=True, array_like=True, tag=4):
-    """Mark ranges `[start, end)` as handled; without ranges only renew the lock.  Answer: Acked, once durable."""
+    """Mark ranges `[start, end)` as handled; without ranges only renew the lock.  Answer: Acked,
+    once durable.
+    """
 
     partition_id: int
     group: str
@@ -92,10 +99,13 @@ class Ack(Frame, frozen=True, array_like=True, tag=4):
     """
     (offset, crashes) of suspects that a handler gets once this is durable.
 
-    If the owner ends before it acks them, tells that they failed, or releases, the next owner learns of them.
+    If the owner ends before it acks them, tells that they failed, or releases, the next owner
+    learns of them.
     """
     held: tuple[tuple[int, int], ...] = ()
-    """Of a shared group: ranges that are with handlers of the session still; they are in flight for `in_flight_ms` from now on."""
+    """Of a shared group: ranges that are with handlers of the session still; they are in flight for
+    `in_flight_ms` from now on.
+    """
     in_flight_ms: int = 0
 
 
@@ -124,7 +134,8 @@ class AcquireShared(Frame, frozen=True, array_like=True, tag=7):
     """
     As Acquire, for a shared group: every session may present the same token.  Answer: Acquired.
 
-    A session's in-flight messages are released when the broker has received no frame from it for `ttl_ms`.
+    A session's in-flight messages are released when the broker has received no frame from it for
+    `ttl_ms`.
     """
 
     partition_id: int
@@ -136,10 +147,12 @@ class AcquireShared(Frame, frozen=True, array_like=True, tag=7):
 
 class PullShared(Frame, frozen=True, array_like=True, tag=8):
     """
-    Messages that are not in flight.  The session acks them within `in_flight_ms`, or they are redelivered.  Answer: Handed.
+    Messages that are not in flight.  The session acks them within `in_flight_ms`, or they are
+    redelivered.  Answer: Handed.
 
-    Ack and Release are those of an exclusive group.  Each pull and each ack renews the session; an ack also renews what
-    it names as held.  A Release returns every message that the session has in flight.
+    Ack and Release are those of an exclusive group.  Each pull and each ack renews the session; an
+    ack also renews what it names as held.  A Release returns every message that the session has in
+    flight.
     """
 
     partition_id: int
@@ -156,8 +169,8 @@ class Schedule(Frame, frozen=True, array_like=True, tag=9):
     """
     Store the message in the payload in its subject at its time.  Answer: Scheduled, once durable.
 
-    The payload is a batch of one message without a key, of partition 0.  A repeat with the same `scheduled_id` is stored
-    once.
+    The payload is a batch of one message without a key, of partition 0.  A repeat with the same
+    `scheduled_id` is stored once.
     """
 
     subject: str
@@ -175,7 +188,8 @@ class CancelScheduled(Frame, frozen=True, array_like=True, tag=10):
 
 class ChangeParked(Frame, frozen=True, array_like=True, tag=11):
     """
-    Change what the group has parked: the payload is a list of `parked.ParkChange`.  Answer: ParkedChanged, once durable.
+    Change what the group has parked: the payload is a list of `parked.ParkChange`.  Answer:
+    ParkedChanged, once durable.
 
     All of them are made, or none.  A repeat changes nothing.
     """
@@ -185,7 +199,9 @@ class ChangeParked(Frame, frozen=True, array_like=True, tag=11):
     session: str
     token: int
     next_tries: tuple[tuple[int, int, int, int], ...] = ()
-    """When messages that wait for retry are tried, for people: number of tries, source, offset, milliseconds since 1970."""
+    """When messages that wait for retry are tried, for people: number of tries, source, offset,
+    milliseconds since 1970.
+    """
 
 
 class ListParked(Frame, frozen=True, array_like=True, tag=12):
@@ -199,7 +215,9 @@ class ListParked(Frame, frozen=True, array_like=True, tag=12):
 
 
 class ReadParked(Frame, frozen=True, array_like=True, tag=13):
-    """Where `count` parked messages of a key are, behind its first `first` ranges.  Answer: ParkedRows."""
+    """Where `count` parked messages of a key are, behind its first `first` ranges.  Answer:
+    ParkedRows.
+    """
 
     partition_id: int
     group: str
@@ -212,9 +230,11 @@ class ReadParked(Frame, frozen=True, array_like=True, tag=13):
 
 class TakeParked(Frame, frozen=True, array_like=True, tag=14):
     """
-    What the group has parked on a drained parent, of keys in the logical partitions `[start, end)`.  Answer: ParkedTaken.
+    What the group has parked on a drained parent, of keys in the logical partitions `[start, end)`.
+    Answer: ParkedTaken.
 
-    It is asked by the owner of a child, which needs no token of the parent.  From then on nothing changes there.
+    It is asked by the owner of a child, which needs no token of the parent.  From then on nothing
+    changes there.
     """
 
     partition_id: int
@@ -227,7 +247,8 @@ class TakeParked(Frame, frozen=True, array_like=True, tag=14):
 
 class LeaveParked(Frame, frozen=True, array_like=True, tag=15):
     """
-    The owner of a child needs nothing any more of what the group had parked on an ancestor.  Answer: ParkedChanged.
+    The owner of a child needs nothing any more of what the group had parked on an ancestor.
+    Answer: ParkedChanged.
 
     It is of keys in the logical partitions `[start, end)`.
     """
@@ -237,14 +258,18 @@ class LeaveParked(Frame, frozen=True, array_like=True, tag=15):
     start: int
     end: int
     token: int = 0
-    """Of the owner; refused below the ancestor's fence: a reset came since, and more may be parked.  0: not known."""
+    """Of the owner; refused below the ancestor's fence: a reset came since, and more may be parked.
+    0: not known.
+    """
 
 
 class EditParked(Frame, frozen=True, array_like=True, tag=20):
     """
-    An operator's new value of a parked message, which is the payload.  Answer: ParkedEdited, once durable.
+    An operator's new value of a parked message, which is the payload.  Answer: ParkedEdited, once
+    durable.
 
-    `key` is the one under which it is parked, None for dead letters; `source` and `offset` are those of its original.
+    `key` is the one under which it is parked, None for dead letters; `source` and `offset` are
+    those of its original.
     """
 
     partition_id: int
@@ -257,7 +282,9 @@ class EditParked(Frame, frozen=True, array_like=True, tag=20):
 
 
 class ReadEdited(Frame, frozen=True, array_like=True, tag=21):
-    """What an operator has put in the place of a parked message; fields as of EditParked.  Answer: ParkedEdited."""
+    """What an operator has put in the place of a parked message; fields as of EditParked.  Answer:
+    ParkedEdited.
+    """
 
     partition_id: int
     group: str
@@ -267,20 +294,25 @@ class ReadEdited(Frame, frozen=True, array_like=True, tag=21):
 
 
 class Hello(Frame, frozen=True, array_like=True, tag=24):
-    """The first frame of every connection: who speaks.  Answer: Welcome, or the refusal of a version too far away."""
+    """The first frame of every connection: who speaks.  Answer: Welcome, or the refusal of a
+    version too far away.
+    """
 
     version: str
 
 
 class Challenge(Frame, frozen=True, array_like=True, tag=22):
-    """Ask for what the holder of a capability has to sign on this connection.  Answer: Challenged."""
+    """Ask for what the holder of a capability has to sign on this connection.  Answer:
+    Challenged.
+    """
 
 
 class Authenticate(Frame, frozen=True, array_like=True, tag=23):
     """
     Say who calls on this connection; again before the capability ends.  Answer: Authenticated.
 
-    `proof` is the signature of the capability's holder over the challenge of this connection and the broker's address.
+    `proof` is the signature of the capability's holder over the challenge of this connection and
+    the broker's address.
     """
 
     capability: str
@@ -289,7 +321,7 @@ class Authenticate(Frame, frozen=True, array_like=True, tag=23):
     """The one that the caller has called."""
 
 
-# ── answers ───────────────────────────────────────────────────────────────────────────────────────────
+# ── answers ───────────────────────────────────────────────────────────────────────────────────────
 class Appended(Frame, frozen=True, array_like=True, tag=65):
     """
     The batch is stored from `base_offset` on.
@@ -303,7 +335,9 @@ class Appended(Frame, frozen=True, array_like=True, tag=65):
 
 
 class Acquired(Frame, frozen=True, array_like=True, tag=66):
-    """The caller owns the partition for its group.  It continues at `cursor`; `ranges` above that are acked."""
+    """The caller owns the partition for its group.  It continues at `cursor`; `ranges` above that
+    are acked.
+    """
 
     cursor: int
     ranges: tuple[tuple[int, int], ...]
@@ -316,7 +350,9 @@ class Acquired(Frame, frozen=True, array_like=True, tag=66):
     adopted: tuple[int, ...] = ()
     """Parents whose parked messages the partition has."""
     suspects_upto: int = 0
-    """What is not acked below this may have been with handlers of two owners that did not release."""
+    """What is not acked below this may have been with handlers of two owners that did not
+    release.
+    """
     begun: tuple[tuple[int, int], ...] = ()
     """(offset, crashes) of messages that earlier owners had begun when they ended so."""
     adopted_under: tuple[tuple[int, int], ...] = ()
@@ -337,7 +373,9 @@ class Batches(Frame, frozen=True, array_like=True, tag=67):
     sealed: bool
     parked_version: int = 0
     left_out: tuple[tuple[int, int], ...] = ()
-    """Ranges `[start, end)` below `upto` that are not in the payload: none of their messages has a wanted tag."""
+    """Ranges `[start, end)` below `upto` that are not in the payload: none of their messages has a
+    wanted tag.
+    """
     more: bool = False
     """Another answer to the same request follows, from `upto` on."""
 
@@ -365,7 +403,9 @@ class Handed(Frame, frozen=True, array_like=True, tag=70):
     next_offset: int
     sealed: bool
     crashes: tuple[tuple[int, int], ...] = ()
-    """(offset, number) of those of them that sessions had in flight when they ended without a release."""
+    """(offset, number) of those of them that sessions had in flight when they ended without a
+    release.
+    """
     tries: tuple[tuple[int, int], ...] = ()
     """(offset, number) of tries of those of them that failed, at whichever session."""
 
@@ -390,7 +430,9 @@ class ParkedChanged(Frame, frozen=True, array_like=True, tag=73):
 
 
 class ParkedKeys(Frame, frozen=True, array_like=True, tag=74):
-    """Keys, a list of `parked.ParkedKeyRow`, in the payload; `following` is the first of the next page, if there is one."""
+    """Keys, a list of `parked.ParkedKeyRow`, in the payload; `following` is the first of the next
+    page, if there is one.
+    """
 
     parked_version: int
     following: int | None
@@ -408,7 +450,9 @@ class ParkedRows(Frame, frozen=True, array_like=True, tag=75):
 
 
 class ParkedTaken(Frame, frozen=True, array_like=True, tag=76):
-    """Keys, a list of `parked.AdoptedKey`, in the payload; `following` is the first row of the next page, if there is one."""
+    """Keys, a list of `parked.AdoptedKey`, in the payload; `following` is the first row of the next
+    page, if there is one.
+    """
 
     following: int | None
     sources: tuple[int, ...] = ()
@@ -416,7 +460,9 @@ class ParkedTaken(Frame, frozen=True, array_like=True, tag=76):
 
 
 class ParkedEdited(Frame, frozen=True, array_like=True, tag=80):
-    """What was put in the place of a parked message; the value is the payload.  `properties` is None if nothing was."""
+    """What was put in the place of a parked message; the value is the payload.  `properties` is
+    None if nothing was.
+    """
 
     properties: bytes | None
 
@@ -442,7 +488,8 @@ class Authenticated(Frame, frozen=True, array_like=True, tag=84):
 
 class Throttled(Frame, frozen=True, array_like=True, tag=85):
     """
-    Sent with the correlation id 0: frames of this connection wait for `wait_ms`, because a limit is used up.
+    Sent with the correlation id 0: frames of this connection wait for `wait_ms`, because a limit is
+    used up.
 
     Each call under way may take so much longer.
     """
@@ -464,28 +511,64 @@ class Refused(Frame, frozen=True, array_like=True, tag=127):
 
 
 Request = (
-    Append | Acquire | Pull | Ack | Release | Read | AcquireShared | PullShared | Schedule
-    | CancelScheduled | ChangeParked | ListParked | ReadParked | TakeParked
-    | LeaveParked | EditParked | ReadEdited | Hello | Challenge | Authenticate
-)  # fmt: skip
+    Append
+    | Acquire
+    | Pull
+    | Ack
+    | Release
+    | Read
+    | AcquireShared
+    | PullShared
+    | Schedule
+    | CancelScheduled
+    | ChangeParked
+    | ListParked
+    | ReadParked
+    | TakeParked
+    | LeaveParked
+    | EditParked
+    | ReadEdited
+    | Hello
+    | Challenge
+    | Authenticate
+)
 READING = frozenset({Read, ListParked, ReadParked, ReadEdited})
 """Requests that change nothing."""
 Answer = (
-    Appended | Acquired | Batches | Acked | Released | Handed | Scheduled | ScheduledCanceled
-    | ParkedChanged | ParkedKeys | ParkedRows | ParkedTaken | ParkedEdited | Challenged
-    | Authenticated | Throttled | Welcome | Refused
-)  # fmt: skip
+    Appended
+    | Acquired
+    | Batches
+    | Acked
+    | Released
+    | Handed
+    | Scheduled
+    | ScheduledCanceled
+    | ParkedChanged
+    | ParkedKeys
+    | ParkedRows
+    | ParkedTaken
+    | ParkedEdited
+    | Challenged
+    | Authenticated
+    | Throttled
+    | Welcome
+    | Refused
+)
 Header = TypeVar("Header", Request, Answer)
 
 _TAGS = {kind: kind.__struct_config__.tag for kind in (*get_args(Request), *get_args(Answer))}
 _SHORT_ARRAY, _U16, _U32 = 0x90, 0xCD, 0xCE
-"""How msgpack begins an array of up to 15 items, and numbers of two and four bytes; a small number is its own byte."""
+"""How msgpack begins an array of up to 15 items, and numbers of two and four bytes; a small number
+is its own byte.
+"""
 _HEADS = {
     _SHORT_ARRAY + items << 8 | tag: bytes((_SHORT_ARRAY + items - 1, tag))
     for items in range(2, 16)
     for tag in _TAGS.values()
 }
-"""The first two bytes of a header with up to 15 items, as a number → how it begins without its correlation id."""
+"""The first two bytes of a header with up to 15 items, as a number → how it begins without its
+correlation id.
+"""
 _NO_PAYLOAD = memoryview(b"")
 _encode_header = msgspec.msgpack.Encoder().encode
 _header_items = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
@@ -503,7 +586,8 @@ def encode_frame(
     Header and payload as one frame.
 
     Raises:
-        MessageTooLargeError: the frame is over FRAME_BYTES_MAX, or its header over HEADER_BYTES_MAX.
+        MessageTooLargeError: the frame is over FRAME_BYTES_MAX, or its header over
+            HEADER_BYTES_MAX.
     """
     return b"".join(frame_parts(correlation_id, header, payload))
 
@@ -513,7 +597,9 @@ def frame_parts(
     header: Request | Answer,
     payload: bytes | bytearray | memoryview = b"",
 ) -> tuple[bytes, bytes | bytearray | memoryview]:
-    """A frame in two parts, of which the second is the payload itself.  Raises as `encode_frame`."""
+    """A frame in two parts, of which the second is the payload itself.  Raises as
+    `encode_frame`.
+    """
     packed = _encode_header((_TAGS[type(header)], correlation_id, *astuple(header)))
     header_bytes = len(packed)
     size = 4 + header_bytes + (len(payload) if payload else 0)
@@ -557,14 +643,17 @@ decode_request = partial(_decode, _decode_request, "request")
 """
 A client's frame: correlation id, header, payload.
 
-Raises FrameError: a length does not fit, the tag is unknown, or the fields are not those of the tag.
+Raises FrameError: a length does not fit, the tag is unknown, or the fields are not those of the
+tag.
 """
 decode_answer = partial(_decode, _decode_answer, "answer")
 """A broker's frame: correlation id, header, payload.  Raises FrameError as `decode_request`."""
 
 
 def is_long_poll(request: Request) -> TypeGuard[Pull | PullShared | Read]:
-    """Whether a request may wait for messages at the broker: limits of other calls do not count it."""
+    """Whether a request may wait for messages at the broker: limits of other calls do not count
+    it.
+    """
     return isinstance(request, Pull | PullShared) or (
         isinstance(request, Read) and request.wait_ms > 0
     )

@@ -1,8 +1,9 @@
 """Names and numbers of the system, each with its own type, and the checks of names.  Pure.
 
 Invariants
-    A name that passed `check_name` is safe in a URL, a log line and a table.  No name is used as a path on disk.
-    An `Offset` counts messages, a `Position` counts bytes; the type checker keeps them apart.
+    A name that passed `check_name` is safe in a URL, a log line and a table.  No name is used as a
+    path on disk. An `Offset` counts messages, a `Position` counts bytes; the type checker keeps
+    them apart.
 """
 
 from __future__ import annotations
@@ -34,14 +35,18 @@ Sequence = NewType("Sequence", int)
 
 MAX_I64 = 2**63 - 1
 NO_PRODUCER = 0
-"""Producer id of a batch without a producer: the broker remembers nothing of it, and stores a repeat again."""
+"""Producer id of a batch without a producer: the broker remembers nothing of it, and stores a
+repeat again.
+"""
 KEYED_IDS = 1 << 63
 """Producer ids from here on are made of idempotency keys; producers draw theirs below it."""
 NAME_CHARS_MAX = 200
 PARTITION_NAME_CHARS_MAX = 240
 """A subject's name with the suffix that `partition_name` adds."""
 HIDDEN = ".hidden-"
-"""Stands between the name of the target and the name of the job, in names of hidden subjects that clients make."""
+"""Stands between the name of the target and the name of the job, in names of hidden subjects that
+clients make.
+"""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _NUMBERED = re.compile(r"\.p([0-9]{1,9})\Z")
 _PARTITION_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,239}")
@@ -64,20 +69,26 @@ def check_name(kind: str, text: object) -> str:
 
 
 def check_partition_name(text: str) -> str:
-    """Check a partition's name as `check_name`, with up to 240 characters.  Raises InvalidNameError."""
+    """Check a partition's name as `check_name`, with up to 240 characters.  Raises
+    InvalidNameError.
+    """
     if _PARTITION_NAME.fullmatch(text) is None:
         raise _illegal("partition name", text)
     return text
 
 
 def _illegal(kind: str, name: object) -> InvalidNameError:
-    """The text quotes the name, so that spaces and control characters are seen; the detail is the name itself."""
+    """The text quotes the name, so that spaces and control characters are seen; the detail is the
+    name itself.
+    """
     text = f"{InvalidNameError.summary} (kind={kind}, name={name!r:.80})"
     return InvalidNameError(text, kind=kind, name=str(name)[:80])
 
 
 def partition_name(subject: str, number: int) -> PartitionName:
-    """The name of a subject's partition, as `subject.p8`.  Children have higher numbers than their parents."""
+    """The name of a subject's partition, as `subject.p8`.  Children have higher numbers than their
+    parents.
+    """
     return PartitionName(f"{subject}.p{number}")
 
 

@@ -2,7 +2,8 @@
 
     met ─▶ a line at once ─▶ one after 10, 20, 40 … s, with a count ─▶ over: a last line
 
-`LogFilter` keeps one trouble that lasts from filling a log; `LineLimit` does so for many different ones.
+`LogFilter` keeps one trouble that lasts from filling a log; `LineLimit` does so for many different
+ones.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ class LogFilter:
         """Keys with a line that none has ended yet."""
 
     def met(self, text: str, now_ms: int, key: Hashable = None) -> str:
-        """Note a trouble; returns what to log: its text, with a count if it is not the first time, or ""."""
+        """Note a trouble; returns what to log: its text, with a count if it is not the first time,
+        or "".
+        """
         for name in [name for name, known in self._known.items() if _is_past(known, now_ms)]:
             del self._known[name]
         name = (key, text)
@@ -77,7 +80,9 @@ class LogFilter:
         return f"{text} ({_failures(known.count, known.since_ms, now_ms)})"
 
     def over(self, now_ms: int, *keys: Hashable) -> str:
-        """Note a success; returns what failed before it, as "3 failures in 40 s", or "" if no line is open."""
+        """Note a success; returns what failed before it, as "3 failures in 40 s", or "" if no line
+        is open.
+        """
         ending = self._open.intersection(keys or (None,))
         if not ending:
             return ""
@@ -130,7 +135,8 @@ class LineLimit:
     """
     Lines of many kinds, limited at several levels: a line needs something left at each of them.
 
-    An allowance fills again over time.  A flood of one kind uses up its own allowance before that of all.
+    An allowance fills again over time.  A flood of one kind uses up its own allowance before that
+    of all.
 
     Args:
         allowances: one for each level, the narrowest first.
@@ -156,7 +162,8 @@ class LineLimit:
             keys: what the line counts for at each level.
 
         Returns:
-            How many lines of its first key were left out since the last one; None: this one is left out.
+            How many lines of its first key were left out since the last one; None: this one is left
+            out.
         """
         levels = [
             _level(known, key, allowance, now_ms)

@@ -24,16 +24,23 @@ TAGS_PROPERTY = "keylane.tags"
 EDITED_PROPERTY = "keylane.edited"
 """Of a parked message that an operator has edited: when, as ISO 8601 in UTC."""
 SENT_ON = frozenset({TAGS_PROPERTY, EDITED_PROPERTY})
-"""Own properties that programs may send: with the properties of a message that they send on, of which they stay true."""
+"""Own properties that programs may send: with the properties of a message that they send on, of
+which they stay true.
+"""
 
 SHOWN_BYTES = 32
 """Bytes of a key or a value that `repr(message)` shows."""
 
 
 def not_handed_out(which: str) -> ClosedError:
-    """Make the error of an ack of a message that no consumer handed out; `which` begins its text, as "this message"."""
+    """Make the error of an ack of a message that no consumer handed out; `which` begins its text,
+    as "this message".
+    """
     error = ClosedError(f"{which} was read, not handed out by a consumer")
-    error.hint = "Ack or give back only what a handler, an iteration or `getmany` of a consumer in a group gets."
+    error.hint = (
+        "Ack or give back only what a handler, an iteration or `getmany` of a "
+        "consumer in a group gets."
+    )
     return error
 
 
@@ -62,12 +69,16 @@ class Delivery(Protocol):
 
     @property
     def cursor(self) -> int:
-        """The offset below which all messages are acked; none of them is delivered again under the same token."""
+        """The offset below which all messages are acked; none of them is delivered again under the
+        same token.
+        """
         ...
 
     @property
     def leased_id(self) -> int:
-        """The partition whose lease the messages are handled under: their own, or a child that has parked them."""
+        """The partition whose lease the messages are handled under: their own, or a child that has
+        parked them.
+        """
         ...
 
     @property
@@ -77,7 +88,9 @@ class Delivery(Protocol):
 
     @property
     def is_copied(self) -> bool:
-        """True in another process than that of the client: `cursor` is what it was when the message was pickled."""
+        """True in another process than that of the client: `cursor` is what it was when the message
+        was pickled.
+        """
         ...
 
     def ack(self, message: Message[Any]) -> Coroutine[Any, Any, None]:
@@ -93,12 +106,15 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
     """
     The right under which a message is handled: of a consumer group's owner of one partition.
 
-    Tokens are compared within one `partition_id` of one group: a store that keeps the highest `token` of each refuses a late
-    owner.  Tokens of different partitions say nothing about each other.
+    Tokens are compared within one `partition_id` of one group: a store that keeps the highest
+    `token` of each refuses a late owner.  Tokens of different partitions say nothing about each
+    other.
     """
 
     partition_id: int
-    """The partition that is leased: the message's own, or that of a child which handles what its parent has parked."""
+    """The partition that is leased: the message's own, or that of a child which handles what its
+    parent has parked.
+    """
     token: int
     """Higher with each owner of the partition."""
 
@@ -113,9 +129,10 @@ class Message(msgspec.Struct, Generic[V], gc=False):
     One message as stored; `Message[Order]` is that of a client with a codec for `Order`.
 
     `offset` counts messages in the partition, from 0.
-    `fencing_token` is the token of `lease`, whose partition may be another one than `partition_id`: a handler passes `lease`
-    to the system that it writes to, which can then refuse writes of an earlier owner.
-    `packed_properties` and `delivery` belong to the client: a program reads `properties`, and acks with `ack`.
+    `fencing_token` is the token of `lease`, whose partition may be another one than `partition_id`:
+    a handler passes `lease` to the system that it writes to, which can then refuse writes of an
+    earlier owner. `packed_properties` and `delivery` belong to the client: a program reads
+    `properties`, and acks with `ack`.
     """
 
     subject: str
@@ -127,8 +144,9 @@ class Message(msgspec.Struct, Generic[V], gc=False):
     partition_id: int
     sent_at_ns: int
     """
-    Nanoseconds since 1970, by the sender's calendar.  A producer reads it once in a turn of its event loop, and for each
-    batch: messages that were sent one after another without an `await` between them may have the same time.
+    Nanoseconds since 1970, by the sender's calendar.  A producer reads it once in a turn of its
+    event loop, and for each batch: messages that were sent one after another without an `await`
+    between them may have the same time.
     """
     fencing_token: int = 0
     attempt: int = 1
@@ -140,7 +158,9 @@ class Message(msgspec.Struct, Generic[V], gc=False):
         return hash((self.subject, self.partition_id, self.offset))
 
     def __repr__(self) -> str:
-        """Subject, partition and offset, and the first bytes of key and value: short for a message of any size."""
+        """Subject, partition and offset, and the first bytes of key and value: short for a message
+        of any size.
+        """
         return (
             f"<Message of {self.subject} partition {self.partition_id} offset {self.offset}, "
             f"key {_beginning(self.key)}, value {_beginning(self.value)}, attempt {self.attempt}>"
@@ -148,13 +168,15 @@ class Message(msgspec.Struct, Generic[V], gc=False):
 
     def ack(self) -> Coroutine[Any, Any, None]:
         """
-        Ack this message: it is handled.  The ack queue sends the ack to the broker within milliseconds.
+        Ack this message: it is handled.  The ack queue sends the ack to the broker within
+        milliseconds.
 
-        This is for messages of `async for` and `getmany`.  A message that was passed to a handler is acked when the handler returns.
-        A repeated ack is harmless.
+        This is for messages of `async for` and `getmany`.  A message that was passed to a handler
+        is acked when the handler returns. A repeated ack is harmless.
 
         Raises:
-            LeaseLostError: another consumer owns the partition now, and the message is delivered to it again.
+            LeaseLostError: another consumer owns the partition now, and the message is delivered to
+                it again.
             InvalidRequestError: the message was given back, and comes again.
             ClosedError: no consumer delivered the message.
         """
@@ -166,17 +188,19 @@ class Message(msgspec.Struct, Generic[V], gc=False):
         """
         Give this message back: it is handed out again, before any later message of its key.
 
-        This is for messages of `async for` and `getmany`; a handler raises `keylane.Retry`.  Messages of other keys come
-        meanwhile.  Later messages of its key that are in hand, after `getmany`, are given back with it.
+        This is for messages of `async for` and `getmany`; a handler raises `keylane.Retry`.
+        Messages of other keys come meanwhile.  Later messages of its key that are in hand, after
+        `getmany`, are given back with it.
 
         Args:
-            after_s: seconds until it is handed out again, at the earliest; up to a day.  If its partition is handed over
-                before, its next owner gets it at once.
+            after_s: seconds until it is handed out again, at the earliest; up to a day.  If its
+                partition is handed over before, its next owner gets it at once.
 
         Raises:
-            InvalidRequestError: the message is acked, or given back already, or it was passed to a handler; or `after_s`
-                is no such number.
-            LeaseLostError: another consumer owns the partition now, and the message is delivered to it again.
+            InvalidRequestError: the message is acked, or given back already, or it was passed to a
+                handler; or `after_s` is no such number.
+            LeaseLostError: another consumer owns the partition now, and the message is delivered to
+                it again.
             ClosedError: no consumer delivered the message.
         """
         if self.delivery is None:
@@ -185,9 +209,11 @@ class Message(msgspec.Struct, Generic[V], gc=False):
 
     def decode(self) -> V:
         """
-        The value, decoded by the codec of the client that delivered the message; `value` itself without a codec.
+        The value, decoded by the codec of the client that delivered the message; `value` itself
+        without a codec.
 
-        Each call decodes again.  In a handler the error is as any other: the message is tried again.
+        Each call decodes again.  In a handler the error is as any other: the message is tried
+        again.
 
         Raises:
             CodecError: the codec cannot decode the value; the cause has its error.
@@ -223,12 +249,16 @@ class Message(msgspec.Struct, Generic[V], gc=False):
 
     @property
     def logic_offset(self) -> int:
-        """Offset in the logic queue of a static subject.  It stays the same when the queue moves to another partition."""
+        """Offset in the logic queue of a static subject.  It stays the same when the queue moves to
+        another partition.
+        """
         return self.offset + (0 if self.delivery is None else self.delivery.logic_start)
 
     @property
     def properties(self) -> Mapping[str, str | bytes]:
-        """The properties that the sender gave, text or bytes by name; read only.  Raises CorruptBatchError."""
+        """The properties that the sender gave, text or bytes by name; read only.  Raises
+        CorruptBatchError.
+        """
         return unpack_properties(self.packed_properties)
 
     @property
@@ -252,11 +282,14 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
     """"fsync": on the broker's disk."""
     duplicate: bool | Literal["possible"] = False
     """
-    True if the broker recognised a repeated batch: the message was stored by an earlier try, and is stored once.
-    "possible" if an earlier try may be stored as well: it was sent to a broker that did not answer.
+    True if the broker recognised a repeated batch: the message was stored by an earlier try, and is
+    stored once. "possible" if an earlier try may be stored as well: it was sent to a broker that
+    did not answer.
     """
     reordered: bool = False
-    """True if the message left its partition (BEST_TRIED only): older messages of its key may be stored after it."""
+    """True if the message left its partition (BEST_TRIED only): older messages of its key may be
+    stored after it.
+    """
     queue: int | None = None
     """Number of the logic queue; None if the subject is not static."""
     logic_offset: int | None = None
@@ -300,7 +333,8 @@ def check_own(given: Iterable[str], kept: Collection[str] = ()) -> None:
     for name in given:
         if name.startswith(OWN_PREFIX) and name not in SENT_ON and name not in kept:
             raise InvalidRequestError(
-                f"properties whose names begin with {OWN_PREFIX!r} are keylane's own: leave out {name!r:.80}, also of a "
+                f"properties whose names begin with {OWN_PREFIX!r} are keylane's own: leave out "
+                f"{name!r:.80}, also of a "
                 "message that is sent on"
             )
 
@@ -318,8 +352,8 @@ def pack_properties(
         kept: names of keylane's own that are let through.
 
     Raises:
-        InvalidRequestError: a name is not text, or keylane's own, a value neither text nor bytes, or a tag no text without
-            commas.
+        InvalidRequestError: a name is not text, or keylane's own, a value neither text nor bytes,
+            or a tag no text without commas.
         MessageTooLargeError: the packed properties are over 64 KiB.
     """
     given: dict[Any, Any] = {}
@@ -363,9 +397,11 @@ def pack_properties(
 
 def _plain_properties(given: Mapping[Any, Any]) -> dict[Any, Any]:
     """
-    Properties without classes that derive from text or bytes, as those of numpy and enumerations do.
+    Properties without classes that derive from text or bytes, as those of numpy and enumerations
+    do.
 
-    The packer refuses some of them, and takes the value of a member of an enumeration, which may be a number.
+    The packer refuses some of them, and takes the value of a member of an enumeration, which may be
+    a number.
 
     Raises:
         InvalidRequestError: a name is not text, or a value neither text nor bytes.
@@ -423,7 +459,8 @@ def check_message_size(
         limit_bytes: the limit of the subject.
 
     Raises:
-        MessageTooLargeError: the key is over 1 KiB, or key, value and properties together are over the limit.
+        MessageTooLargeError: the key is over 1 KiB, or key, value and properties together are over
+            the limit.
     """
     if key_bytes > KEY_BYTES_MAX:
         raise key_too_large(key_bytes)
@@ -444,9 +481,12 @@ def key_too_large(key_bytes: int) -> MessageTooLargeError:
 
 
 def message_too_large(size_bytes: int, limit_bytes: int) -> MessageTooLargeError:
-    """The error of a message whose key, value and properties together are over the limit of its subject."""
+    """The error of a message whose key, value and properties together are over the limit of its
+    subject.
+    """
     return MessageTooLargeError(
-        f"the message is too large: {size_bytes} bytes of key, value and properties, at most {limit_bytes}",
+        f"the message is too large: {size_bytes} bytes of key, value and properties, at most "
+        f"{limit_bytes}",
         size_bytes=size_bytes,
         limit_bytes=limit_bytes,
     )

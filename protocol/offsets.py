@@ -2,8 +2,8 @@
 
 Invariants
     The ranges of a set are sorted, and between two ranges lies at least one offset.
-    `cursor` is the first offset that is not acked.  At least one offset lies between the cursor and the ranges above
-    it; when that gap is filled, the cursor rises.
+    `cursor` is the first offset that is not acked.  At least one offset lies between the cursor and
+    the ranges above it; when that gap is filled, the cursor rises.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ Range = tuple[int, int]
 
 
 class IntervalSet:
-    """A set of offsets as half-open ranges `(start, end)`, `start < end`; ranges that touch or overlap are joined."""
+    """A set of offsets as half-open ranges `(start, end)`, `start < end`; ranges that touch or
+    overlap are joined.
+    """
 
     __slots__ = ("_ends", "_starts")
 
@@ -83,7 +85,9 @@ def outside(start: int, end: int, cut_start: int, cut_end: int) -> Iterator[Rang
 
 
 class AckedOffsets:
-    """The offsets of a partition that a consumer group has acked: all below `cursor`, and ranges above it."""
+    """The offsets of a partition that a consumer group has acked: all below `cursor`, and ranges
+    above it.
+    """
 
     __slots__ = ("_above", "cursor")
 
@@ -138,7 +142,9 @@ class AckedOffsets:
         return offset < self.cursor or offset in self._above
 
     def next_acked(self, offset: int) -> int:
-        """The first offset at or above `offset`, and above the cursor, that is acked; 2**63 - 1 if there is none."""
+        """The first offset at or above `offset`, and above the cursor, that is acked; 2**63 - 1 if
+        there is none.
+        """
         return self._above.next_in(offset)
 
     def next_unacked(self, offset: int) -> int:

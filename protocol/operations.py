@@ -1,12 +1,14 @@
-"""Changes of a subject's partitions: requests of operators, operations and their steps, lineage.  Pure.
+"""Changes of a subject's partitions: requests of operators, operations and their steps, lineage.
+Pure.
 
     PLAN ──children hosted──▶ SEAL ──parents sealed──▶ OPEN ──route changed──▶ DONE
       │                                                 └─without a source─▶ FENCE ─▶ DONE
       └─an operator cancels─▶ CANCELED
 
-A state names the step under way.  Before the first seal the operation has changed nothing and can be canceled; after
-it the operation can only be completed.  CANCELED: the children are never opened, and brokers that host a child seal it.
-FENCE: the route has changed, and a broker that was silent is asked to seal when it is available again.
+A state names the step under way.  Before the first seal the operation has changed nothing and can
+be canceled; after it the operation can only be completed.  CANCELED: the children are never opened,
+and brokers that host a child seal it. FENCE: the route has changed, and a broker that was silent is
+asked to seal when it is available again.
 """
 
 from __future__ import annotations
@@ -33,11 +35,17 @@ class OperationKind(enum.StrEnum):
     EVACUATE = "evacuate"
     SET = "set"
     PUBLISH = "publish"
-    """Requested by PublishSubject: the partitions of a hidden subject, which have messages, continue all open ones."""
+    """Requested by PublishSubject: the partitions of a hidden subject, which have messages,
+    continue all open ones.
+    """
     CUT = "cut"
-    """Requested by HideSubject: as a move of every partition, with children that also continue those of a hidden subject."""
+    """Requested by HideSubject: as a move of every partition, with children that also continue
+    those of a hidden subject.
+    """
     CREATE = "create"
-    """Never requested: the cleanup after a failed creation, of partitions that a silent broker may host."""
+    """Never requested: the cleanup after a failed creation, of partitions that a silent broker may
+    host.
+    """
 
 
 class OperationState(enum.StrEnum):
@@ -89,7 +97,9 @@ class Reshape(Struct, frozen=True, kw_only=True):
 
 
 class SetSubject(Reshape, frozen=True, kw_only=True):
-    """Change settings of a subject; None: as it is.  Its open partitions are continued by others with the new ones."""
+    """Change settings of a subject; None: as it is.  Its open partitions are continued by others
+    with the new ones.
+    """
 
     kind: OperationKind = OperationKind.SET
     order_strategy: OrderStrategy | None = None
@@ -139,30 +149,39 @@ class LossView(Struct, frozen=True, kw_only=True):
 
 
 class OperationView(Struct, frozen=True, kw_only=True):
-    """An operation and its progress.  The id is 0 if the operation is only planned, or there is nothing to do."""
+    """An operation and its progress.  The id is 0 if the operation is only planned, or there is
+    nothing to do.
+    """
 
     operation_id: int
     subject: str
     kind: OperationKind
     state: OperationState
     sealed: tuple[int, ...]
-    """The partitions that take no more messages, among them sealed ones of a broker group left behind."""
+    """The partitions that take no more messages, among them sealed ones of a broker group left
+    behind.
+    """
     children: tuple[Partition, ...]
     steps: tuple[StepView, ...] = ()
     without_source: bool = False
     reordered: tuple[int, ...] = ()
-    """Partitions whose children were opened while the partition's end was unknown: groups may have read messages of
-    the children before messages that remain in these."""
+    """Partitions whose children were opened while the partition's end was unknown: groups may have
+    read messages of the children before messages that remain in these.
+    """
     problem: str = ""
     """Why the operation waits."""
     cordoned: str = ""
-    """The broker group that an evacuation leaves, while the group is cordoned; also after the operation has ended."""
+    """The broker group that an evacuation leaves, while the group is cordoned; also after the
+    operation has ended.
+    """
     losses: tuple[LossView, ...] = ()
     """The losses that the plan or the operation accepts."""
 
 
 class BusySubject(Struct, frozen=True, kw_only=True):
-    """A subject that an evacuation did not move: another operation runs on it, or its order must be kept."""
+    """A subject that an evacuation did not move: another operation runs on it, or its order must be
+    kept.
+    """
 
     subject: str
     operation_id: int
@@ -206,7 +225,7 @@ class SubjectHistory(Struct, frozen=True, kw_only=True):
     partitions: list[PartitionHistory]
 
 
-# ── hidden subjects, and their publication ────────────────────────────────────────────────────────────
+# ── hidden subjects, and their publication ────────────────────────────────────────────────────────
 FILLED_BY_CHARS_MAX = 200
 REVISION_CHARS_MAX = 100
 ENDS_MAX = 65_536
@@ -215,7 +234,8 @@ ENDS_MAX = 65_536
 
 class HideSubject(Struct, frozen=True, kw_only=True):
     """
-    Create a hidden subject whose messages are to be published in `subject` of the path; a repeat changes nothing.
+    Create a hidden subject whose messages are to be published in `subject` of the path; a repeat
+    changes nothing.
 
     It gets the settings and ranges of its target.  If there is no target, publishing creates it.
     """
@@ -231,11 +251,13 @@ class HideSubject(Struct, frozen=True, kw_only=True):
     """
     Also seal the target's open partitions, and continue them by others; a repeat changes nothing.
 
-    Then the hidden subject is to take the place of what was stored before: messages that are sent meanwhile lie behind
-    both.
+    Then the hidden subject is to take the place of what was stored before: messages that are sent
+    meanwhile lie behind both.
     """
     filled_by: Annotated[str, Meta(max_length=FILLED_BY_CHARS_MAX)] = ""
-    """What fills it, in words for people, and of no other job: the hidden subject of another one is refused.  "": not said."""
+    """What fills it, in words for people, and of no other job: the hidden subject of another one is
+    refused.  "": not said.
+    """
 
 
 class PublishSubject(Struct, frozen=True, kw_only=True):
@@ -257,11 +279,14 @@ class PublishSubject(Struct, frozen=True, kw_only=True):
         | None
     ) = None
     """
-    With `replace`, of a hidden subject with a cut: partition id of the target → where the messages end of which the hidden
-    subject has the rows.  A partition that is not named has to be empty.  None: what is replaced is not looked at.
+    With `replace`, of a hidden subject with a cut: partition id of the target → where the messages
+    end of which the hidden subject has the rows.  A partition that is not named has to be empty.
+    None: what is replaced is not looked at.
     """
     subject_id: Annotated[int, Meta(ge=0, le=MAX_I64)] = 0
-    """Of the hidden subject: another one of its name is not published.  0: the one that has the name."""
+    """Of the hidden subject: another one of its name is not published.  0: the one that has the
+    name.
+    """
     revisions: Annotated[
         dict[
             Annotated[str, Meta(max_length=NAME_CHARS_MAX)],
@@ -269,7 +294,9 @@ class PublishSubject(Struct, frozen=True, kw_only=True):
         ],
         Meta(max_length=GROUPS_PER_SUBJECT_MAX),
     ] = {}
-    """With `starts`: consumer group → `GroupView.revision` before its cursors were looked at; one that differs now is refused."""
+    """With `starts`: consumer group → `GroupView.revision` before its cursors were looked at; one
+    that differs now is refused.
+    """
 
 
 class Publication(Struct, frozen=True, kw_only=True):
@@ -278,12 +305,16 @@ class Publication(Struct, frozen=True, kw_only=True):
     hidden: str
     target: str
     operation_id: int = 0
-    """The operation on the target's partitions; 0: there was no target, and nothing is left to do."""
+    """The operation on the target's partitions; 0: there was no target, and nothing is left to
+    do.
+    """
     state: OperationState = OperationState.DONE
     problem: str = ""
     """Why it waits."""
 
 
 def hidden_name(target: str, job: str) -> str:
-    """The name of the hidden subject of a job; the target's name is cut if the whole were too long."""
+    """The name of the hidden subject of a job; the target's name is cut if the whole were too
+    long.
+    """
     return f"{target[: NAME_CHARS_MAX - len(HIDDEN) - len(job)]}{HIDDEN}{job}"

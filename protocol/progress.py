@@ -1,7 +1,8 @@
-"""A consumer group's progress on a partition, and bodies of the calls that set it, back or forward.  Pure.
+"""A consumer group's progress on a partition, and bodies of the calls that set it, back or forward.
+Pure.
 
-The metaserver takes a new fencing token for each partition, so that an earlier owner is refused.  The broker raises
-the fence to this token and then sets the cursor, both durably.
+The metaserver takes a new fencing token for each partition, so that an earlier owner is refused.
+The broker raises the fence to this token and then sets the cursor, both durably.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ AtMs = Annotated[int, Meta(ge=0, le=MAX_I64)]
 
 class ResetTo(enum.StrEnum):
     """
-    The new cursor: the first message, one past the last, an offset, or the first message at or after a time.
+    The new cursor: the first message, one past the last, an offset, or the first message at or
+    after a time.
 
     SHIFT counts messages from the present cursor; CURSORS names one for each partition.
     """
@@ -42,8 +44,9 @@ class ResetGroup(Struct, frozen=True, kw_only=True):
     """
     Set the progress of a consumer group that has no live consumers, unless it is `live`.
 
-    All partitions are set unless `queue` or `partition_id` is given.  OFFSET needs one of them, because an offset names
-    a different message in each partition.  `partition_id` sets that partition alone, not its parents or children.
+    All partitions are set unless `queue` or `partition_id` is given.  OFFSET needs one of them,
+    because an offset names a different message in each partition.  `partition_id` sets that
+    partition alone, not its parents or children.
     """
 
     to: ResetTo
@@ -55,7 +58,9 @@ class ResetGroup(Struct, frozen=True, kw_only=True):
     """A logic queue of a static subject."""
     partition_id: Annotated[int, Meta(ge=1, le=MAX_I64)] | None = None
     shift: Annotated[int, Meta(ge=-MAX_I64, le=MAX_I64)] | None = None
-    """For SHIFT, with `dry_run` only: repeated it would shift again, so its plan is set as CURSORS."""
+    """For SHIFT, with `dry_run` only: repeated it would shift again, so its plan is set as
+    CURSORS.
+    """
     cursors: dict[int, Offset] | None = None
     """For CURSORS: partition id → the new cursor; partitions that are not named keep theirs."""
     dry_run: bool = False
@@ -65,7 +70,9 @@ class ResetGroup(Struct, frozen=True, kw_only=True):
 
 
 class PendingReset(Struct, frozen=True, kw_only=True):
-    """A `live` reset that is under way: its group is granted no partition until it is done, or canceled."""
+    """A `live` reset that is under way: its group is granted no partition until it is done, or
+    canceled.
+    """
 
     to: ResetTo
     begun: bool
@@ -101,7 +108,9 @@ class GroupReset(Struct, frozen=True, kw_only=True):
     group: str
     cursors: list[CursorView]
     left_out: tuple[int, ...] = ()
-    """Partitions that were not set: an evacuation has given up their broker groups, which are silent."""
+    """Partitions that were not set: an evacuation has given up their broker groups, which are
+    silent.
+    """
     static: bool = False
     """The subject has logic queues.  Without them `queue` and `logic_cursor` mean nothing."""
     dry_run: bool = False
@@ -134,7 +143,9 @@ class GroupStatus(Struct, frozen=True, kw_only=True):
     by_operator: bool = False
     """The token came with a reset of the cursor, not from a consumer."""
     ttl_ms: int = 0
-    """The ttl of the session that presented the token; 0: unknown, as after a restart of the broker."""
+    """The ttl of the session that presented the token; 0: unknown, as after a restart of the
+    broker.
+    """
     removed_unread: int = 0
     """Messages that retention by time removed before the group had acked them."""
     parked: int = 0
@@ -142,17 +153,23 @@ class GroupStatus(Struct, frozen=True, kw_only=True):
     retrying: int = 0
     """Those of them that wait for retry."""
     failing: FailingMessage | None = None
-    """The oldest message that fails and is not handled; None as well when the broker has restarted and was not told again."""
+    """The oldest message that fails and is not handled; None as well when the broker has restarted
+    and was not told again.
+    """
     suspects: int = 0
     """Messages that two owners had when they ended without handing over, and that are not acked."""
     left_to_children: bool = False
-    """Something is parked, or kept for children, which these take over once the group has drained the partition."""
+    """Something is parked, or kept for children, which these take over once the group has drained
+    the partition.
+    """
     frozen: bool = False
     """Children have begun to take over what is parked: the group had drained the partition."""
 
 
 class SetCursor(Struct, frozen=True, kw_only=True):
-    """Raise a group's fence to `token` and set its cursor.  A repeat with the same token changes nothing."""
+    """Raise a group's fence to `token` and set its cursor.  A repeat with the same token changes
+    nothing.
+    """
 
     group: str
     token: Annotated[int, Meta(ge=1, le=MAX_I64)]
@@ -160,9 +177,13 @@ class SetCursor(Struct, frozen=True, kw_only=True):
     strategy: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE
     """The group's consume strategy; the broker stores it with the token."""
     kept_parents: tuple[int, ...] = ()
-    """Ancestors that are not set with it: what was taken over of them stays parked here, and is not taken over again."""
+    """Ancestors that are not set with it: what was taken over of them stays parked here, and is not
+    taken over again.
+    """
     kept_children: tuple[tuple[int, int], ...] = ()
-    """Half-open ranges of logical partitions of the children that are not set with it: they keep what they took over."""
+    """Half-open ranges of logical partitions of the children that are not set with it: they keep
+    what they took over.
+    """
 
 
 class KnowGroups(Struct, frozen=True, kw_only=True):
@@ -170,10 +191,13 @@ class KnowGroups(Struct, frozen=True, kw_only=True):
 
     groups: Annotated[tuple[str, ...], Meta(max_length=GROUPS_AT_ONCE_MAX)]
     complete: bool = False
-    """No other group of the subject reads the partition: retention may remove messages that these groups have acked."""
+    """No other group of the subject reads the partition: retention may remove messages that these
+    groups have acked.
+    """
     tokens_above: Annotated[int, Meta(ge=0, le=MAX_I64)] = 0
-    """Every token of the subject's deleted groups is at most this.  A broker that has forgotten one of these groups under a
-    higher token refuses the call: it was made before the deletion."""
+    """Every token of the subject's deleted groups is at most this.  A broker that has forgotten one
+    of these groups under a higher token refuses the call: it was made before the deletion.
+    """
 
 
 class TellPartition(Struct, frozen=True, kw_only=True):
@@ -184,7 +208,9 @@ class TellPartition(Struct, frozen=True, kw_only=True):
 
 
 class TellGroups(Struct, frozen=True, kw_only=True):
-    """Tell several partitions of a broker of consumer groups at once, each as `KnowGroups` does alone."""
+    """Tell several partitions of a broker of consumer groups at once, each as `KnowGroups` does
+    alone.
+    """
 
     partitions: Annotated[tuple[TellPartition, ...], Meta(max_length=PARTITIONS_TOLD_MAX)]
 
@@ -203,7 +229,9 @@ class ToldGroups(Struct, frozen=True, kw_only=True):
 
 
 class ForgetGroup(Struct, frozen=True, kw_only=True):
-    """Forget a deleted group: its progress goes, and its tokens up to `token` are refused.  A repeat changes nothing."""
+    """Forget a deleted group: its progress goes, and its tokens up to `token` are refused.  A
+    repeat changes nothing.
+    """
 
     group: str
     token: Annotated[int, Meta(ge=1, le=MAX_I64)]
@@ -213,4 +241,6 @@ class ForgottenGroup(Struct, frozen=True, kw_only=True):
     """The broker has forgotten the group, durably."""
 
     token: int
-    """The highest token that it refuses; above the one of the call if the metaserver's database is older."""
+    """The highest token that it refuses; above the one of the call if the metaserver's database is
+    older.
+    """

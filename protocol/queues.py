@@ -5,8 +5,9 @@
     ├──────────────────────┼────────────────────┼────────▶
     0                      40                   65              logic = logic_start + offset
 
-The end of a lost partition is unknown.  The partition that continues it begins at 2**42 (the most messages that a
-partition takes) times the number in its own name: above every earlier logic offset of the queue.
+The end of a lost partition is unknown.  The partition that continues it begins at 2**42 (the most
+messages that a partition takes) times the number in its own name: above every earlier logic offset
+of the queue.
 
     partition 3, s.p0      partition 7, s.p5: lost          partition 9, s.p8
     [0, 40)                [0, ?)                           [0, …
@@ -14,10 +15,9 @@ partition takes) times the number in its own name: above every earlier logic off
     0                      40                               8 · 2**42
 
 Invariants
-    The first partition of a chain begins at logic offset 0.  Each other partition begins at its parent's end, or
-    behind a loss.
-    Logic offsets rise along a chain, and each occurs once.  Offsets are missing only before a partition behind a loss,
-    and where retention has removed messages.
+    The first partition of a chain begins at logic offset 0.  Each other partition begins at its
+    parent's end, or behind a loss. Logic offsets rise along a chain, and each occurs once.  Offsets
+    are missing only before a partition behind a loss, and where retention has removed messages.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ class SegmentView(Struct, frozen=True, kw_only=True):
 
 
 class QueueView(Struct, frozen=True, kw_only=True):
-    """A logic queue: its range of logical partitions, and its partitions that still have data, the oldest first."""
+    """A logic queue: its range of logical partitions, and its partitions that still have data, the
+    oldest first.
+    """
 
     queue: int
     range_start: int
@@ -63,7 +65,9 @@ class QueueList(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """The offsets `[first_offset, next_offset)` that a partition stores, and the logic offset of its offset 0."""
+    """The offsets `[first_offset, next_offset)` that a partition stores, and the logic offset of
+    its offset 0.
+    """
 
     partition_id: int
     logic_start: int
@@ -85,16 +89,19 @@ def start_behind_loss(name: str) -> int:
     """
     The logic offset at which a partition begins if the end of its parent is unknown.
 
-    Earlier partitions of the chain have lower numbers, and at most PARTITION_MESSAGES_MAX messages each.  So their
-    logic offsets are lower.  The name is on the broker's disk, so a rebuild computes the same offset.
+    Earlier partitions of the chain have lower numbers, and at most PARTITION_MESSAGES_MAX messages
+    each.  So their logic offsets are lower.  The name is on the broker's disk, so a rebuild
+    computes the same offset.
 
     Raises:
-        InvalidRequestError: the partition's number is so high that its logic offsets would be over 2**63 - 1.
+        InvalidRequestError: the partition's number is so high that its logic offsets would be over
+            2**63 - 1.
     """
     number = partition_number(name)
     if number is None or number > _NUMBER_MAX:
         raise InvalidRequestError(
-            f"partition {name!r} has no logic offset behind a loss: its number is over {_NUMBER_MAX}"
+            f"partition {name!r} has no logic offset behind a loss: its number is over "
+            f"{_NUMBER_MAX}"
         )
     return number * PARTITION_MESSAGES_MAX
 
@@ -156,7 +163,8 @@ def physical_cursors(chain: Sequence[Segment], logic_offset: int) -> list[int]:
     """
     The cursor in each segment that together mean `logic_offset`.
 
-    Segments before the offset get their end, the segment that has it the offset, segments behind it their first offset.
+    Segments before the offset get their end, the segment that has it the offset, segments behind it
+    their first offset.
     """
     return [
         min(max(logic_offset - part.logic_start, part.first_offset), part.next_offset)
@@ -166,7 +174,8 @@ def physical_cursors(chain: Sequence[Segment], logic_offset: int) -> list[int]:
 
 def logic_cursor(chain: Sequence[Segment], cursors: Mapping[int, int]) -> int:
     """
-    Logic offset of the first message that a group has not acked; the queue's max if it has acked all.
+    Logic offset of the first message that a group has not acked; the queue's max if it has acked
+    all.
 
     Args:
         cursors: partition id → cursor; a partition that the group has not read is missing.
@@ -185,7 +194,8 @@ def logic_offset_at(
     The logic offset for a time.
 
     Args:
-        offsets: the result of the same lookup in each segment, in the order of the chain: an offset, or None.
+        offsets: the result of the same lookup in each segment, in the order of the chain: an
+            offset, or None.
         bound: LOWER takes the first offset, UPPER the last.
 
     Returns:

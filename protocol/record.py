@@ -16,12 +16,14 @@
     The producer fills all but base_offset, position and appended_at_ms, which the broker stamps.
 
 Invariants
-    A record reads back as it was written, or as Short (the write was cut) or Wrong (the bytes were damaged).
-    Every bit is covered by a checksum: header_crc covers the header and body_crc, body_crc covers the body.
-    body_crc is the producer's and never changes: the broker stamps the header only.
+    A record reads back as it was written, or as Short (the write was cut) or Wrong (the bytes were
+    damaged). Every bit is covered by a checksum: header_crc covers the header and body_crc,
+    body_crc covers the body. body_crc is the producer's and never changes: the broker stamps the
+    header only.
 
-Source: with two checksums, stamping an offset costs a CRC of 88 bytes instead of the whole batch.  Kafka keeps its
-offset outside the CRC instead.  `position` shows blocks that were written or copied to a wrong position.
+Source: with two checksums, stamping an offset costs a CRC of 88 bytes instead of the whole batch.
+Kafka keeps its offset outside the CRC instead.  `position` shows blocks that were written or copied
+to a wrong position.
 """
 
 from __future__ import annotations
@@ -67,13 +69,19 @@ class Kind(enum.IntEnum):
     CURSOR = 5
     """A consumer group's cursor and acked ranges on the partition."""
     STATE = 6
-    """The partition's whole state without its messages, written before retention removes earlier records of it."""
+    """The partition's whole state without its messages, written before retention removes earlier
+    records of it.
+    """
     TOLD = 7
-    """The metaserver has told every consumer group of the partition's subject: groups earlier in the log are all."""
+    """The metaserver has told every consumer group of the partition's subject: groups earlier in
+    the log are all.
+    """
     FORGET = 8
     """A consumer group was deleted: the partition has no progress of it, and refuses its tokens."""
     DROPPED = 9
-    """Partitions were dropped with their subject: the broker hosts them no longer, and never again."""
+    """Partitions were dropped with their subject: the broker hosts them no longer, and never
+    again.
+    """
     PARKED = 10
     """Changes of what a consumer group has set aside on the partition."""
     HOLD = 11
@@ -81,12 +89,15 @@ class Kind(enum.IntEnum):
 
 
 FLAG_NUMBERED = 1
-"""In a batch of messages: its producer numbers the rows of its source, and `producer_epoch` is a digest of all of them up to
-the end of the batch; see `broker/partition/appends.py`."""
+"""In a batch of messages: its producer numbers the rows of its source, and `producer_epoch` is a
+digest of all of them up to the end of the batch; see `broker/partition/appends.py`.
+"""
 
 
 class Compression(enum.IntEnum):
-    """How keys, values and properties of a batch are packed.  A number never gets another meaning."""
+    """How keys, values and properties of a batch are packed.  A number never gets another
+    meaning.
+    """
 
     NONE = 0
     ZSTD = 1
@@ -120,7 +131,9 @@ class Header(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Short:
-    """The bytes end before the record; `wanted` is the record's length, or a header's if the header is cut."""
+    """The bytes end before the record; `wanted` is the record's length, or a header's if the header
+    is cut.
+    """
 
     wanted: int
 
@@ -156,11 +169,22 @@ def encode_record(
         MessageTooLargeError: the record is over RECORD_BYTES_MAX, which readers refuse.
     """
     header = encode_header(
-        HEADER_BYTES + len(body), crc32c.crc32c(body), kind=kind, count=count, compression=compression,
-        partition_id=partition_id, base_offset=base_offset, position=position, first_sent_at_ns=first_sent_at_ns,
-        last_sent_at_ns=last_sent_at_ns, appended_at_ms=appended_at_ms, producer_id=producer_id,
-        producer_epoch=producer_epoch, sequence=sequence, flags=flags,
-    )  # fmt: skip
+        HEADER_BYTES + len(body),
+        crc32c.crc32c(body),
+        kind=kind,
+        count=count,
+        compression=compression,
+        partition_id=partition_id,
+        base_offset=base_offset,
+        position=position,
+        first_sent_at_ns=first_sent_at_ns,
+        last_sent_at_ns=last_sent_at_ns,
+        appended_at_ms=appended_at_ms,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        sequence=sequence,
+        flags=flags,
+    )
     return header + body
 
 
@@ -259,7 +283,9 @@ def is_batch(
     base_offset: int,
     position: int,
 ) -> bool:
-    """True if an undamaged batch with these fields is at `start`.  As `read_record`, without making a Header."""
+    """True if an undamaged batch with these fields is at `start`.  As `read_record`, without making
+    a Header.
+    """
     if not 0 <= start <= len(data) - length or length < HEADER_BYTES:
         return False
     fields = _LAYOUT.unpack_from(data, start)

@@ -3,9 +3,9 @@
     order key ──xxh3_64 % 1024──▶ logical partition ──range──▶ logic queue ──▶ OPEN partition ──▶ broker
 
 Invariants
-    The ranges of `split_ranges(k)` cover [0, 1024) without gap or overlap, for every k in 1..1024, and
-    their sizes differ by at most one.
-    A route has exactly one OPEN partition for each logical partition.  A lower version never replaces a higher.
+    The ranges of `split_ranges(k)` cover [0, 1024) without gap or overlap, for every k in 1..1024,
+    and their sizes differ by at most one. A route has exactly one OPEN partition for each logical
+    partition.  A lower version never replaces a higher.
 
 Source: QMQ rounds 1024/k, which leaves gaps or fails for most k; i*1024//k is exact.
 """
@@ -35,8 +35,9 @@ class OrderStrategy(enum.StrEnum):
     """
     What a producer does with keyed messages whose partition does not answer; stored per subject.
 
-    STRICT, the default, waits.  BEST_TRIED sends them to another partition after a while, and their receipts say so.
-    Messages without a key have no order: under both strategies they go to a partition that answers.
+    STRICT, the default, waits.  BEST_TRIED sends them to another partition after a while, and their
+    receipts say so. Messages without a key have no order: under both strategies they go to a
+    partition that answers.
     """
 
     STRICT = "strict"
@@ -45,10 +46,11 @@ class OrderStrategy(enum.StrEnum):
 
 class ConsumeStrategy(enum.StrEnum):
     """
-    How a consumer group divides messages among its consumers; stored per group, set by its first consumer.
+    How a consumer group divides messages among its consumers; stored per group, set by its first
+    consumer.
 
-    EXCLUSIVE: each partition has one consumer, and order is kept.  SHARED: every consumer takes messages of every
-    partition, without order.
+    EXCLUSIVE: each partition has one consumer, and order is kept.  SHARED: every consumer takes
+    messages of every partition, without order.
     """
 
     EXCLUSIVE = "exclusive"
@@ -56,7 +58,9 @@ class ConsumeStrategy(enum.StrEnum):
 
 
 class PartitionState(enum.StrEnum):
-    """PLANNED: known to the metaserver only.  OPEN: takes appends.  SEALED: read only.  EXPIRED: its data is gone."""
+    """PLANNED: known to the metaserver only.  OPEN: takes appends.  SEALED: read only.  EXPIRED:
+    its data is gone.
+    """
 
     PLANNED = "planned"
     OPEN = "open"
@@ -65,7 +69,9 @@ class PartitionState(enum.StrEnum):
 
 
 class Partition(msgspec.Struct, frozen=True, kw_only=True):
-    """A physical partition as clients see it.  Range, name, broker group and parents never change."""
+    """A physical partition as clients see it.  Range, name, broker group and parents never
+    change.
+    """
 
     partition_id: PartitionId
     name: PartitionName
@@ -78,8 +84,9 @@ class Partition(msgspec.Struct, frozen=True, kw_only=True):
     address: str | None = None
     """host:port of the broker group; None while it is not available."""
     logic_start: int = 0
-    """Logic offset of the partition's offset 0, in a static subject.  It follows from the parents' ends and is known
-    once they are sealed; brokers are not told."""
+    """Logic offset of the partition's offset 0, in a static subject.  It follows from the parents'
+    ends and is known once they are sealed; brokers are not told.
+    """
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,7 +105,9 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def may_leave(self) -> bool:
-        """True if a keyed message may go to another partition than its own; its receipt then says `reordered`."""
+        """True if a keyed message may go to another partition than its own; its receipt then says
+        `reordered`.
+        """
         return self.order_strategy is OrderStrategy.BEST_TRIED and not self.static
 
     def open_partitions(self) -> tuple[Partition, ...]:
@@ -132,7 +141,8 @@ def route_table(route: Route) -> list[Partition]:
     The OPEN partition of each logical partition, as a list of 1024.
 
     Raises:
-        InvalidRequestError: a logical partition has no OPEN partition or two, or a range is outside [0, 1024).
+        InvalidRequestError: a logical partition has no OPEN partition or two, or a range is outside
+            [0, 1024).
     """
     table: list[Partition | None] = [None] * LOGICAL_PARTITIONS
     for partition in route.open_partitions():

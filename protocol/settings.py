@@ -21,7 +21,9 @@ def values_of(settings: Any) -> dict[str, object]:
 
 
 def whole(value: object) -> int | None:
-    """The int of a whole number of any type, as of numpy or an IntEnum; None for a bool and all else."""
+    """The int of a whole number of any type, as of numpy or an IntEnum; None for a bool and all
+    else.
+    """
     if isinstance(value, bool):
         return None
     try:
@@ -47,14 +49,18 @@ def range_problems(
 
 
 def range_problem(name: str, value: object, low: int, high: int) -> str:
-    """The problem of `value`, which is not within `[low, high]`, or is a whole number of another type than int."""
+    """The problem of `value`, which is not within `[low, high]`, or is a whole number of another
+    type than int.
+    """
     number = whole(value)
     advice = f": use int({number})" if number is not None and low <= number <= high else ""
     return f"{name} must be a whole number from {low} to {high}, not {value!r:.40}{advice}"
 
 
 def flag_problems(**flags: object) -> list[str]:
-    """The problems of switches, as sentences: "no" and 0 would be taken for True and False, and None for a default."""
+    """The problems of switches, as sentences: "no" and 0 would be taken for True and False, and
+    None for a default.
+    """
     return [
         f"{name} must be True or False, not {value!r:.40}"
         for name, value in flags.items()
@@ -65,7 +71,8 @@ def flag_problems(**flags: object) -> list[str]:
 def kind_problems(values: Mapping[str, object], kinds: Mapping[str, type]) -> list[str]:
     """The problems of values that are not whole numbers, as sentences; `kinds` is name → class."""
     return [
-        f"{name} must be {'text' if kind is str else f'a {kind.__name__}'}, not {values[name]!r:.40}"
+        f"{name} must be {'text' if kind is str else f'a {kind.__name__}'}, not "
+        f"{values[name]!r:.40}"
         for name, kind in kinds.items()
         if name in values and not isinstance(values[name], kind)
     ]
@@ -90,7 +97,9 @@ def refuse(problems: Sequence[str]) -> None:
 
 
 def refuse_call(problems: Sequence[str]) -> None:
-    """Raises InvalidRequestError with all problems of a call on an open client, if there are any."""
+    """Raises InvalidRequestError with all problems of a call on an open client, if there are
+    any.
+    """
     if problems:
         raise InvalidRequestError("; ".join(problems))
 

@@ -1,4 +1,6 @@
-"""Text for people: counts, lists, times, digests of keys, URLs without passwords, no control characters.  Pure."""
+"""Text for people: counts, lists, times, digests of keys, URLs without passwords, no control
+characters.  Pure.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,17 @@ from hashlib import blake2b
 from typing import Any, get_args, get_type_hints
 
 _CONTROL = re.compile("[\0-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters, line ends, marks that change the direction of writing, and lone surrogates."""
+"""Control characters, line ends, marks that change the direction of writing, and lone
+surrogates.
+"""
 _PASSWORD = re.compile(r"(://[^:/@]*):.*@", re.DOTALL)
 """Of a URL, to its last @: a password that has one unescaped is not shown in part."""
 _SECRET_PARAMETER = re.compile(r"([?&][^=&]*(?:passw|pwd|secret|token)[^=&]*=)[^&]*", re.IGNORECASE)
 _NOT_A_VALUE = re.compile(r"^Invalid enum value .* - at `\$\.(\w+)`$", re.DOTALL)
 MAYBE_OLDER_COPY = "may stand on an older copy of its data folder"
-"""Of a broker that lacks what was stored there, and what neither retention has removed nor a metaserver calls gone."""
+"""Of a broker that lacks what was stored there, and what neither retention has removed nor a
+metaserver calls gone.
+"""
 ESCAPED_RULE = (
     "in a user or password of a URL, @ is written %40, : is %3A, / is %2F, ? is %3F and % is %25"
 )
@@ -30,7 +36,8 @@ def plain_number(text: str) -> int | None:
     """
     The number below 2**63 that ASCII digits say; None: it is other text.
 
-    Python's `int` takes more: `1_000`, `+1`, the digits of other scripts, white space and line ends.
+    Python's `int` takes more: `1_000`, `+1`, the digits of other scripts, white space and line
+    ends.
     """
     if not (text.isascii() and text.isdecimal() and len(text) < 20):
         return None
@@ -39,13 +46,16 @@ def plain_number(text: str) -> int | None:
 
 
 def counted(count: int, noun: str, plural: str = "") -> str:
-    """The count with its noun: "1 message", "2 messages".  `plural` is given for nouns that take more than an s."""
+    """The count with its noun: "1 message", "2 messages".  `plural` is given for nouns that take
+    more than an s.
+    """
     return f"{count} {noun if count == 1 else plural or f'{noun}s'}"
 
 
 def listed(items: Iterable[object], total: int | None = None) -> str:
     """
-    The first LISTED_MAX items and the number of further ones: "1, 2, 3", or "1, 2, …, 10, … and 90 more", or "none".
+    The first LISTED_MAX items and the number of further ones: "1, 2, 3", or "1, 2, …, 10, … and 90
+    more", or "none".
 
     `total` is the number of all items, for a caller whose `items` are only the first ones.
     """
@@ -62,14 +72,18 @@ def seconds(ms: int) -> str:
 
 
 def key_digest(order_key: bytes) -> str:
-    """An order key as logs and errors name it: `printf %s KEY | b2sum -l 64` prints the same digest."""
+    """An order key as logs and errors name it: `printf %s KEY | b2sum -l 64` prints the same
+    digest.
+    """
     if not order_key:
         return "no key"
     return f"key digest {blake2b(order_key, digest_size=8).hexdigest()}"
 
 
 def printable(text: str) -> str:
-    r"""`text` with every control character escaped, as `\t`, `\x1b` or `\u202e`, so that a terminal only shows it."""
+    r"""`text` with every control character escaped, as `\t`, `\x1b` or `\u202e`, so that a terminal
+    only shows it.
+    """
     return _CONTROL.sub(_escaped, text)
 
 
@@ -80,10 +94,12 @@ def without_password(url: str) -> str:
 
 def url_problem(url: str, *, new: bool = False) -> str:
     """
-    Why the URL of a database is not read as it was meant, because of characters that are not escaped; "": it is.
+    Why the URL of a database is not read as it was meant, because of characters that are not
+    escaped; "": it is.
 
     Args:
-        new: nobody uses it yet, so a bare % is refused too; where it is no escape, programs read it in different ways.
+        new: nobody uses it yet, so a bare % is refused too; where it is no escape, programs read it
+            in different ways.
     """
     _scheme, _, rest = url.partition("://")
     user, at, place = rest.partition("@")
@@ -101,12 +117,16 @@ def url_problem(url: str, *, new: bool = False) -> str:
 
 
 def json_printable(text: str) -> str:
-    """`text`, which is JSON on one line, with every control character in its strings escaped as in JSON."""
+    """`text`, which is JSON on one line, with every control character in its strings escaped as in
+    JSON.
+    """
     return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def refused_value(error: Exception, kind: object) -> str:
-    """The text of msgspec's `error` about an object of type `kind`; of an enumeration, with the values that it has."""
+    """The text of msgspec's `error` about an object of type `kind`; of an enumeration, with the
+    values that it has.
+    """
     text = f"{error!s:.300}"
     field = _NOT_A_VALUE.search(text)
     hint = get_type_hints(kind).get(field[1]) if field else None
@@ -123,12 +143,16 @@ def _escaped(match: re.Match[str]) -> str:
 
 
 def bad_text(error: UnicodeEncodeError) -> str:
-    """What is wrong with a text that has half of a surrogate pair, as file names that are no UTF-8 have in Python."""
+    """What is wrong with a text that has half of a surrogate pair, as file names that are no UTF-8
+    have in Python.
+    """
     return f"{error.object!r:.80} is not valid text: {error.reason}"
 
 
 def items_of(given: object) -> list[Any]:
-    """The items of an iterable; none of text, or of what cannot be iterated, as an array of numpy without a dimension."""
+    """The items of an iterable; none of text, or of what cannot be iterated, as an array of numpy
+    without a dimension.
+    """
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):
         return []
     try:
@@ -139,5 +163,7 @@ def items_of(given: object) -> list[Any]:
 
 
 def is_not_a_time(given: object) -> bool:
-    """True for pandas.NaT: a datetime that differs from itself, and has no other mark without pandas."""
+    """True for pandas.NaT: a datetime that differs from itself, and has no other mark without
+    pandas.
+    """
     return given != given  # noqa: PLR0124

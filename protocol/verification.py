@@ -1,4 +1,6 @@
-"""The result of `meta verify`: named checks of the metaserver's database against the brokers.  Pure."""
+"""The result of `meta verify`: named checks of the metaserver's database against the brokers.
+Pure.
+"""
 
 from __future__ import annotations
 

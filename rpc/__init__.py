@@ -1,1 +1,3 @@
-"""aiohttp, both ends: control calls, data-plane channels, serving.  The only room that knows aiohttp."""
+"""aiohttp, both ends: control calls, data-plane channels, serving.  The only room that knows
+aiohttp.
+"""

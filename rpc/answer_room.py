@@ -1,14 +1,15 @@
-"""Limits the bytes of answers that wait for their clients: of each connection, and of the whole server.
+"""Limits the bytes of answers that wait for their clients: of each connection, and of the whole
+server.
 
     handler ── take_room(bytes) ──▶ reads ──▶ note_size(its size) ──▶ written, taken by the socket ──▶ free
 
-An answer without room waits behind answers of its own connection only.  While the server's room is short, connections
-take turns.
+An answer without room waits behind answers of its own connection only.  While the server's room is
+short, connections take turns.
 
 Invariants
-    A connection reads at most `reads_max` answers at once.  An answer that would exceed the connection's bytes waits; a
-    single answer may be larger, because a batch is never cut.
-    Answers that were not announced (acks, offsets: small) never wait.
+    A connection reads at most `reads_max` answers at once.  An answer that would exceed the
+    connection's bytes waits; a single answer may be larger, because a batch is never cut. Answers
+    that were not announced (acks, offsets: small) never wait.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ class AnswerRoom:
         self.reserved = 0
         """Bytes of answers that are being made or not taken yet."""
         self.turns: dict[Share, None] = {}
-        """Connections that may have an answer to start, in turn; only the server's room keeps the first one waiting."""
+        """Connections that may have an answer to start, in turn; only the server's room keeps the
+        first one waiting.
+        """
 
     @property
     def short(self) -> bool:
@@ -51,7 +54,9 @@ class AnswerRoom:
         return Share(self)
 
     def fits(self, wanted: int) -> bool:
-        """True if `wanted` bytes fit, or if nothing is reserved: one oversized answer may always go."""
+        """True if `wanted` bytes fit, or if nothing is reserved: one oversized answer may always
+        go.
+        """
         return self.reserved + wanted <= self.bytes_max or not self.reserved
 
     def serve(self, asker: Share | None = None) -> None:
@@ -91,7 +96,9 @@ class Share:
             raise
 
     def take_now(self, wanted: int) -> bool:
-        """Take room for an answer of `wanted` bytes that is about to be made; False: it would have to wait."""
+        """Take room for an answer of `wanted` bytes that is about to be made; False: it would have
+        to wait.
+        """
         room, ours = self._room, self.reserved
         if (
             self._waiting
@@ -135,7 +142,9 @@ class Share:
         return bool(self._waiting)
 
     def note_size(self, wanted: int, came_to: int) -> None:
-        """Note that an answer was made and has `came_to` bytes, which are freed when the client has taken them."""
+        """Note that an answer was made and has `came_to` bytes, which are freed when the client has
+        taken them.
+        """
         self._reading -= 1
         room, left = self._room, wanted - came_to
         self.reserved -= left
@@ -192,7 +201,8 @@ def begin_answer(share: Share) -> Answering:
 
 async def take_room(bytes_max: int) -> None:
     """
-    Wait until the answer under way may have up to `bytes_max` bytes; an answer that has room keeps that.
+    Wait until the answer under way may have up to `bytes_max` bytes; an answer that has room keeps
+    that.
 
     Outside of a data plane, as in the simulation, there is always room.
     """

@@ -30,7 +30,9 @@ WAIT_MS_MAX = 60_000
 _NEVER = float("inf")
 
 _FETCHES = frozenset({Pull, PullShared, Read})
-"""Of these, some wait at the broker for messages; a look-up here costs other calls less than `is_long_poll`."""
+"""Of these, some wait at the broker for messages; a look-up here costs other calls less than
+`is_long_poll`.
+"""
 
 
 class WebSocketChannel:
@@ -137,20 +139,27 @@ class WebSocketChannel:
         self._timer = self._loop.call_at(end, self._end_late)
 
     def _end_late(self) -> None:
-        """Fail the calls whose time is over.  One timer serves all of them, because nearly every call ends before."""
+        """Fail the calls whose time is over.  One timer serves all of them, because nearly every
+        call ends before.
+        """
         now = self._loop.time()
         self._timer, self._next_end = None, _NEVER
         late = [correlation_id for correlation_id, end in self._ends.items() if end <= now]
         for correlation_id in late:
             call = self._waiting.pop(correlation_id)
             del self._ends[correlation_id]
-            text = f"no answer from {self._address} to {call.kind.__name__} within {call.timeout_ms} ms"
+            text = (
+                f"no answer from {self._address} to {call.kind.__name__} within "
+                f"{call.timeout_ms} ms"
+            )
             call.unanswered(text)
         if self._ends:
             self._end_late_at(min(self._ends.values()))
 
     def _take(self, data: bytearray) -> bool:
-        """Take a frame of the broker where it arrives; False: it cannot be read, and ends the channel."""
+        """Take a frame of the broker where it arrives; False: it cannot be read, and ends the
+        channel.
+        """
         try:
             correlation_id, answer, payload = decode_answer(data)
         except FrameError:

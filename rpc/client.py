@@ -1,4 +1,6 @@
-"""Clients of a metaserver and of a broker: control calls by endpoint, and a data channel that reopens by itself."""
+"""Clients of a metaserver and of a broker: control calls by endpoint, and a data channel that
+reopens by itself.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ CREATION_PAUSE_S = 0.2
 CREATION_STALLED_S = 60.0
 """For how long a creation is waited for of which no further partition gets its broker."""
 REPEATABLE = frozenset({CancelScheduled, ListParked, Read, ReadEdited, ReadParked})
-"""Frames that change nothing when they come twice, and that no loop of a client repeats by itself."""
+"""Frames that change nothing when they come twice, and that no loop of a client repeats by
+itself.
+"""
 PULL_TURN_MS = 500
 """How long a pull waits at a broker while other pulls of this client wait for their turn."""
 
@@ -55,7 +59,8 @@ async def _created(ask: Callable[[], Awaitable[T]]) -> T:
     Ask until a subject is created.
 
     Raises:
-        CreationUnfinishedError: no broker has taken a partition of it for CREATION_STALLED_S; the metaserver goes on.
+        CreationUnfinishedError: no broker has taken a partition of it for CREATION_STALLED_S; the
+            metaserver goes on.
     """
     clock = asyncio.get_running_loop().time
     hosted, since = -1, clock()
@@ -74,7 +79,8 @@ class MetaClient(Metaservers):
     """
     Calls to one of several metaservers; see `Metaservers` for which is asked.
 
-    A call is `meta.call(endpoints.SUBJECT, subject=name)`; a method stands here where more is done than that.
+    A call is `meta.call(endpoints.SUBJECT, subject=name)`; a method stands here where more is done
+    than that.
     """
 
     async def broker_heartbeat(
@@ -92,7 +98,9 @@ class MetaClient(Metaservers):
         return await self.call(endpoints.BROKER_HEARTBEAT, body, timeout_ms=timeout_ms)
 
     async def create_subject(self, body: CreateSubject) -> SubjectView:
-        """Create a subject, and wait for its partitions; again with the same settings changes nothing."""
+        """Create a subject, and wait for its partitions; again with the same settings changes
+        nothing.
+        """
         return await _created(partial(self.call, endpoints.CREATE_SUBJECT, body))
 
     async def hide_subject(self, subject: str, body: HideSubject) -> SubjectView:
@@ -113,7 +121,8 @@ class MetaClient(Metaservers):
 
         Args:
             order_strategy: checked if given.
-            subject_id: of the route that is known; another subject of this name is refused, if this one was deleted.
+            subject_id: of the route that is known; another subject of this name is refused, if this
+                one was deleted.
         """
         query = {
             "known_version": known_version,
@@ -131,7 +140,9 @@ class MetaClient(Metaservers):
         order_strategy: OrderStrategy | None = None,
         subject_id: int = 0,
     ) -> Route:
-        """As `route`, for a sender: a subject that it has not known is created, where the metaserver allows it."""
+        """As `route`, for a sender: a subject that it has not known is created, where the
+        metaserver allows it.
+        """
         ask = partial(self.route, subject, order_strategy=order_strategy, subject_id=subject_id)
         try:
             return await ask(wait_ms=wait_ms)
@@ -157,7 +168,8 @@ class BrokerClient:
     """
     Calls to one broker; its channel opens with the first data call, and again after it broke.
 
-    A control call is `broker.control(endpoints.PARTITION, id=partition_id)`, a data call `broker.call(Pull(…))`.
+    A control call is `broker.control(endpoints.PARTITION, id=partition_id)`, a data call
+    `broker.call(Pull(…))`.
 
     Args:
         on_opening: called before a channel is opened.
@@ -197,7 +209,8 @@ class BrokerClient:
         """The open channel.  Raises NotSentError."""
         if (live := self.live_channel) is not None:
             return live
-        # While others wait, the lock is taken for an open channel too, so that no call overtakes theirs.
+        # While others wait, the lock is taken for an open channel too, so that no call overtakes
+        # theirs.
         self._queued += 1
         try:
             async with self._opening:
@@ -213,7 +226,9 @@ class BrokerClient:
     async def call(
         self, request: Request, payload: bytes = b"", *, wait_ms: int = 0
     ) -> tuple[Answer, memoryview]:
-        """One data call.  Pulls, and reads that wait, over `PULLS_AT_ONCE_MAX` wait here, and each then has `PULL_TURN_MS` at the broker, in turn."""
+        """One data call.  Pulls, and reads that wait, over `PULLS_AT_ONCE_MAX` wait here, and each
+        then has `PULL_TURN_MS` at the broker, in turn.
+        """
         if not is_long_poll(request):
             return await self._call(request, payload, wait_ms)
         async with self._pulls:
@@ -231,7 +246,8 @@ class BrokerClient:
         try:
             return await channel.call(request, payload, timeout_ms=timeout_ms)
         except UnreachableError:
-            # A connection that was kept may be dead without a word, as when the broker's machine was restarted.
+            # A connection that was kept may be dead without a word, as when the broker's machine
+            # was restarted.
             if channel is not kept or not channel.closed or type(request) not in REPEATABLE:
                 raise
         return await (await self.channel()).call(request, payload, timeout_ms=timeout_ms)

@@ -1,4 +1,6 @@
-"""The open connections of a client: its network, and a `BrokerClient` for each broker that it called."""
+"""The open connections of a client: its network, and a `BrokerClient` for each broker that it
+called.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ from .tls.settings import tls_of_environment
 WAIT_S_MAX = 86_400
 READY_POLL_S = 0.1
 AT_ONCE_MAX = 64
-"""Calls by HTTP of one `in_turns` that are under way at once, each with a connection: a server has 1,000 for all clients."""
+"""Calls by HTTP of one `in_turns` that are under way at once, each with a connection: a server has
+1,000 for all clients.
+"""
 KEPT_MIN = 16
 """With fewer clients of brokers, none is looked at whether it can go."""
 A = TypeVar("A")
@@ -46,8 +50,8 @@ class BrokerClients:
     """
     The clients of brokers, by address.
 
-    Brokers come back at other addresses, as those in containers do.  So a client that is not in use and has no open
-    connection goes when many others have come since.
+    Brokers come back at other addresses, as those in containers do.  So a client that is not in use
+    and has no open connection goes when many others have come since.
     """
 
     def __init__(self) -> None:
@@ -83,13 +87,16 @@ class BrokerClients:
 
 class Connections:
     """
-    The network and the broker clients of one client, opened inside a running event loop, and closed again.
+    The network and the broker clients of one client, opened inside a running event loop, and closed
+    again.
 
     Args:
-        network: None: each opening takes that of its environment, or makes a real one and closes it.
+        network: None: each opening takes that of its environment, or makes a real one and closes
+            it.
         timeout_ms: of a call to a broker.
         what: the kind of client, as errors name it.
-        token: what a real network shows to metaservers; None: the one that the environment names, if it does.
+        token: what a real network shows to metaservers; None: the one that the environment names,
+            if it does.
         wait_s: seconds for which `wait_for` waits.
         tls: of a network of its own; None: that of the process's environment.
     """
@@ -107,12 +114,14 @@ class Connections:
         """
         Raises:
             TokenInvalidError
-            ConfigError: `tls` is no TlsSettings, `timeout_ms` is not in CALL_TIMEOUT_MS, or `wait_s` not in [0, WAIT_S_MAX].
+            ConfigError: `tls` is no TlsSettings, `timeout_ms` is not in CALL_TIMEOUT_MS, or
+            `wait_s` not in [0, WAIT_S_MAX].
         """
         low, high = CALL_TIMEOUT_MS
         if not is_within(timeout_ms, low, high):
             raise ConfigError(
-                f"call_timeout_ms must be a whole number from {low} to {high}, not {timeout_ms!r:.40}"
+                f"call_timeout_ms must be a whole number from {low} to {high}, not "
+                f"{timeout_ms!r:.40}"
             )
         number = isinstance(wait_s, int | float) and not isinstance(wait_s, bool)
         if not number or not 0 <= wait_s <= WAIT_S_MAX:
@@ -139,7 +148,8 @@ class Connections:
 
     def open(self, on_fork: Callable[[], None] = lambda: None) -> Network:
         """
-        Open the client in the running event loop; `on_fork` is called in the child when this process forks.
+        Open the client in the running event loop; `on_fork` is called in the child when this
+        process forks.
 
         Raises:
             AlreadyOpenError, ForkedError
@@ -170,7 +180,9 @@ class Connections:
 
     @property
     def kind(self) -> Hashable:
-        """What clients have in common that may share a network: the one that was passed in, or TLS and token."""
+        """What clients have in common that may share a network: the one that was passed in, or TLS
+        and token.
+        """
         return id(self.network) if self._own is None else self._kind
 
     def another(self) -> tuple[Callable[[], Network], Callable[[], Awaitable[None]]]:
@@ -178,8 +190,9 @@ class Connections:
         A network of the same kind, for what clients share: it outlives this client.
 
         Returns:
-            Makes it, once, with the TLS and the source of the token of this opening, and raises ConfigError if a file
-            cannot be used; and closes it if it was made.  A network that was passed in is taken itself, and stays open.
+            Makes it, once, with the TLS and the source of the token of this opening, and raises
+            ConfigError if a file cannot be used; and closes it if it was made.  A network that was
+            passed in is taken itself, and stays open.
         """
         network, own = self.network, self._own
         assert network is not None
@@ -201,14 +214,17 @@ class Connections:
         self, meta: MetaClient, begin: Callable[[], Awaitable[object]] = _nothing
     ) -> None:
         """
-        Wait for metaservers that are still starting, at most `wait_s`, and await what `begin` returns.
+        Wait for metaservers that are still starting, at most `wait_s`, and await what `begin`
+        returns.
 
-        With a `wait_s` of 0 they are not asked, and `begin` is called once.  Else it is called again if what it asked has
-        not answered, as a metaserver that ended just then, until `wait_s` is over.
+        With a `wait_s` of 0 they are not asked, and `begin` is called once.  Else it is called
+        again if what it asked has not answered, as a metaserver that ended just then, until
+        `wait_s` is over.
 
         Raises:
             ClosedError: `wait_no_more` was called meanwhile; every connection is closed.
-            KeylaneError: as of `wait_until_ready`; every connection is closed.  Or as `begin` raised it.
+            KeylaneError: as of `wait_until_ready`; every connection is closed.  Or as `begin`
+                raised it.
         """
         now_s = asyncio.get_running_loop().time
         until_s = now_s() + self.wait_s
@@ -247,7 +263,8 @@ class Connections:
 
     def check(self) -> None:
         """
-        Check that the client is open, not about to be closed, and that the caller is where it was opened.
+        Check that the client is open, not about to be closed, and that the caller is where it was
+        opened.
 
         Raises:
             ClosedError, ForkedError, OtherLoopError
@@ -257,7 +274,9 @@ class Connections:
             raise ClosedError(f"the {self._what} is being closed")
 
     def broker_at(self, address: str) -> BrokerClient:
-        """The client of the broker at `host:port`, the same object for as long as it is used.  Raises ClosedError."""
+        """The client of the broker at `host:port`, the same object for as long as it is used.
+        Raises ClosedError.
+        """
         if self.network is None:  # it was closed while a caller waited
             self.home.check()
         assert self.network is not None
@@ -265,7 +284,8 @@ class Connections:
 
     async def close(self) -> None:
         """
-        Close every connection; a network that was passed in stays open.  Does nothing where the client is not open.
+        Close every connection; a network that was passed in stays open.  Does nothing where the
+        client is not open.
 
         Raises:
             OtherLoopError: it was opened in another event loop.
@@ -285,11 +305,13 @@ class Connections:
 
 async def wait_until_ready(meta: MetaClient, wait_s: float) -> None:
     """
-    Wait until a metaserver is ready, at most `wait_s` seconds; returns then also if one answers and is not ready.
+    Wait until a metaserver is ready, at most `wait_s` seconds; returns then also if one answers and
+    is not ready.
 
     Raises:
         NotSentError, OutcomeUnknownError: no metaserver answers after this time.
-        KeylaneError: at once, an answer that does not change by waiting, as that of another program.
+        KeylaneError: at once, an answer that does not change by waiting, as that of another
+            program.
     """
     failure: KeylaneError | None = OutcomeUnknownError.of_read(
         f"no metaserver answered within {wait_s:g} s"
@@ -311,7 +333,9 @@ async def wait_until_ready(meta: MetaClient, wait_s: float) -> None:
 
 
 async def in_turns(call: Callable[[A], Awaitable[R]], arguments: Iterable[A]) -> list[R]:
-    """The results of a call by HTTP with each argument, AT_ONCE_MAX at once; raises the first error, and ends the others."""
+    """The results of a call by HTTP with each argument, AT_ONCE_MAX at once; raises the first
+    error, and ends the others.
+    """
     slots = asyncio.Semaphore(AT_ONCE_MAX)
 
     async def one(argument: A) -> R:
@@ -330,9 +354,11 @@ async def in_turns(call: Callable[[A], Awaitable[R]], arguments: Iterable[A]) ->
 
 async def clean_up(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """
-    Finish `work` even if the caller is cancelled meanwhile, or the event loop ends; for short work only.
+    Finish `work` even if the caller is cancelled meanwhile, or the event loop ends; for short work
+    only.
 
-    Otherwise a client whose opening failed, and which was cancelled while it cleaned up, could never be opened again.
+    Otherwise a client whose opening failed, and which was cancelled while it cleaned up, could
+    never be opened again.
 
     Args:
         work: as of `to_the_end`.
@@ -351,10 +377,11 @@ async def clean_up(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 async def to_the_end(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """
-    Await what `work` returns; once more if the task is cancelled meanwhile, and the cancellation is dropped.
+    Await what `work` returns; once more if the task is cancelled meanwhile, and the cancellation is
+    dropped.
 
-    For tasks that only the end of the event loop cancels: `asyncio.run` cancels all that are left, once, and waits for
-    their ends.
+    For tasks that only the end of the event loop cancels: `asyncio.run` cancels all that are left,
+    once, and waits for their ends.
 
     Args:
         work: it may be called again where an earlier call stopped.

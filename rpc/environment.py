@@ -1,9 +1,11 @@
-"""What a client takes from its process: a network, a clock, random numbers, ids, the signals to stop.
+"""What a client takes from its process: a network, a clock, random numbers, ids, the signals to
+stop.
 
-    given as `_environment`  ─▶  that of the code that opens the client (AMBIENT)  ─▶  the machine's own
+    given as `_environment`  ─▶  that of the code that opens the client (AMBIENT)  ─▶  the machine's
+        own
 
-Tests give some clients another; `keylane.testing` sets AMBIENT in the programs of its clusters, so that code under test
-makes its clients as always.
+Tests give some clients another; `keylane.testing` sets AMBIENT in the programs of its clusters, so
+that code under test makes its clients as always.
 """
 
 from __future__ import annotations

@@ -4,9 +4,10 @@
                                ╰─ forked inside that loop, and back in it ─▶ the child ends
 
 Invariants
-    A client that was open when its process was forked does nothing in the child, and nothing of it is finalized
-    there: a finalizer would take the parent's sockets out of the selector that both processes have.
-    No callback of the parent's event loop runs in the child: it would read the parent's answers, and send in its name.
+    A client that was open when its process was forked does nothing in the child, and nothing of it
+    is finalized there: a finalizer would take the parent's sockets out of the selector that both
+    processes have. No callback of the parent's event loop runs in the child: it would read the
+    parent's answers, and send in its name.
 """
 
 from __future__ import annotations
@@ -32,14 +33,23 @@ from ..protocol.errors import (
 
 log = logging.getLogger("keylane")
 
-ENDED_HINT = "That event loop does not run again: open the client again in the present one, with `async with`."
+ENDED_HINT = (
+    "That event loop does not run again: open the client again in the present "
+    "one, with `async with`."
+)
 """Of an OtherLoopError of an event loop that has ended."""
 SAME_THREAD_HINT = (
-    "Open one in each event loop, or come back to its loop.  pytest-asyncio gives each test a loop of its own: a test that takes a fixture of a wider "
+    "Open one in each event loop, or come back to its loop.  pytest-asyncio gives each test a loop "
+    "of its own: a test that takes a fixture of a wider "
     "scope needs @pytest.mark.asyncio(loop_scope=...), and the fixture the same loop_scope."
 )
-"""Of an OtherLoopError where two event loops run one after another in a thread: no call leads into the other one."""
-NO_LOOP_HINT = "Start the program with asyncio.run(...), or anyio.run(..., backend='asyncio'); without an event loop use keylane.sync."
+"""Of an OtherLoopError where two event loops run one after another in a thread: no call leads into
+the other one.
+"""
+NO_LOOP_HINT = (
+    "Start the program with asyncio.run(...), or anyio.run(..., backend='asyncio'); without an "
+    "event loop use keylane.sync."
+)
 """Of an OtherLoopError where asyncio does not run."""
 _STARTS = frozenset({"start", "stop", "open", "connect"})
 """How clients elsewhere are opened and closed."""
@@ -51,8 +61,8 @@ class Home:
     """
     The event loop and the process in which a client is open.
 
-    A check asks for the running event loop, which on Python 3.11 costs a system call.  So what is called for each
-    message checks once for each batch.
+    A check asks for the running event loop, which on Python 3.11 costs a system call.  So what is
+    called for each message checks once for each batch.
 
     Args:
         what: the kind of client, as errors name it.
@@ -77,7 +87,9 @@ class Home:
 
     @property
     def state(self) -> str:
-        """For people: "open", "closed", or "forked" in a child of the process in which it is open."""
+        """For people: "open", "closed", or "forked" in a child of the process in which it is
+        open.
+        """
         return "open" if self.here else "forked" if self._forked else "closed"
 
     def enter(self, kept: object, on_fork: Callable[[], None]) -> None:
@@ -99,7 +111,8 @@ class Home:
             self._loop = asyncio.get_running_loop()
         except RuntimeError:
             none = OtherLoopError(
-                f"a {self._what} opens in a running event loop of asyncio, and there is none; keylane does not run on trio"
+                f"a {self._what} opens in a running event loop of asyncio, and there is none; "
+                f"keylane does not run on trio"
             )
             none.hint = NO_LOOP_HINT
             raise none from None
@@ -138,7 +151,9 @@ class Home:
             raise ForkedError(f"the {self._what} was open when this process was forked")
 
     def check_thread(self) -> None:
-        """As `check_not_elsewhere`, quicker: in the thread of the opening it does not ask for the event loop."""
+        """As `check_not_elsewhere`, quicker: in the thread of the opening it does not ask for the
+        event loop.
+        """
         if get_ident() != self.thread:
             self.check_not_elsewhere()
 
@@ -167,8 +182,8 @@ def held_here() -> Callable[[], bool]:
     """
     A function that is True in this thread alone.
 
-    A lock that is held here asks for the thread without making a number of it: 13 ns where `get_ident` and a comparison
-    take 40.  `threading.Condition` asks in this way too.
+    A lock that is held here asks for the thread without making a number of it: 13 ns where
+    `get_ident` and a comparison take 40.  `threading.Condition` asks in this way too.
     """
     lock = RLock()
     lock.acquire()
@@ -189,8 +204,8 @@ def _end_on_return(loop: asyncio.AbstractEventLoop, why: str) -> None:
     """
     Have this process, which was forked inside a callback of `loop`, end when that callback returns.
 
-    What is ready already would run before a new callback, so this one is put before it; a loop that is not asyncio's own
-    has no such place.
+    What is ready already would run before a new callback, so this one is put before it; a loop that
+    is not asyncio's own has no such place.
     """
     ready = getattr(loop, "_ready", None)
     if ready is None:
@@ -206,7 +221,9 @@ def _end_child(why: str) -> NoReturn:
 
 
 class _Open:
-    """The homes of this process; after a fork, those of its parents are kept for ever, so that none is finalized."""
+    """The homes of this process; after a fork, those of its parents are kept for ever, so that none
+    is finalized.
+    """
 
     def __init__(self) -> None:
         self.homes: WeakSet[Home] = WeakSet()
@@ -239,7 +256,8 @@ class Uncopied:
 
     def __reduce_ex__(self, _protocol: object) -> Any:
         raise InvalidRequestError(
-            f"{type(self).__name__} objects are neither copied nor pickled: make another where it is used"
+            f"{type(self).__name__} objects are neither copied nor pickled: make "
+            f"another where it is used"
         )
 
 

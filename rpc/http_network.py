@@ -1,6 +1,8 @@
 """The real network: aiohttp sessions for control calls and WebSockets.
 
-An address is `host:port`; with a certificate authority every connection uses TLS.  A network with an identity shows it to servers (`access.wallet`).  Pools, redirects and proxies are aiohttp's; none of them is used on the data plane.
+An address is `host:port`; with a certificate authority every connection uses TLS.  A network with
+an identity shows it to servers (`access.wallet`).  Pools, redirects and proxies are aiohttp's; none
+of them is used on the data plane.
 """
 
 from __future__ import annotations
@@ -60,20 +62,28 @@ from .websocket.handshake import open_socket
 
 T = TypeVar("T")
 LOOK_SECONDS = 2.0
-"""Between two looks at a connection: a silent broker that owes an answer is pinged at the first, an idle one after 8 to 10 s."""
+"""Between two looks at a connection: a silent broker that owes an answer is pinged at the first, an
+idle one after 8 to 10 s.
+"""
 REUSED_SECONDS = 4.0
-"""A connection of control calls that was idle for longer is not used again: a proxy may have forgotten it."""
+"""A connection of control calls that was idle for longer is not used again: a proxy may have
+forgotten it.
+"""
 ALIVE_SECONDS = 3.0
 """For so long a broker that is silent on a connection is waited for on a new one."""
 CONNECT_SECONDS = 3.0
 """A running machine accepts a connection within this time, even if the first packet is lost."""
 TLS_END_SECONDS = 0.02
-"""TLS connections end some turns of the event loop after they are closed, which aiohttp does not wait for."""
+"""TLS connections end some turns of the event loop after they are closed, which aiohttp does not
+wait for.
+"""
 CAPABILITY_TIMEOUT_MS = 3_000
 UNAUTHENTICATED, DENIED = 401, 403
 """Statuses of answers."""
 ADDRESSES_KNOWN_MAX = 10_000
-"""Addresses of which it is known whether they have answered: more than a cluster has servers, which may come back at others."""
+"""Addresses of which it is known whether they have answered: more than a cluster has servers, which
+may come back at others.
+"""
 _NO_CONNECTION = (
     aiohttp.ClientConnectorError,
     aiohttp.ConnectionTimeoutError,
@@ -92,7 +102,8 @@ class HttpNetwork:
         identity: what a server shows in place of that.
         by_certificate: without a token, metaservers may know the client by its certificate.
         ask_environment: False: no `token` means none, whatever the environment names.
-        follows_files: files of `tls` that were replaced are used for connections from then on, without `renew`.
+        follows_files: files of `tls` that were replaced are used for connections from then on,
+            without `renew`.
 
     Raises:
         ConfigError: a file of `tls` cannot be used.
@@ -139,12 +150,16 @@ class HttpNetwork:
         self._patience = SilencePatience()
         self.throttling = Throttling()
         self._answered = RecentNames(ADDRESSES_KNOWN_MAX)
-        """Addresses that have answered: what they were asked may be done, although no answer came."""
+        """Addresses that have answered: what they were asked may be done, although no answer
+        came.
+        """
         self._cut = RecentNames(ADDRESSES_KNOWN_MAX)
         """Addresses that have ended a connection since their last answer."""
 
     def another(self) -> HttpNetwork:
-        """One with the same TLS and source of a token, and connections of its own.  Raises ConfigError: a file cannot be used."""
+        """One with the same TLS and source of a token, and connections of its own.  Raises
+        ConfigError: a file cannot be used.
+        """
         return self._another()
 
     def know_metaservers(self, addresses: Sequence[str]) -> None:
@@ -158,8 +173,9 @@ class HttpNetwork:
 
         Raises:
             NotSentError
-            ClientTooOldError, ServerTooOldError: more than one minor version lies between this client and the broker.
-            UnauthenticatedError, TokenInvalidError: the token is refused, or cannot be read.
+            ClientTooOldError, ServerTooOldError: more than one minor version lies between this
+            client and the broker. UnauthenticatedError, TokenInvalidError: the token is refused, or
+            cannot be read.
         """
         if self._identity is None:
             return await self._connect(address, timeout_ms)
@@ -185,7 +201,9 @@ class HttpNetwork:
         address: str,
         timeout_ms: int,
     ) -> None:
-        """Say who calls, with a newer capability if the first is refused; and again before it ends."""
+        """Say who calls, with a newer capability if the first is refused; and again before it
+        ends.
+        """
         challenged, _ = await channel.call(Challenge(), timeout_ms=timeout_ms)
         assert isinstance(challenged, Challenged)
         nonce = challenged.nonce
@@ -209,10 +227,16 @@ class HttpNetwork:
     ) -> Capabilities:
         try:
             return await self._control(
-                self._new_session(), CAPABILITY.method, address, CAPABILITY.path, Capabilities,
-                body=AskCapability(holder=holder), query=None, timeout_ms=CAPABILITY_TIMEOUT_MS,
+                self._new_session(),
+                CAPABILITY.method,
+                address,
+                CAPABILITY.path,
+                Capabilities,
+                body=AskCapability(holder=holder),
+                query=None,
+                timeout_ms=CAPABILITY_TIMEOUT_MS,
                 bearer=token,
-            )  # fmt: skip
+            )
         except UnauthenticatedError as error:
             raise refused_token(error, self._token_source) from error
 
@@ -262,7 +286,9 @@ class HttpNetwork:
         return self._new
 
     async def _answers(self, address: str) -> bool:
-        """Whether a keylane server answers on a new connection, whatever it says; the answer of a proxy before it does not count."""
+        """Whether a keylane server answers on a new connection, whatever it says; the answer of a
+        proxy before it does not count.
+        """
         try:
             async with self._new_session().get(
                 f"{self._scheme}://{address}{HEALTH.path}",
@@ -286,7 +312,9 @@ class HttpNetwork:
         timeout_ms: int,
         anew: bool = False,
     ) -> T:
-        """See `network.Network.control`; a body over the limit is a MessageTooLargeError, a virtual server a StoryError."""
+        """See `network.Network.control`; a body over the limit is a MessageTooLargeError, a virtual
+        server a StoryError.
+        """
         check_real(address)
         identity = self._identity
         call = partial(
@@ -359,7 +387,8 @@ class HttpNetwork:
             refusal = msgspec.json.decode(data, type=ErrorBody)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise ForeignServerError(
-                f"{address} answered {method} {path} with status {status}, and not as a keylane server: {error}",
+                f"{address} answered {method} {path} with status {status}, and not as a keylane "
+                f"server: {error}",
                 address=address,
             ) from error
         raise refusal.error()
@@ -370,7 +399,8 @@ class HttpNetwork:
         """The error of a call whose connection failed, or brought what is no HTTP."""
         answered = address in self._answered and method != aiohttp.hdrs.METH_GET
         problem = await self._tls_problem(address, error)
-        # An alert of TLS says that nothing was done, a look afterwards does not: an older connection may have been used.
+        # An alert of TLS says that nothing was done, a look afterwards does not: an older
+        # connection may have been used.
         if problem is not None and (not answered or tls_problem(address, error) is not None):
             return problem
         if problem is None and isinstance(error, aiohttp.ClientResponseError):
@@ -388,7 +418,8 @@ class HttpNetwork:
             The text, and the answer's Date header: whole seconds of the server's clock.
 
         Raises:
-            NotSentError, OutcomeUnknownError, ForeignServerError: as `control`; the status is none of `statuses`.
+            NotSentError, OutcomeUnknownError, ForeignServerError: as `control`; the status is none
+                of `statuses`.
             UnauthenticatedError, AccessDeniedError: the server shows it to others only.
         """
         text, date, status = await self._text(address, path, timeout_ms, None)
@@ -432,7 +463,9 @@ class HttpNetwork:
             ) from cause(error)
 
     def renew(self, tls: TlsSettings) -> None:
-        """Read the files again, for the connections from now on.  Raises ConfigError; the old ones stay in use then."""
+        """Read the files again, for the connections from now on.  Raises ConfigError; the old ones
+        stay in use then.
+        """
         if self._contexts is not None:
             self._contexts.renew(tls)
 
@@ -456,7 +489,8 @@ class HttpNetwork:
         """
         Whether the address is asked why it has ended a connection, which takes up to a second.
 
-        One that has answered is not asked at first, because most such ends are those of a server that is stopped.
+        One that has answered is not asked at first, because most such ends are those of a server
+        that is stopped.
         """
         if address not in self._answered:
             return True
@@ -497,7 +531,8 @@ def client_network(
     tls: TlsSettings | None = None, token: str | TokenSource | None = None
 ) -> HttpNetwork:
     """
-    The network of a client: with what is given, else with what the environment names: KEYLANE_TLS_CA, KEYLANE_TOKEN_FILE.
+    The network of a client: with what is given, else with what the environment names:
+    KEYLANE_TLS_CA, KEYLANE_TOKEN_FILE.
 
     Raises:
         ConfigError: a file cannot be used.
@@ -518,14 +553,18 @@ def _session(**connections: Any) -> aiohttp.ClientSession:
 
 
 def _limits(timeout_ms: int) -> aiohttp.ClientTimeout:
-    """The time of a call; aiohttp would round one above 5 s up to a whole second, and leases leave no time for that."""
+    """The time of a call; aiohttp would round one above 5 s up to a whole second, and leases leave
+    no time for that.
+    """
     return aiohttp.ClientTimeout(
         total=timeout_ms / 1000, sock_connect=CONNECT_SECONDS, ceil_threshold=math.inf
     )
 
 
 def _packed(call: str, body: object, query: Mapping[str, str] | None) -> bytes:
-    """The bytes of a body.  Raises InvalidRequestError, of text with a lone surrogate; MessageTooLargeError."""
+    """The bytes of a body.  Raises InvalidRequestError, of text with a lone surrogate;
+    MessageTooLargeError.
+    """
     try:
         packed = b"" if body is None else encode_json(body)
         "".join((query or {}).values()).encode()
@@ -534,8 +573,9 @@ def _packed(call: str, body: object, query: Mapping[str, str] | None) -> bytes:
     if len(packed) > CONTROL_BYTES_MAX:
         raise MessageTooLargeError(
             f"{call}: a body of {len(packed)} bytes, at most {CONTROL_BYTES_MAX}",
-            size_bytes=len(packed), limit_bytes=CONTROL_BYTES_MAX,
-        )  # fmt: skip
+            size_bytes=len(packed),
+            limit_bytes=CONTROL_BYTES_MAX,
+        )
     return packed
 
 
@@ -549,7 +589,8 @@ def _check_answerer(version: str | None, method: str) -> None:
     Check the version of a server that has answered a call; a proxy's answer tells none.
 
     Raises:
-        ClientTooOldError, ServerTooOldError: with fate UNKNOWN if the server has done more than read.
+        ClientTooOldError, ServerTooOldError: with fate UNKNOWN if the server has done more than
+            read.
     """
     if version is None:
         return

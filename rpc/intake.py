@@ -1,18 +1,21 @@
-"""What plain HTTP callers may take of a server: time for each part of a request, and a number of connections.
+"""What plain HTTP callers may take of a server: time for each part of a request, and a number of
+connections.
 
-    accepted ─▶ room? ─no─▶ the oldest that has not said who calls is closed; without one: 503, closed
+    accepted ─▶ room? ─no─▶ the oldest that has not said who calls is closed; without one: 503,
+        closed
                   │yes
                   ▼
-    head, in `head_s` ─▶ body, in `body_s` ─▶ handler ─▶ answer taken, in `answer_s` ─▶ next head, in `head_s`
+    head, in `head_s` ─▶ body, in `body_s` ─▶ handler ─▶ answer taken, in `answer_s` ─▶ next head,
+        in `head_s`
 
 Invariants
     A connection that sends no whole request head in time is closed, an idle one included.
-    A connection of the data plane counts until its handshake, and no longer: it has limits of its own.
-    A call that changes nothing ends with its connection: else clients that come and leave would have any number of long
-    polls, of which none counts as a connection.  A call that changes something goes on to its end.
-    With access control, who does not say who calls keeps no place from those who do, and principals with more than an
-    equal share of the places keep none from one with less; connections of servers of the cluster are never closed for
-    others, and take no place.
+    A connection of the data plane counts until its handshake, and no longer: it has limits of its
+    own. A call that changes nothing ends with its connection: else clients that come and leave
+    would have any number of long polls, of which none counts as a connection.  A call that changes
+    something goes on to its end. With access control, who does not say who calls keeps no place
+    from those who do, and principals with more than an equal share of the places keep none from one
+    with less; connections of servers of the cluster are never closed for others, and take no place.
 """
 
 from __future__ import annotations
@@ -50,17 +53,25 @@ REFUSED_S = 0.5
 LINGERING_S = 2.0
 """The seconds for which the rest of an unread body is read, so that its sender reads the answer."""
 FILES_SHARE = 2
-"""Connections use at most 1 / FILES_SHARE of the files that the process may open; the rest is for its data."""
+"""Connections use at most 1 / FILES_SHARE of the files that the process may open; the rest is for
+its data.
+"""
 INTRODUCED_SHARE = 16
-"""With access control, there are 1 / INTRODUCED_SHARE more places for connections whose callers have not said who they are."""
+"""With access control, there are 1 / INTRODUCED_SHARE more places for connections whose callers
+have not said who they are.
+"""
 SERVERS_MAX = 1_000
-"""With access control, connections of servers of the cluster that take no place; of more, each takes one."""
+"""With access control, connections of servers of the cluster that take no place; of more, each
+takes one.
+"""
 ENCODINGS = frozenset({"identity", "gzip", "deflate"})
 """Values of `Content-Encoding` that bodies may have."""
 
 
 def is_ours(record: logging.LogRecord) -> bool:
-    """True if aiohttp logs a fault of keylane.  Bytes that are no HTTP are the caller's fault, and fill no log."""
+    """True if aiohttp logs a fault of keylane.  Bytes that are no HTTP are the caller's fault, and
+    fill no log.
+    """
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, HttpProcessingError | web.RequestPayloadError)
 
@@ -86,7 +97,9 @@ class HttpLimits:
 
     connections_max: int = HTTP_CONNECTIONS_MAX
     head_s: float = 20.0
-    """Longer than clients use an idle connection again (ours: 4 s, aiohttp: 15 s), so that none sends into a closing one."""
+    """Longer than clients use an idle connection again (ours: 4 s, aiohttp: 15 s), so that none
+    sends into a closing one.
+    """
     body_s: float = 30.0
     answer_s: float = 30.0
 
@@ -173,7 +186,9 @@ class _Handler(web.RequestHandler):
         return str(peer[0]) if isinstance(peer, tuple) else ""
 
     def data_received(self, data: bytes) -> None:
-        """Raise in the reader of a body that breaks off: aiohttp's parser raises only in the next request."""
+        """Raise in the reader of a body that breaks off: aiohttp's parser raises only in the next
+        request.
+        """
         idle = self._current_request is None and not self._messages
         super().data_received(data)
         self._begun = idle and not self._messages and self._current_request is None
@@ -204,10 +219,12 @@ class _Handler(web.RequestHandler):
 
 class HttpCallers:
     """
-    The HTTP connections of a server that make room for others: of unknown callers, and by principal.
+    The HTTP connections of a server that make room for others: of unknown callers, and by
+    principal.
 
     Args:
-        places: how many connections of known callers there may be; servers of the cluster do not count.
+        places: how many connections of known callers there may be; servers of the cluster do not
+            count.
     """
 
     def __init__(self, places: int) -> None:
@@ -237,14 +254,18 @@ class HttpCallers:
         Give a connection a place, now that it is known whose it is.
 
         Raises:
-            OverloadedError: all places are taken, and this principal has its share of them: each has the same.
+            OverloadedError: all places are taken, and this principal has its share of them: each
+                has the same.
         """
         most = self._places.most
         placing = self._places.take(handler, principal)
         if not placing.given:
             raise OverloadedError("too many HTTP connections", limit=most)
         if (leaves := placing.leaves) is not None:
-            text = f"{placing.holder!r} has {placing.held} of {most} HTTP connections, and others have to wait"
+            text = (
+                f"{placing.holder!r} has {placing.held} of {most} HTTP connections, and others "
+                f"have to wait"
+            )
             self.free(leaves)
             leaves.make_room(ConnectionQuotaError(text, principal=placing.holder))
         self._unknown.pop(handler, None)
@@ -272,7 +293,8 @@ def keep_connection(request: web.Request, principal: str) -> None:
     Note that it is known who calls on the connection of a request.
 
     Args:
-        principal: whose place it takes; "": a server of the cluster calls, it makes room for no other connection.
+        principal: whose place it takes; "": a server of the cluster calls, it makes room for no
+            other connection.
 
     Raises:
         OverloadedError: as `HttpCallers.keep`.
@@ -318,8 +340,10 @@ class LimitedSite(web.BaseSite):
         limits: of each connection, and of their number.
         exempt: how many open connections do not count.
         tls: None: plain HTTP.
-        on_refused: called with the error, what was asked for and the host of a caller that no request is known of.
-        guarded: callers say who they are; those that do not, and those with the most places, make room for others.
+        on_refused: called with the error, what was asked for and the host of a caller that no
+            request is known of.
+        guarded: callers say who they are; those that do not, and those with the most places, make
+            room for others.
     """
 
     def __init__(
@@ -383,12 +407,14 @@ class LimitedSite(web.BaseSite):
         most = self._limits.connections_max
         room, exempt = most, self._exempt()
         if self._callers is not None:
-            # Who may get a place of another principal has to say first who it is.  Servers take no place: with them,
-            # known callers could fill the room, so that no unknown one is there to be closed.
+            # Who may get a place of another principal has to say first who it is.  Servers take no
+            # place: with them, known callers could fill the room, so that no unknown one is there
+            # to be closed.
             room += max(1, most // INTRODUCED_SHARE)
             exempt += self._callers.exempt
         full = len(server.connections) - exempt >= room
-        # Who is closed here leaves the connections of the server in the next turn of the event loop.
+        # Who is closed here leaves the connections of the server in the next turn of the event
+        # loop.
         if full and (self._callers is None or not self._callers.close_oldest()):
             return _Refusal(most, self._on_refused)
         return _Handler(
@@ -396,7 +422,8 @@ class LimitedSite(web.BaseSite):
             on_refused=self._on_refused,
             callers=self._callers,
             loop=asyncio.get_running_loop(),
-            keepalive_timeout=self._limits.head_s,  # aiohttp's time for the first head, and for the next
+            # aiohttp's time for the first head, and for the next
+            keepalive_timeout=self._limits.head_s,
             lingering_time=LINGERING_S,
             auto_decompress=False,
             access_log=None,
@@ -453,5 +480,6 @@ class _Refusal(asyncio.Protocol):
         peer.write(self._answer)
         if peer.can_write_eof():
             peer.write_eof()
-        # The socket stays open meanwhile: closed with unread bytes, it would be reset, and the answer lost.
+        # The socket stays open meanwhile: closed with unread bytes, it would be reset, and the
+        # answer lost.
         asyncio.get_running_loop().call_later(REFUSED_S, peer.abort)

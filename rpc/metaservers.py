@@ -31,9 +31,10 @@ class Metaservers:
     """
     Calls to one of several metaservers, beginning with the one that answered last.
 
-    A metaserver that cannot be reached, does not answer, has no database or is another program, of keylane or not, is
-    asked last from then on.  A failed call is made at the next address, unless it may have been done and is not idempotent: then it raises.
-    A call whose endpoint has `one_address` asks one address.
+    A metaserver that cannot be reached, does not answer, has no database or is another program, of
+    keylane or not, is asked last from then on.  A failed call is made at the next address, unless
+    it may have been done and is not idempotent: then it raises. A call whose endpoint has
+    `one_address` asks one address.
     """
 
     def __init__(
@@ -81,8 +82,10 @@ class Metaservers:
 
         Args:
             query: parameters behind the question mark; one that is None is left out.
-            wait_ms: how long the metaserver itself may wait, in milliseconds; None: `wait_ms` of the body, if it has one.
-            timeout_ms: for each metaserver, beyond `wait_ms`; None: as the endpoint says, else as this client does.
+            wait_ms: how long the metaserver itself may wait, in milliseconds; None: `wait_ms` of
+                the body, if it has one.
+            timeout_ms: for each metaserver, beyond `wait_ms`; None: as the endpoint says, else as
+                this client does.
             names: what the path has in braces.
 
         Raises:
@@ -125,7 +128,9 @@ class Metaservers:
         raise raised
 
     async def _other_program(self, address: str, timeout_ms: int) -> InvalidRequestError | None:
-        """The error of another program of keylane at `address`; None: a metaserver, or no answer within `timeout_ms`."""
+        """The error of another program of keylane at `address`; None: a metaserver, or no answer
+        within `timeout_ms`.
+        """
         call = endpoints.HEALTH
         try:
             health = await self._network.control(
@@ -143,7 +148,8 @@ def _of_another(error: InvalidRequestError | UnauthenticatedError) -> bool:
     """
     Whether another program of keylane may have answered.
 
-    A broker with access control takes capabilities, and refuses a token before it looks for the call.
+    A broker with access control takes capabilities, and refuses a token before it looks for the
+    call.
     """
     if isinstance(error, UnauthenticatedError):
         return error.reason == NO_CAPABILITY

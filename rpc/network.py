@@ -67,7 +67,9 @@ class Call:
                 self.on_answer(self.future)
 
     def unanswered(self, text: str) -> None:
-        """Give who waits for the answer the error of a request that went out and was not answered."""
+        """Give who waits for the answer the error of a request that went out and was not
+        answered.
+        """
         if self.kind in READING:
             self.failed(OutcomeUnknownError.of_read(text))
         else:
@@ -115,11 +117,12 @@ class Channel(Protocol):
         It costs no task.  Cancelling the future forgets the answer.
 
         Args:
-            on_answer: called with the future where the answer arrives, or the error: before this returns, if the
-                request was not sent, else in the turn of the event loop in which the bytes came.  Callbacks of the
-                future itself are called a turn later.  Not called for a future that was cancelled.  It must not raise.
-            on_part: called likewise with each answer that is followed by another one, which the request must have asked
-                for; `timeout_ms` is of all together.
+            on_answer: called with the future where the answer arrives, or the error: before this
+                returns, if the request was not sent, else in the turn of the event loop in which
+                the bytes came.  Callbacks of the future itself are called a turn later.  Not called
+                for a future that was cancelled.  It must not raise.
+            on_part: called likewise with each answer that is followed by another one, which the
+                request must have asked for; `timeout_ms` is of all together.
         """
         ...
 
@@ -135,7 +138,9 @@ class Channel(Protocol):
 
 @runtime_checkable
 class Gathering(Protocol):
-    """A channel whose requests of one callback can leave in one write, at the end of that callback."""
+    """A channel whose requests of one callback can leave in one write, at the end of that
+    callback.
+    """
 
     def gather(self) -> None:
         """Keep what is sent from here on, until `flush`."""
@@ -169,7 +174,8 @@ class Network(Protocol):
         Make a JSON call: encode `body`, decode the answer as `answer`.
 
         Args:
-            anew: on a connection that is made for this call; one that was kept may be dead without a word.
+            anew: on a connection that is made for this call; one that was kept may be dead without
+                a word.
 
         Raises:
             RefusedError, or a subclass: the server's answer.

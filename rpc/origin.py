@@ -1,12 +1,14 @@
-"""Which callers a server answers: programs, and web pages of its own address; no page of another site.  Pure.
+"""Which callers a server answers: programs, and web pages of its own address; no page of another
+site.  Pure.
 
     Origin            sent with every WebSocket and POST of a page          must be the server's own address
     Sec-Fetch-Site    sent with every request, a plain GET too              must be same-origin, or none (typed by a user)
     Host              the name that the caller looked up                    must be a loopback name, or the one listened on
 
-A browser lets no page set these headers.  Other programs, our own clients among them, send the last one alone.
-`Host` is for DNS rebinding: a page of `http://evil.example:7000` is of the same origin as a server that this name leads
-to.  The port in `Host` may be any: what comes through a forwarded port is still for this machine.
+A browser lets no page set these headers.  Other programs, our own clients among them, send the last
+one alone. `Host` is for DNS rebinding: a page of `http://evil.example:7000` is of the same origin
+as a server that this name leads to.  The port in `Host` may be any: what comes through a forwarded
+port is still for this machine.
 """
 
 from __future__ import annotations
@@ -36,10 +38,12 @@ def check_host(
     Args:
         hosts: the values of the header; there must be exactly one.
         names: where the server listens, and the names by which it is reached, in lower case.
-        patterns: the setting `metrics_hosts`, for a call that it is about; None: the call is another one.
+        patterns: the setting `metrics_hosts`, for a call that it is about; None: the call is
+            another one.
 
     Raises:
-        ForeignHostError: it is no loopback name or address, none of `names`, and not meant by `patterns`.
+        ForeignHostError: it is no loopback name or address, none of `names`, and not meant by
+            `patterns`.
     """
     match = _HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
     name = match[1].strip("[]").lower() if match is not None else ""
@@ -50,7 +54,10 @@ def check_host(
     shown = ", ".join(hosts)[:SHOWN_CHARS_MAX]
     error = ForeignHostError(f"{shown!r} is not a name of this server", host=shown)
     if patterns is not None:
-        error.hint += " For scrapes and probes, the server's setting metrics_hosts names other hosts, addresses and networks."
+        error.hint += (
+            " For scrapes and probes, the server's setting metrics_hosts names other hosts, "
+            "addresses and networks."
+        )
     raise error
 
 

@@ -1,4 +1,6 @@
-"""Runs a server program: event loop, signals, the line that says that it is ready, errors in plain text."""
+"""Runs a server program: event loop, signals, the line that says that it is ready, errors in plain
+text.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +29,14 @@ log = logging.getLogger("keylane.rpc")
 
 _CLOSED = re.compile(r"unable to perform operation on <.*closed=True.*>; the handler is closed")
 _NO_WAY = {errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETUNREACH, errno.ENETDOWN, errno.ENETRESET}
-"""What a connection meets whose network or other host has gone; Python has no class of its own for them."""
+"""What a connection meets whose network or other host has gone; Python has no class of its own for
+them.
+"""
 OPEN_FILES = 65_536
 FILES_NEEDED = 128
-"""An idle server has some 20 files open; half of the others are for connections, the rest for its data."""
+"""An idle server has some 20 files open; half of the others are for connections, the rest for its
+data.
+"""
 OTHERS_UMASK = 0o077
 """Only a server's own user reads its files, also those that RocksDB and SQLite write."""
 
@@ -96,7 +102,9 @@ def run_program(
 
 
 def handle_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """As the event loop's own handler, but for connections whose other end has gone: these are a line of DEBUG."""
+    """As the event loop's own handler, but for connections whose other end has gone: these are a
+    line of DEBUG.
+    """
     if is_of_a_gone_peer(context):
         log.debug("a connection has ended: %s: %s", context.get("message"), context["exception"])
     else:
@@ -104,7 +112,9 @@ def handle_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) 
 
 
 def is_of_a_gone_peer(context: Mapping[str, Any]) -> bool:
-    """True if what an event loop reports is of a connection that its other end has left; it is nobody's mistake here."""
+    """True if what an event loop reports is of a connection that its other end has left; it is
+    nobody's mistake here.
+    """
     error = context.get("exception")
     if "transport" not in context and "protocol" not in context:
         return False
@@ -140,7 +150,8 @@ def say_ready(program: str, address: str) -> None:
     """
     Announce that this program listens at `address`, as one JSON line on standard output.
 
-    A broker listens before a metaserver has registered it; `/health/ready` says whether clients are to be sent to it.
+    A broker listens before a metaserver has registered it; `/health/ready` says whether clients are
+    to be sent to it.
     """
     print(json.dumps({"ready": True, "program": program, "address": address}), flush=True)
 

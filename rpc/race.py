@@ -19,17 +19,20 @@ def start_task(work: Coroutine[Any, Any, T], *, name: str | None = None) -> asyn
     """
     Run `work` in a task whose first step is a later one of the running event loop.
 
-    The task factory of the loop, which is the program's, is not asked: `asyncio.eager_task_factory` takes the first step
-    inside of the call, before the caller has kept the task, and has set what the task reads.
+    The task factory of the loop, which is the program's, is not asked: `asyncio.eager_task_factory`
+    takes the first step inside of the call, before the caller has kept the task, and has set what
+    the task reads.
     """
     return asyncio.Task(work, loop=asyncio.get_running_loop(), name=name)
 
 
 def start_ending(work: Coroutine[Any, Any, T], *, name: str | None = None) -> asyncio.Task[T]:
     """
-    As `start_task`, of what closes a client: it is begun also if the task is cancelled before its first step.
+    As `start_task`, of what closes a client: it is begun also if the task is cancelled before its
+    first step.
 
-    A task that is cancelled so never runs, and the end of the event loop cancels also what was started a moment before.
+    A task that is cancelled so never runs, and the end of the event loop cancels also what was
+    started a moment before.
     """
     return start_task(_Ending(work), name=name)
 
@@ -72,7 +75,8 @@ class _Ending(Coroutine[Any, Any, T], Generic[T]):
 
 class Race:
     """
-    Tasks of which the first to end is waited for; leaving the block cancels all others, and waits for their ends.
+    Tasks of which the first to end is waited for; leaving the block cancels all others, and waits
+    for their ends.
 
         async with Race() as race:
             answer = race.start(call())
@@ -80,8 +84,8 @@ class Race:
             await race.first()
             return answer.result() if answer.done() else None
 
-    The tasks end with the block also if it raises or its task is cancelled.  Errors of tasks that are not awaited in
-    the block are dropped.
+    The tasks end with the block also if it raises or its task is cancelled.  Errors of tasks that
+    are not awaited in the block are dropped.
     """
 
     def __init__(self) -> None:
@@ -117,9 +121,11 @@ class Race:
 
 async def error_of(work: Awaitable[object]) -> BaseException | None:
     """
-    The error that `work` ends with, None: it ends without one.  Raises CancelledError: this is cancelled.
+    The error that `work` ends with, None: it ends without one.  Raises CancelledError: this is
+    cancelled.
 
-    A task that raises a SystemExit or a KeyboardInterrupt ends the event loop at once; one of this does not.
+    A task that raises a SystemExit or a KeyboardInterrupt ends the event loop at once; one of this
+    does not.
     """
     try:
         await work
@@ -132,13 +138,15 @@ async def error_of(work: Awaitable[object]) -> BaseException | None:
 
 async def shared(task: asyncio.Task[T], closed: str) -> T:
     """
-    The result of a task that several callers wait for; one that is cancelled leaves it to the others.
+    The result of a task that several callers wait for; one that is cancelled leaves it to the
+    others.
 
     Args:
         closed: what is said where the owner of the task has cancelled it.
 
     Raises:
-        ClosedError: the task was cancelled.  A caller that is not cancelled itself gets no CancelledError.
+        ClosedError: the task was cancelled.  A caller that is not cancelled itself gets no
+            CancelledError.
     """
     try:
         await asyncio.wait([task])
@@ -162,7 +170,8 @@ def outlives_cancel(
     """
     Have an async generator function return an iterator that a cancelled `anext` does not end.
 
-    A cancellation that reached the generator would end it, and a loop after that would look like one that has seen all.
+    A cancellation that reached the generator would end it, and a loop after that would look like
+    one that has seen all.
     """
 
     @functools.wraps(listing)
@@ -174,7 +183,8 @@ def outlives_cancel(
 
 class Steps(AsyncIterator[T]):
     """
-    The values of an async generator; each is made in a task, for which the next `anext` waits on if one was cancelled.
+    The values of an async generator; each is made in a task, for which the next `anext` waits on if
+    one was cancelled.
 
     Args:
         values: the generator, which nothing else iterates.

@@ -1,4 +1,6 @@
-"""The reason of a socket's error in plain words, and as a cause of one line, without what libraries add to it."""
+"""The reason of a socket's error in plain words, and as a cause of one line, without what libraries
+add to it.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ _WORDS = {
 
 
 def reason(error: BaseException) -> str:
-    """The reason in a few words: the error's own text if its number is unknown, its class if it has no text."""
+    """The reason in a few words: the error's own text if its number is unknown, its class if it has
+    no text.
+    """
     cause: object = getattr(error, "os_error", error)
     if isinstance(cause, OSError):
         number = cause.errno
@@ -39,9 +43,11 @@ def reason(error: BaseException) -> str:
 
 def cause(error: Exception) -> Exception:
     """
-    The error of the system, or `error` itself, as the `from` of another error: a traceback shows it as one line.
+    The error of the system, or `error` itself, as the `from` of another error: a traceback shows it
+    as one line.
 
-    The calls inside the library that passed it on tell no user what to do, and hide the line that does.
+    The calls inside the library that passed it on tell no user what to do, and hide the line that
+    does.
     """
     told: object = getattr(error, "os_error", error)
     told = told if isinstance(told, OSError) else error

@@ -3,9 +3,9 @@
     route table ─▶ body decoded, limits checked ─▶ handler(body, params) ─▶ JSON, or an ErrorBody with its status
     WebSocket   ─▶ the data plane (`data_plane`)
 
-Addresses of other machines are served with TLS only (`tls`).  A user's browser can reach a server too, so requests that
-it makes for a page of another site are refused (`origin`).  Callers have limits of time and number
-(`intake`).
+Addresses of other machines are served with TLS only (`tls`).  A user's browser can reach a server
+too, so requests that it makes for a page of another site are refused (`origin`).  Callers have
+limits of time and number (`intake`).
 """
 
 from __future__ import annotations
@@ -97,7 +97,9 @@ from .tls.settings import ServingSettings
 log = logging.getLogger("keylane.rpc")
 
 HTTP_BYTES_MAX = 64 << 20
-"""Bytes of plain HTTP answers with messages that wait for their clients; apart from the room of the data plane."""
+"""Bytes of plain HTTP answers with messages that wait for their clients; apart from the room of the
+data plane.
+"""
 
 Params = Mapping[str, str]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -144,14 +146,16 @@ class ControlRoute:
     """
     A control call and its handler.
 
-    `handler` takes the decoded body, None if the endpoint has none, and the parameters of path and query, and of the
-    endpoint's headers.  It returns the body of the answer, or a Reply.
+    `handler` takes the decoded body, None if the endpoint has none, and the parameters of path and
+    query, and of the endpoint's headers.  It returns the body of the answer, or a Reply.
     """
 
     endpoint: Endpoint[Any]
     handler: Callable[[Any, Params], Awaitable[object]]
     to_database: bool = False
-    """Its texts reach a database, so U+0000 is refused in all of them; in names it is refused everywhere."""
+    """Its texts reach a database, so U+0000 is refused in all of them; in names it is refused
+    everywhere.
+    """
 
     def check(self, body: bytes, params: Params) -> None:
         """Check the texts of a call.  Raises InvalidNameError, InvalidRequestError."""
@@ -175,7 +179,8 @@ def status_of(error: KeylaneError) -> int:
     if status is not None:
         return status
     if isinstance(error, StorageError):
-        # A disk or database that is away, locked or full is there again later; a damaged one is not.
+        # A disk or database that is away, locked or full is there again later; a damaged one is
+        # not.
         away = error.retry is RetryRule.LATER or isinstance(error, DataFolderError)
         return 503 if away else 500
     if not isinstance(error, RefusedError):
@@ -307,7 +312,9 @@ def _did(request: web.Request) -> str:
 
 
 def _params(request: web.Request, names: Sequence[str]) -> dict[str, str]:
-    """The parameters of query and path, and the headers of these names.  Raises InvalidRequestError if one is twice."""
+    """The parameters of query and path, and the headers of these names.  Raises InvalidRequestError
+    if one is twice.
+    """
     headers = [(name, value) for name in names for value in request.headers.getall(name, ())]
     given = [*request.query.items(), *headers]
     params = dict(given)
@@ -334,7 +341,9 @@ def document_route(served: Sequence[Endpoint[Any]], program: str) -> ControlRout
 
 
 def _places(connections_max: int, guard: Guard | None) -> int:
-    """With access control callers share the places, so files have to be left for each that comes."""
+    """With access control callers share the places, so files have to be left for each that
+    comes.
+    """
     return connections_max if guard is None else within_files(connections_max)
 
 
@@ -364,7 +373,8 @@ class Server:
     ) -> None:
         """
         Args:
-            data_connections_max: of the data plane at a time; with a guard at most half of the files that the process may open.
+            data_connections_max: of the data plane at a time; with a guard at most half of the
+                files that the process may open.
             data_begin: answers without a task what needs none; see `DataService.begin`.
             serving: None: loopback only, without TLS.
             tls: that of `serving`, if it has one.
@@ -386,9 +396,12 @@ class Server:
         app.on_response_prepare.append(_tell_version)
         for route in routes:
             handler = _control_handler(
-                route, self._limits.body_s, self._refuse, guard,
+                route,
+                self._limits.body_s,
+                self._refuse,
+                guard,
                 by_certificate=self._serving.tls_client_principals,
-            )  # fmt: skip
+            )
             app.router.add_route(route.endpoint.method, route.endpoint.path, handler)
         if data_handler is not None:
             self._plane = DataPlane(
@@ -454,7 +467,8 @@ class Server:
             response = await handler(request)
             if not response.prepared:
                 assert isinstance(response, web.Response)
-                answering.made(len(response.body or b""))  # type: ignore[arg-type]  # always bytes here
+                # always bytes here
+                answering.made(len(response.body or b""))  # type: ignore[arg-type]
                 try:
                     async with asyncio.timeout(self._limits.answer_s):
                         await response.prepare(request)
@@ -483,7 +497,8 @@ class Server:
             return self._turn_away(
                 request,
                 MessageTooLargeError(
-                    f"{request.method} {request.path[:200]}: the body is over {CONTROL_BYTES_MAX} bytes",
+                    f"{request.method} {request.path[:200]}: the body is over "
+                    f"{CONTROL_BYTES_MAX} bytes",
                     limit_bytes=CONTROL_BYTES_MAX,
                 ),
             )
@@ -546,7 +561,8 @@ class Server:
         Bind and serve.
 
         Raises:
-            HostError: `host` is not a loopback address, and there is neither TLS nor `insecure_network`.
+            HostError: `host` is not a loopback address, and there is neither TLS nor
+                `insecure_network`.
             AddressError: there is no such port, or it is in use or not allowed.
         """
         if not self._serving.is_open:
@@ -573,7 +589,9 @@ class Server:
         self.port = self._runner.addresses[0][1]
 
     def _no_request(self, error: KeylaneError, did: str, remote: str) -> None:
-        """Count a caller that is refused before a request of it is known, and say so in the audit log."""
+        """Count a caller that is refused before a request of it is known, and say so in the audit
+        log.
+        """
         self._on_refusal(error)
         if self._guard is not None:
             self._guard.note_refused(remote, did, error)
@@ -601,7 +619,9 @@ def whole_number(
 
 
 def check_params(endpoint: Endpoint[Any], params: Params) -> None:
-    """Raises InvalidRequestError for a parameter that the endpoint does not have, as a misspelled one."""
+    """Raises InvalidRequestError for a parameter that the endpoint does not have, as a misspelled
+    one.
+    """
     names = {*endpoint.query, *endpoint.headers}
     unknown = [name for name in params if name not in names and f"{{{name}}}" not in endpoint.path]
     if unknown:

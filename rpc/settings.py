@@ -1,8 +1,10 @@
-"""The settings of a server program: flags over the environment over a TOML file over defaults, each with its origin.
+"""The settings of a server program: flags over the environment over a TOML file over defaults, each
+with its origin.
 
     --retention-ms 3600000  ▶  KEYLANE_BROKER_RETENTION_MS=…  ▶  [broker] retention_ms = …  ▶  the default
 
-Paths of certificates in a file are relative to it.  A file has the settings at its top, or in a table named after the program, so that one file serves a host's programs.
+Paths of certificates in a file are relative to it.  A file has the settings at its top, or in a
+table named after the program, so that one file serves a host's programs.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ DEFAULT = "default"
 
 
 def _number(text: str) -> int | str:
-    """The number that a text is, with a minus sign at most; other text stays text, which the checks then refuse."""
+    """The number that a text is, with a minus sign at most; other text stays text, which the checks
+    then refuse.
+    """
     number = plain_number(text.removeprefix("-"))
     if number is None:
         return text
@@ -58,8 +62,8 @@ class SettingSources(Generic[Settings]):
 
     Args:
         program: "broker" or "metaserver".
-        kind: a dataclass whose fields have `metadata["doc"]`.  A `Path` may be given as text, a `tuple[str, ...]` as an
-            array or as text with commas.
+        kind: a dataclass whose fields have `metadata["doc"]`.  A `Path` may be given as text, a
+            `tuple[str, ...]` as an array or as text with commas.
         problems_of: says what is wrong with values, by name; those that are missing are left out.
     """
 
@@ -87,10 +91,12 @@ class SettingSources(Generic[Settings]):
 
         Args:
             flags: settings by name; None: not given.
-            config: a TOML file with settings by name; None: the one that the environment names, if it does.
+            config: a TOML file with settings by name; None: the one that the environment names, if
+                it does.
 
         Raises:
-            ConfigError: the file is unreadable, names are unknown or missing, values are impossible; all at once.
+            ConfigError: the file is unreadable, names are unknown or missing, values are
+                impossible; all at once.
         """
         values, _ = self._gather(flags, config, environment or {})
         return self._kind(**values)
@@ -157,7 +163,9 @@ class SettingSources(Generic[Settings]):
         return values, {name: origin for name, (_, origin) in given.items()}
 
     def _from_text(self, name: str, text: str) -> object:
-        """A value of the environment; text that is no number stays text, which the checks then refuse."""
+        """A value of the environment; text that is no number stays text, which the checks then
+        refuse.
+        """
         if self._hints.get(name) is int:
             return _number(text)
         if self._hints.get(name) is bool:
@@ -188,7 +196,9 @@ class SettingSources(Generic[Settings]):
 
 
 class _Joined(argparse.Action):
-    """A flag of a list: one that is repeated adds to the list, where the last one would count alone unnoticed."""
+    """A flag of a list: one that is repeated adds to the list, where the last one would count alone
+    unnoticed.
+    """
 
     def __call__(
         self,

@@ -2,8 +2,8 @@
 
     first signal ─▶ every open StopSignals is told        second signal ─▶ the earlier handler alone gets it, at once
 
-The handlers are installed with `signal.signal`, and not in the event loop.  So handlers that a user gave to the loop
-run too, and earlier handlers can be read and restored.
+The handlers are installed with `signal.signal`, and not in the event loop.  So handlers that a user
+gave to the loop run too, and earlier handlers can be read and restored.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class StopSignals:
     """
     Sets `event` at the first SIGTERM or SIGINT between `__enter__` and `__exit__`.
 
-    The earlier handler is called too, but does not interrupt the program: the handler of `asyncio.run` is left out, and
-    a KeyboardInterrupt, which Python's handler of SIGINT raises and PySpark's after it has canceled its jobs, is
-    dropped.  The second signal goes to the earlier handler alone; by default, and under `asyncio.run`, it ends the
-    process.
-    An ignored signal stays ignored.  Outside of the main thread no handler is installed: Python lets only the main
-    thread handle signals.
+    The earlier handler is called too, but does not interrupt the program: the handler of
+    `asyncio.run` is left out, and a KeyboardInterrupt, which Python's handler of SIGINT raises and
+    PySpark's after it has canceled its jobs, is dropped.  The second signal goes to the earlier
+    handler alone; by default, and under `asyncio.run`, it ends the process. An ignored signal stays
+    ignored.  Outside of the main thread no handler is installed: Python lets only the main thread
+    handle signals.
     """
 
     def __init__(self) -> None:
@@ -80,7 +80,9 @@ class StopSignals:
 _listening: dict[StopSignals, None] = {}
 """The open objects, in the order of their opening."""
 _before: dict[int, Any] = {}
-"""By signal: the handler from before the first of them opened; it is restored when the last closes."""
+"""By signal: the handler from before the first of them opened; it is restored when the last
+closes.
+"""
 _came = False
 """True if a signal has come since the first of them opened."""
 
@@ -109,7 +111,9 @@ def _close(signals: StopSignals) -> None:
 
 
 def _restore(number: int) -> Any:
-    """Restore the earlier handler, unless other code has installed a newer one; returns the earlier handler."""
+    """Restore the earlier handler, unless other code has installed a newer one; returns the earlier
+    handler.
+    """
     before = _before.pop(number)
     if signal.getsignal(number) is _handle:
         signal.signal(number, before)
@@ -123,7 +127,8 @@ def _handle(number: int, frame: FrameType | None) -> None:
         if callable(before) and not _is_of_a_runner(before):
             before(number, frame)
         else:
-            # asyncio.run's handler would cancel the main task, and wait for tasks that ignore the cancellation.
+            # asyncio.run's handler would cancel the main task, and wait for tasks that ignore the
+            # cancellation.
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         return

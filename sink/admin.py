@@ -1,4 +1,6 @@
-"""Calls for operators and migrations, on an engine or the URL of a database; no metaserver is asked.  I/O: SQL."""
+"""Calls for operators and migrations, on an engine or the URL of a database; no metaserver is
+asked.  I/O: SQL.
+"""
 
 from __future__ import annotations
 
@@ -32,16 +34,18 @@ async def forget(
     engine_or_url: EngineOrUrl, subject: str, group: str, *, prefix: str = DEFAULT_PREFIX
 ) -> int:
     """
-    Forget which effects of a consumer group are done: messages that are delivered again are done again.
+    Forget which effects of a consumer group are done: messages that are delivered again are done
+    again.
 
-    Call it while the group has no consumers: before a `group reset` that is to repeat effects, or after the group or
-    the subject was deleted.
+    Call it while the group has no consumers: before a `group reset` that is to repeat effects, or
+    after the group or the subject was deleted.
 
     Returns:
         The number of partitions that had effects.
 
     Raises:
-        SinkMissingError, SinkOlderError, SinkNewerError, InvalidNameError, ConfigError, StorageError
+        SinkMissingError, SinkOlderError, SinkNewerError, InvalidNameError, ConfigError,
+        StorageError
     """
     check_name("subject", subject)
     check_name("consumer group", group)
@@ -53,7 +57,8 @@ async def forget(
         here = (fences.c.subject == subject) & (fences.c.consumer_group == group)
         locked = sa.select(fences.c.id).where(here).with_for_update()
         partitions = len(connection.execute(locked).all())
-        # By a query: PostgreSQL takes 32,767 parameters, and a group has a fence for each partition of its life.
+        # By a query: PostgreSQL takes 32,767 parameters, and a group has a fence for each partition
+        # of its life.
         mine = sa.select(fences.c.id).where(here)
         connection.execute(sa.delete(done).where(done.c.fence_id.in_(mine)))
         return partitions

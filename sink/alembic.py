@@ -1,4 +1,6 @@
-"""Operations for the user's own migrations: `import keylane.sink.alembic`, then `op.keylane_sink_upgrade()`."""
+"""Operations for the user's own migrations: `import keylane.sink.alembic`, then
+`op.keylane_sink_upgrade()`.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ class SinkDrop(MigrateOperation):
 
     @classmethod
     def keylane_sink_drop(cls, operations: Operations, prefix: str = DEFAULT_PREFIX) -> None:
-        """Drop the tables of fenced effects: messages that are delivered again are then done again."""
+        """Drop the tables of fenced effects: messages that are delivered again are then done
+        again.
+        """
         operations.invoke(cls(prefix))
 
 

@@ -33,7 +33,9 @@ def ranges_of(offsets: Iterable[int]) -> list[Range]:
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """Rows that become one: the row at `first_offset` then ends at `next_offset`, and the rows behind it go."""
+    """Rows that become one: the row at `first_offset` then ends at `next_offset`, and the rows
+    behind it go.
+    """
 
     first_offset: int
     next_offset: int

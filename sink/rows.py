@@ -1,18 +1,19 @@
-"""The rows of one partition: looked at when a handler begins, locked and written at the end of its block.  I/O: SQL.
+"""The rows of one partition: looked at when a handler begins, locked and written at the end of its
+block.  I/O: SQL.
 
     look      one SELECT without a lock: the token, and what of the messages is done
     record    the fence locked ─▶ its token is not above ours ─▶ our offsets inserted
 
-The fence is locked shared while its token is ours, so that lanes of one owner do not wait for each other, and
-exclusively by an owner that raises it, once for each token.  It is locked at the end of the block, so that an owner
-that stands still in the middle of a handler holds no lock of ours.
+The fence is locked shared while its token is ours, so that lanes of one owner do not wait for each
+other, and exclusively by an owner that raises it, once for each token.  It is locked at the end of
+the block, so that an owner that stands still in the middle of a handler holds no lock of ours.
 
 Invariants
-    No transaction that recorded under a token commits after one that raised the fence above it: each holds the lock
-    until its commit.
-    After a fence was raised, what earlier owners have done is looked at once more before anything is recorded.
-    An offset is in one row of `done` at most; merged are only offsets below the cursor, which come again only after a
-    reset.  A block that began before, of another try of the message, is refused: behind its INSERT it looks for rows
+    No transaction that recorded under a token commits after one that raised the fence above it:
+    each holds the lock until its commit. After a fence was raised, what earlier owners have done is
+    looked at once more before anything is recorded. An offset is in one row of `done` at most;
+    merged are only offsets below the cursor, which come again only after a reset.  A block that
+    began before, of another try of the message, is refused: behind its INSERT it looks for rows
     that have one of its offsets too.
 """
 
@@ -35,8 +36,9 @@ MERGE_ROWS_MAX = 2_000
 """Rows that one merge looks at."""
 MERGE_BACK_ROWS = 4_000
 """
-Rows below the cursor at which the first merge of an owner begins.  From the lowest row on, an owner that is followed soon
-would not come to the rows of its own, where each message that is left out of the fence has left a row for years.
+Rows below the cursor at which the first merge of an owner begins.  From the lowest row on, an owner
+that is followed soon would not come to the rows of its own, where each message that is left out of
+the fence has left a row for years.
 """
 _MYSQL = ("mysql", "mariadb")
 DIALECTS = ("sqlite", "postgresql", *_MYSQL)
@@ -60,7 +62,8 @@ class Source(NamedTuple):
     def fenced(self, current_token: int, offset: int) -> EffectFencedError:
         """The error of a message whose owner was followed by another."""
         return EffectFencedError(
-            f"message {offset} of partition {self.partition_id} was delivered under token {self.token}; "
+            f"message {offset} of partition {self.partition_id} was delivered under token "
+            f"{self.token}; "
             f"an owner with token {current_token} has committed effects",
             partition_id=self.partition_id,
             offset=offset,
@@ -129,7 +132,8 @@ class Rows:
 
     def record(self, look: Look) -> int:
         """
-        Note that the effects of the messages that `look` has left are done; returns the id of the fence.
+        Note that the effects of the messages that `look` has left are done; returns the id of the
+        fence.
 
         Raises:
             EffectFencedError, EffectDoneError: this transaction must not commit.
@@ -155,10 +159,11 @@ class Rows:
 
     def check_not_merged(self, fence_id: int, look: Look) -> None:
         """
-        Look whether another try of one of the recorded messages was merged with others since `look`.
+        Look whether another try of one of the recorded messages was merged with others since
+        `look`.
 
-        Its row is not at its offset any more, so the INSERT does not meet it.  An owner that has looked under the lock
-        (`record`) has no such try beside it.
+        Its row is not at its offset any more, so the INSERT does not meet it.  An owner that has
+        looked under the lock (`record`) has no such try beside it.
 
         Raises:
             EffectDoneError: this transaction must not commit.
@@ -228,11 +233,17 @@ class Rows:
             )
         if not ranges:
             return mark
-        last_of_run = merges[-1].first_offset if merges and merges[-1].next_offset == ranges[-1][1] else ranges[-1][0]  # fmt: skip
+        last_of_run = (
+            merges[-1].first_offset
+            if merges and merges[-1].next_offset == ranges[-1][1]
+            else ranges[-1][0]
+        )
         return max(mark, last_of_run)
 
     def _first_mark(self, fence_id: int, cursor: int) -> int:
-        """Where the first merge of an owner begins: MERGE_BACK_ROWS below the cursor, or at the lowest row."""
+        """Where the first merge of an owner begins: MERGE_BACK_ROWS below the cursor, or at the
+        lowest row.
+        """
         done = self._tables.done
         back = (
             sa.select(done.c.first_offset)
@@ -244,9 +255,11 @@ class Rows:
         mark: int | None = self._connection.execute(back).scalar()
         return mark or 0
 
-    # ── statements ───────────────────────────────────────────────────────────────────────────────────
+    # ── statements ────────────────────────────────────────────────────────────────────────────────
     def _around(self, fence_id: Any, offsets: Sequence[int]) -> Any:
-        """The rows that may contain one of `offsets`: those that begin among them, and the last one before."""
+        """The rows that may contain one of `offsets`: those that begin among them, and the last one
+        before.
+        """
         done = self._tables.done
         before = done.alias("before")
         low, high = offsets[0], offsets[-1]
@@ -260,7 +273,9 @@ class Rows:
         )
 
     def _locked(self, *, shared: bool) -> tuple[int, int]:
-        """The id and the token of the fence, which is made if it is missing, and locked until the end of the transaction."""
+        """The id and the token of the fence, which is made if it is missing, and locked until the
+        end of the transaction.
+        """
         fences = self._tables.fences
         if (
             self._dialect == "sqlite"
@@ -292,10 +307,11 @@ class Rows:
 
     def _check_not_done(self, fence_id: int, offsets: Sequence[int]) -> None:
         """
-        Look at `offsets` once more, under the lock: an earlier owner may have done one of them since.
+        Look at `offsets` once more, under the lock: an earlier owner may have done one of them
+        since.
 
-        The rows are locked, because a locking read sees what is committed in a transaction with an older snapshot too,
-        or fails there.
+        The rows are locked, because a locking read sees what is committed in a transaction with an
+        older snapshot too, or fails there.
 
         Raises:
             EffectDoneError
@@ -306,7 +322,9 @@ class Rows:
                 raise self._done(offset)
 
     def _locked_ranges(self, fence_id: int, low: int, high: int) -> list[Range]:
-        """What is done in the rows that begin in `(low, high]`, and in the last one before; they are locked shared."""
+        """What is done in the rows that begin in `(low, high]`, and in the last one before; they
+        are locked shared.
+        """
         done = self._tables.done
         rows = (
             sa.select(done.c.first_offset, done.c.next_offset)

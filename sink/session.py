@@ -1,4 +1,5 @@
-"""Blocks whose effects are committed once for each message: in a transaction of the user, or in one of their own.
+"""Blocks whose effects are committed once for each message: in a transaction of the user, or in one
+of their own.
 
 enter ─▶ is it done? ─▶ the user's statements ─▶ exit: fence and offset in the same transaction ─▶ commit
 """
@@ -44,7 +45,9 @@ MERGE_EVERY = 256
 _checked: WeakKeyDictionary[SinkTables, WeakSet[Engine]] = WeakKeyDictionary()
 """Engines whose tables have the right version."""
 _marks: WeakKeyDictionary[Delivery, int] = WeakKeyDictionary()
-"""Where the next merge of a partition begins.  Lost, or of a transaction that was rolled back: rows stay unmerged longer."""
+"""Where the next merge of a partition begins.  Lost, or of a transaction that was rolled back: rows
+stay unmerged longer.
+"""
 
 
 class Fenced(AbstractContextManager[T], AbstractAsyncContextManager[T], Generic[T]):
@@ -79,7 +82,8 @@ class Fenced(AbstractContextManager[T], AbstractAsyncContextManager[T], Generic[
         """
         if not isinstance(self._target, Session | Connection):
             raise InvalidRequestError(
-                f"`with` takes a Session or a Connection, not {type(self._target).__name__}: use `async with` there"
+                f"`with` takes a Session or a Connection, not {type(self._target).__name__}: use "
+                f"`async with` there"
             )
         return self._begin(self._target)
 
@@ -94,7 +98,8 @@ class Fenced(AbstractContextManager[T], AbstractAsyncContextManager[T], Generic[
 
         Raises:
             EffectFencedError, EffectDoneError: roll the transaction back.
-            InvalidRequestError: the transaction is another one than at the beginning, or has two databases.
+            InvalidRequestError: the transaction is another one than at the beginning, or has two
+                databases.
         """
         assert isinstance(self._target, Session | Connection)
         self._end(self._target, error)
@@ -103,7 +108,8 @@ class Fenced(AbstractContextManager[T], AbstractAsyncContextManager[T], Generic[
         """As `__enter__`."""
         if not isinstance(self._target, AsyncSession | AsyncConnection):
             raise InvalidRequestError(
-                f"`async with` takes an AsyncSession or an AsyncConnection, not {type(self._target).__name__}: "
+                f"`async with` takes an AsyncSession or an AsyncConnection, not "
+                f"{type(self._target).__name__}: "
                 "use `with` for a Session or a Connection"
             )
         return await self._target.run_sync(self._begin)
@@ -118,11 +124,12 @@ class Fenced(AbstractContextManager[T], AbstractAsyncContextManager[T], Generic[
         assert isinstance(self._target, AsyncSession | AsyncConnection)
         await self._target.run_sync(self._end, error)
 
-    # ── in a thread or greenlet that may block ───────────────────────────────────────────────────────
+    # ── in a thread or greenlet that may block ────────────────────────────────────────────────────
     def _begin(self, target: Session | Connection) -> T:
         if not target.in_transaction():
             raise InvalidRequestError(
-                "no transaction has begun: `async with session.begin():` around it, or FencedSession, which begins its own"
+                "no transaction has begun: `async with session.begin():` around it, or "
+                "FencedSession, which begins its own"
             )
         connection = _connection_of(target)
         self._transaction, self._commit_refused = target.get_transaction(), False
@@ -135,7 +142,8 @@ class Fenced(AbstractContextManager[T], AbstractAsyncContextManager[T], Generic[
         left = [
             self._by_source[source][offset] for source, look in self._looks for offset in look.left
         ]
-        # The transaction must not end without the offset: its effects would be committed again at each try.
+        # The transaction must not end without the offset: its effects would be committed again at
+        # each try.
         for name, listener in self._listeners().items():
             event.listen(connection, name, listener)
         self._guarded = connection
@@ -151,12 +159,15 @@ class Fenced(AbstractContextManager[T], AbstractAsyncContextManager[T], Generic[
 
     def _refuse_commit(self, connection: Connection) -> None:
         self._commit_refused = True
-        # SQLAlchemy takes the transaction for ended: without this the next commit of the connection would write its effects.
+        # SQLAlchemy takes the transaction for ended: without this the next commit of the connection
+        # would write its effects.
         connection.connection.rollback()
         raise _ended_inside()
 
     def _refuse_prepare(self, _connection: Connection, _xid: object) -> None:
-        """A session with `twophase` prepares what it commits, and rolls back what could not be prepared."""
+        """A session with `twophase` prepares what it commits, and rolls back what could not be
+        prepared.
+        """
         self._commit_refused = True
         raise _ended_inside()
 
@@ -184,7 +195,8 @@ class Fenced(AbstractContextManager[T], AbstractAsyncContextManager[T], Generic[
             rows = Rows(connection, self._tables, source)
             fence_id = rows.record(look)
             delivery = self._deliveries[source]
-            # Asked behind the INSERT: with the cursor at or below a message, no merge took away the row that it met.
+            # Asked behind the INSERT: with the cursor at or below a message, no merge took away the
+            # row that it met.
             if delivery is not None and (delivery.is_copied or look.left[0] < delivery.cursor):
                 rows.check_not_merged(fence_id, look)
             if delivery is not None and _passes_a_merge(look.left):
@@ -207,8 +219,9 @@ class FencedSession(Fenced[bool]):
                 if todo:
                     session.add(Entry(account=message.key, amount=message.value))
 
-    It begins a transaction, and commits it at the end of the block together with the message's offset and fencing
-    token.  It rolls back if the block fails; and if the effect is done already (`todo` is False), whatever the block did.
+    It begins a transaction, and commits it at the end of the block together with the message's
+    offset and fencing token.  It rolls back if the block fails; and if the effect is done already
+    (`todo` is False), whatever the block did.
     """
 
     def __init__(
@@ -234,7 +247,8 @@ class FencedSession(Fenced[bool]):
             self._own = target.begin()
         except TransactionError as error:
             raise InvalidRequestError(
-                f"FencedSession begins a transaction of its own; in one of yours use `fenced`: {error}"
+                f"FencedSession begins a transaction of its own; in one of yours "
+                f"use `fenced`: {error}"
             ) from error
         try:
             return super()._begin(target)
@@ -257,14 +271,16 @@ def fenced(
     target: Target, message: Message[Any] | MessageHolder, *, prefix: str = DEFAULT_PREFIX
 ) -> Fenced[bool]:
     """
-    A block in a transaction that has begun: True if the effect of the message is to be done, False if it is done already.
+    A block in a transaction that has begun: True if the effect of the message is to be done, False
+    if it is done already.
 
         async with session.begin():
             async with fenced(session, message) as todo:
                 if todo:
                     session.add(Entry(...))
 
-    The end of the block adds the message's offset and fencing token to the transaction; the caller commits it.
+    The end of the block adds the message's offset and fencing token to the transaction; the caller
+    commits it.
 
     Args:
         target: a session or connection of the user, in a transaction.
@@ -285,10 +301,11 @@ def fenced_batch(
     prefix: str = DEFAULT_PREFIX,
 ) -> Fenced[list[Message[Any]]]:
     """
-    A block for many messages in one transaction: the list of those whose effects are to be done, each once.
+    A block for many messages in one transaction: the list of those whose effects are to be done,
+    each once.
 
-    They are by partition, and in the order of their offsets; those of one key are in the order of the key.  Nothing of
-    them is committed if one is refused.
+    They are by partition, and in the order of their offsets; those of one key are in the order of
+    the key.  Nothing of them is committed if one is refused.
 
     Args:
         target: a session or connection of the user, in a transaction.
@@ -297,12 +314,14 @@ def fenced_batch(
 
     Raises:
         InvalidRequestError: no such session, or no such messages.
-        EffectFencedError: messages that are handled under the lease of one partition are of two owners of it.
+        EffectFencedError: messages that are handled under the lease of one partition are of two
+            owners of it.
         ConfigError: the prefix cannot be used.
     """
     if isinstance(messages, Message) or not isinstance(messages, Iterable):
         raise InvalidRequestError(
-            f"fenced_batch takes a list of messages, not {type(messages).__name__}: fenced takes one"
+            f"fenced_batch takes a list of messages, not "
+            f"{type(messages).__name__}: fenced takes one"
         )
     checked = [_checked_message(message) for message in messages]
     leases: dict[tuple[str, str, int], Source] = {}
@@ -317,7 +336,8 @@ def fenced_batch(
 
 def _ended_inside() -> InvalidRequestError:
     return InvalidRequestError(
-        "the transaction was ended inside of the block, so its effects are not fenced: commit after the block"
+        "the transaction was ended inside of the block, so its effects are not fenced: commit "
+        "after the block"
     )
 
 
@@ -345,13 +365,15 @@ def _connection_of(target: Session | Connection) -> Connection:
         connection = target.connection()
     except UnboundExecutionError as error:
         raise InvalidRequestError(
-            "the session is bound to no database of its own: effects are fenced in a session of one database"
+            "the session is bound to no database of its own: effects are fenced in a session of "
+            "one database"
         ) from error
     transaction: Any = target.get_transaction()
     begun = {id(entry[0]) for entry in transaction._connections.values()}
     if len(begun) > 1:
         raise InvalidRequestError(
-            "the transaction has two databases, which do not commit together: effects are fenced in one of them"
+            "the transaction has two databases, which do not commit together: effects are fenced "
+            "in one of them"
         )
     return connection
 
@@ -359,7 +381,8 @@ def _connection_of(target: Session | Connection) -> Connection:
 def _checked_target(target: object) -> Any:
     if not isinstance(target, AsyncSession | AsyncConnection | Session | Connection):
         raise InvalidRequestError(
-            f"effects are fenced in a session or a connection of SQLAlchemy, not in a {type(target).__name__}"
+            f"effects are fenced in a session or a connection of SQLAlchemy, not in a "
+            f"{type(target).__name__}"
         )
     return target
 
@@ -371,11 +394,13 @@ def _checked_message(given: object) -> Message[Any]:
     delivery = message.delivery
     if delivery is None or not delivery.group or message.fencing_token <= 0:
         raise InvalidRequestError(
-            f"message {message.offset} was read without a group, so it has no lease to fence: use a Consumer"
+            f"message {message.offset} was read without a group, so it has no lease to "
+            f"fence: use a Consumer"
         )
     if not delivery.exclusive:
         raise InvalidRequestError(
-            f"group {delivery.group!r} is shared: its consumers have one token, which fences none of them; "
+            f"group {delivery.group!r} is shared: its consumers have one token, which "
+            f"fences none of them; "
             "use an exclusive group"
         )
     return message

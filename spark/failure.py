@@ -1,6 +1,7 @@
 """Errors that stay readable across Spark: Spark keeps only the text of an exception.  Pure.
 
-    KEYLANE_1160 {"details": {"offset": 5, "partition_id": 3}, "fate": "not_done"} no such offset … [Class 1160]
+    KEYLANE_1160 {"details": {"offset": 5, "partition_id": 3}, "fate": "not_done"} no such offset …
+    [Class 1160]
 
 The mark, the code and the JSON are stable; `error_in` finds them in the text of Spark's exception.
 """

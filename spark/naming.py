@@ -22,7 +22,10 @@ _OF_OTHERS = {
     "endingtime": "end",
 }
 """The names that other sources have for these options."""
-_OF_SECRETS = "a token is no option, because Spark shows options in plans and logs; write it into a file, and give tokenFile"
+_OF_SECRETS = (
+    "a token is no option, because Spark shows options in plans and logs; write it into a file, "
+    "and give tokenFile"
+)
 
 
 def advice(name: str, names: Sequence[str]) -> str:

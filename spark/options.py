@@ -1,4 +1,5 @@
-"""The options of `spark.read.format("keylane")`: what each means, its default, and what is refused.  Pure.
+"""The options of `spark.read.format("keylane")`: what each means, its default, and what is refused.
+Pure.
 
     meta            host:port of a metaserver, several by comma                    required
     subject         the subject to read, several by comma                          required
@@ -144,7 +145,8 @@ def _contradictions(values: Mapping[str, Any]) -> dict[str, str]:
         problems["badValues"] = "goes with jsonSchema: without it no value is decoded"
     if "keys" in values and "commit_group" in values:
         problems["commitGroup"] = (
-            "its cursors would pass the messages of all keys that `keys` leaves out; filter behind the read in place of `keys`"
+            "its cursors would pass the messages of all keys that `keys` leaves out; filter behind "
+            "the read in place of `keys`"
         )
     start, end = values.get("start", EARLIEST).point, values.get("end", LATEST).point
     if isinstance(start, StoredAt) and isinstance(end, StoredAt) and end.at_ms < start.at_ms:
@@ -316,6 +318,8 @@ _PARSERS: dict[str, tuple[str, Callable[..., object]]] = {
     "tlsKey": ("tlsKey", path_of),
     "tokenFile": ("tokenFile", token_path_of),
 }
-"""Name of an option → the field of ReadOptions, and what reads its text; that of a bound takes the time too."""
+"""Name of an option → the field of ReadOptions, and what reads its text; that of a bound takes the
+time too.
+"""
 NAMES = tuple(_PARSERS)
 _KNOWN = {name.lower() for name in NAMES}

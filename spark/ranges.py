@@ -1,14 +1,17 @@
-"""Planned ranges as a DataFrame by `mapInArrow`, with a function of the user's run in the worker beside the read.  Needs pyspark.
+"""Planned ranges as a DataFrame by `mapInArrow`, with a function of the user's run in the worker
+beside the read.  Needs pyspark.
 
     options = parse_options({"meta": "127.0.0.1:7000", "subject": "orders"}, now_ms=0)
     frame = read_ranges(spark, options, take_snapshot(options))
 
     task: one list of ranges ──▶ Arrow batches ──▶ apply ──▶ rows of Spark
 
-A row of a scan costs the JVM more than keylane; a function that filters or counts in the worker spares it that.
+A row of a scan costs the JVM more than keylane; a function that filters or counts in the worker
+spares it that.
 
 Invariants
-    The rows of a task are those of its ranges, in their order; a function sees them batch by batch in that order.
+    The rows of a task are those of its ranges, in their order; a function sees them batch by batch
+    in that order.
 """
 
 from __future__ import annotations
@@ -47,7 +50,8 @@ def read_ranges(
     Args:
         options: as `parse_options` gives them; columns, batch rows and pace are of use here.
         tasks: the range of each task, or its ranges, read one after another.
-        apply: runs in the worker over the batches of each task; it may leave out rows and make others.
+        apply: runs in the worker over the batches of each task; it may leave out rows and make
+            others.
         schema: of what `apply` yields; None: the columns of the options.
 
     The tasks raise what `arrow.task_reader.read_task` raises.

@@ -1,7 +1,8 @@
 """Makes the format `keylane` known to a Spark session.  Needs pyspark.
 
-Spark finds it by itself where the wheel of keylane is installed: it imports every package whose name begins with
-`pyspark_`, and takes its `DefaultSource`.  `register` is for a session whose driver runs from somewhere else.
+Spark finds it by itself where the wheel of keylane is installed: it imports every package whose
+name begins with `pyspark_`, and takes its `DefaultSource`.  `register` is for a session whose
+driver runs from somewhere else.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ def register(spark: SparkSession) -> None:
 
 
 def source_class() -> type[DataSource]:
-    """The class that Spark registers.  It travels by value, and makes a KeylaneSource where it arrives."""
+    """The class that Spark registers.  It travels by value, and makes a KeylaneSource where it
+    arrives.
+    """
     from pyspark.sql.datasource import DataSource
 
     lacking = lack_teller()

@@ -72,8 +72,8 @@ def key_was_read(schema: StructType) -> bool:
     """
     True if the column `key` of a frame is that of a read, whatever was done to the other columns.
 
-    Spark keeps the metadata of a column through select, filter, join, groupBy and Parquet files, and drops it where the
-    column is computed anew.
+    Spark keeps the metadata of a column through select, filter, join, groupBy and Parquet files,
+    and drops it where the column is computed anew.
     """
     return any(each.name == "key" and bool(each.metadata.get(_READ)) for each in schema.fields)
 
@@ -114,8 +114,8 @@ def with_options(schema: StructType, options: Mapping[str, str]) -> StructType:
     """
     The schema with the options of a table in it.
 
-    A catalog keeps the schema of a table that is made with CREATE TABLE … USING keylane, and Spark gives a Python data
-    source nothing else of it when the table is read.
+    A catalog keeps the schema of a table that is made with CREATE TABLE … USING keylane, and Spark
+    gives a Python data source nothing else of it when the table is read.
     """
     first, *rest = schema.fields
     metadata = {**first.metadata, _OPTIONS: dict(options)}

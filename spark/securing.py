@@ -1,14 +1,16 @@
-"""The options that secure connections, of readers and writers: files of TLS and of a token, never a token itself.  Pure.
+"""The options that secure connections, of readers and writers: files of TLS and of a token, never a
+token itself.  Pure.
 
     tlsCa       PEM file of the authority that the servers' certificates are of      KEYLANE_TLS_CA
     tlsCert     PEM file of a client certificate, where servers want one             KEYLANE_TLS_CERT
     tlsKey      PEM file of its private key                                          KEYLANE_TLS_KEY
     tokenFile   file with a token, of a cluster with access control                  KEYLANE_TOKEN_FILE
 
-What is not given comes from the environment of the process: of the driver, and of each executor.  The files are read on
-the driver and in tasks, so they lie on each machine under the same path.
+What is not given comes from the environment of the process: of the driver, and of each executor.
+The files are read on the driver and in tasks, so they lie on each machine under the same path.
 
-Source: Spark shows options in plans and keeps them in catalogs and event logs, so a secret is not one.
+Source: Spark shows options in plans and keeps them in catalogs and event logs, so a secret is not
+one.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ def path_of(text: str) -> str:
 
 
 def token_path_of(text: str) -> str:
-    """The path of a file with a token.  Raises ValueError: it is a token; the text does not have it."""
+    """The path of a file with a token.  Raises ValueError: it is a token; the text does not have
+    it.
+    """
     if text.startswith("kl_"):
         raise ValueError("this is a token; the path of a file with it is wanted")
     return path_of(text)

@@ -23,7 +23,8 @@ PROBE_S = 60
 REASON_LINES, REASON_CHARS = 3, 500
 _HEAP = re.compile(r"(?<!\S)-Xmx(\d+)([kKmMgGtT]?)(?!\S)")
 _NO_REASON = re.compile(
-    r"\s+at |WARNING: |NOTE: |Picked up |Error: (Could not create|A fatal exc)|.*/spark-class: line "
+    r"\s+at |WARNING: |NOTE: |Picked up |Error: (Could not create|A fatal "
+    r"exc)|.*/spark-class: line "
 )
 """Lines of Java's errors that say of no failure why."""
 _LOGGING = Path(__file__).with_name("log4j2.properties").absolute()
@@ -38,16 +39,17 @@ def local_session(
     settings: Mapping[str, str] | None = None,
 ) -> SparkSession:
     """
-    Return a session in local mode, which knows the format `keylane`; the running session, if there is one.
+    Return a session in local mode, which knows the format `keylane`; the running session, if there
+    is one.
 
-    Sets PYSPARK_PYTHON and PYSPARK_DRIVER_PYTHON of this process, because PySpark reads them from the environment:
-    workers then run in this very Python, which has pyarrow and keylane.
+    Sets PYSPARK_PYTHON and PYSPARK_DRIVER_PYTHON of this process, because PySpark reads them from
+    the environment: workers then run in this very Python, which has pyarrow and keylane.
 
     Args:
         cores: task slots.
         java_home: of a Java of 17 or newer; None: what JAVA_HOME or PATH says.
-        java_options: further options of the JVM, such as "-XX:+UseG1GC"; "-Xmx4g" is the same as the setting
-            `spark.driver.memory` of "4g", as Spark takes no heap size among options.
+        java_options: further options of the JVM, such as "-XX:+UseG1GC"; "-Xmx4g" is the same as
+            the setting `spark.driver.memory` of "4g", as Spark takes no heap size among options.
         settings: Spark's own, over those of `local_settings`.
 
     Raises:
@@ -121,7 +123,9 @@ def _said_by_java(settings: Mapping[str, str]) -> str | None:
 
 
 def set_environment(java_home: Path | None = None) -> None:
-    """Point Spark at the Python that runs now, never at what PATH happens to find, and at a Java."""
+    """Point Spark at the Python that runs now, never at what PATH happens to find, and at a
+    Java.
+    """
     if java_home is not None:
         os.environ["JAVA_HOME"] = str(java_home)
     os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -130,10 +134,13 @@ def set_environment(java_home: Path | None = None) -> None:
 
 
 def local_settings(cores: int, java_options: str = "") -> dict[str, str]:
-    """Return the Spark settings of a local session; each with the reason it differs from the default."""
+    """Return the Spark settings of a local session; each with the reason it differs from the
+    default.
+    """
     sizes = _HEAP.findall(java_options)
     java_options = " ".join(_HEAP.sub(" ", java_options).split())
-    # Spark refuses a heap size among the options; without a unit Java counts bytes, and Spark mebibytes.
+    # Spark refuses a heap size among the options; without a unit Java counts bytes, and Spark
+    # mebibytes.
     size, unit = sizes[-1] if sizes else ("", "")
     heap = {"spark.driver.memory": size + unit if unit else f"{int(size) >> 10}k"} if size else {}
     return heap | {

@@ -1,12 +1,15 @@
-"""The data source `keylane` for PySpark 4: plans ranges, reads them as Arrow batches.  Needs pyspark.
+"""The data source `keylane` for PySpark 4: plans ranges, reads them as Arrow batches.  Needs
+pyspark.
 
-    spark.read.format("keylane").option("meta", "127.0.0.1:7000").option("subject", "flights").load()
+    spark.read.format("keylane").option("meta", "127.0.0.1:7000").option("subject",
+    "flights").load()
 
     load()   schema() takes the snapshot; it travels inside the pickled source
     plan     reader().partitions(): the tasks of `arrow/packing.py`
     task     read(): Arrow batches of its ranges; neither source nor reader bring the whole plan to it
 
-A table of SQL gives its options to CREATE TABLE only, and its schema to each query: so the options travel in the schema.
+A table of SQL gives its options to CREATE TABLE only, and its schema to each query: so the options
+travel in the schema.
 
 Invariants
     The snapshot is taken once per load(): each action on the DataFrame reads the same rows.
@@ -79,14 +82,14 @@ class KeylaneSource(DataSource):
             behind_backfill(options)
             self._check_streamable(options)
             try:
-                # PySpark does not say whether this is a stream, which alone may begin behind a backfill, move a group, or have
-                # its batches limited.
+                # PySpark does not say whether this is a stream, which alone may begin behind a
+                # backfill, move a group, or have its batches limited.
                 start = EARLIEST if options.start.manifest else options.start
                 batch = replace(options, start=start, commit_group=None, max_rows_per_trigger=None)
                 self._snapshot(batch)
             except OffsetOutOfRangeError as error:
-                # A stream that goes on from its checkpoint may have a start that retention has passed since: only a
-                # batch fails.
+                # A stream that goes on from its checkpoint may have a start that retention has
+                # passed since: only a batch fails.
                 if (error.offset or 0) >= (error.first_offset or 0):
                     raise
             except PartitionUnknownError as error:  # so it may with the whole partition
@@ -109,7 +112,9 @@ class KeylaneSource(DataSource):
         return reader
 
     def streamReader(self, schema: StructType) -> KeylaneStreamReader:  # noqa: N802 - a name of PySpark
-        """A stream; what stands against it is raised by its first call, because PySpark hides an error of this one."""
+        """A stream; what stands against it is raised by its first call, because PySpark hides an
+        error of this one.
+        """
         options = self._parsed({**options_in(schema), **self.options})
         try:
             options = behind_backfill(options)
@@ -156,14 +161,16 @@ def _check_schema(options: ReadOptions, schema: StructType) -> None:
     names = tuple(schema.names)
     if names != options.columns:
         raise ConfigError(
-            "give no schema and no list of columns; choose columns with the option `columns`: they are "
+            "give no schema and no list of columns; choose columns with the option "
+            "`columns`: they are "
             f"{', '.join(options.columns)}, and the schema has {', '.join(names)}"
         )
     for wanted, given in zip(schema_of(options).fields, schema.fields, strict=True):
         kind, other = wanted.dataType.simpleString(), given.dataType.simpleString()
         if kind != other:
             raise ConfigError(
-                f"give no schema: column {wanted.name} is {kind}, and the schema says {other}; cast it behind the read"
+                f"give no schema: column {wanted.name} is {kind}, and the schema says {other}; "
+                f"cast it behind the read"
             )
 
 
@@ -199,7 +206,9 @@ class _SparkWorker:
 
     @classmethod
     def freeze(cls) -> None:
-        """Once: take what is loaded out of the collection that Spark runs after each task (30 ms each)."""
+        """Once: take what is loaded out of the collection that Spark runs after each task (30 ms
+        each).
+        """
         if not cls._frozen:
             gc.collect()
             gc.freeze()

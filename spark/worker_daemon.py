@@ -1,10 +1,12 @@
-"""The daemon that Spark forks its Python workers from, with keylane and pyarrow loaded before the fork.
+"""The daemon that Spark forks its Python workers from, with keylane and pyarrow loaded before the
+fork.
 
-Set by `spark.python.daemon.module`; PySpark's own daemon otherwise.  A worker is then ready at once: the modules cost
-1 s of CPU in each, and their memory is shared.
+Set by `spark.python.daemon.module`; PySpark's own daemon otherwise.  A worker is then ready at
+once: the modules cost 1 s of CPU in each, and their memory is shared.
 
-Spark closes the socket of a worker from which it wants no more rows (`limit`, `first`, a canceled job).  PySpark's daemon
-prints eleven lines of traces for each; this one ends the worker without a word.
+Spark closes the socket of a worker from which it wants no more rows (`limit`, `first`, a canceled
+job).  PySpark's daemon prints eleven lines of traces for each; this one ends the worker without a
+word.
 """
 
 import contextlib
@@ -29,7 +31,9 @@ _worker = daemon.worker
 
 
 def warm() -> None:
-    """Load what workers need, and take it out of the collection that Spark runs after each task (30 ms each)."""
+    """Load what workers need, and take it out of the collection that Spark runs after each task (30
+    ms each).
+    """
     for name in WARM:
         with contextlib.suppress(ImportError):  # the worker that needs it says so
             importlib.import_module(name)

@@ -11,7 +11,9 @@ from .loop_thread import LoopThread
 
 
 class TakenBatch:
-    """Messages of one partition, as `keylane.ArrowBatch`, whose `ack` and `nack` wait themselves."""
+    """Messages of one partition, as `keylane.ArrowBatch`, whose `ack` and `nack` wait
+    themselves.
+    """
 
     __slots__ = ("_thread", "batch")
 

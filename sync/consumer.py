@@ -1,4 +1,6 @@
-"""The consumer without async: the one of `keylane`, on an event loop of its own in a thread of its own."""
+"""The consumer without async: the one of `keylane`, on an event loop of its own in a thread of its
+own.
+"""
 
 from __future__ import annotations
 
@@ -172,9 +174,10 @@ class SyncConsumer(Uncopied, Generic[V]):
                 ...
                 message.ack()
 
-    It works as a `keylane.Consumer` without a handler, on a thread of its own: heartbeats go on while the program works, so
-    that a body may take as long as it likes.  A message comes only once all earlier ones of its key are acked; `getmany`
-    gives several of a key.  Leaving the block hands everything over; what is not acked is delivered again.
+    It works as a `keylane.Consumer` without a handler, on a thread of its own: heartbeats go on
+    while the program works, so that a body may take as long as it likes.  A message comes only once
+    all earlier ones of its key are acked; `getmany` gives several of a key.  Leaving the block
+    hands everything over; what is not acked is delivered again.
     """
 
     def __init__(
@@ -241,7 +244,7 @@ class SyncConsumer(Uncopied, Generic[V]):
     def __repr__(self) -> str:
         return f"<sync {self._consumer!r:.200}>".replace("<sync <", "<sync ").replace(">>", ">")
 
-    # ── life ─────────────────────────────────────────────────────────────────────────────────────────
+    # ── life ──────────────────────────────────────────────────────────────────────────────────────
     def open(self) -> Self:
         """
         Start the thread and join the group; returns the consumer.
@@ -262,7 +265,8 @@ class SyncConsumer(Uncopied, Generic[V]):
 
     def close(self) -> None:
         """
-        Hand everything over, as that of `keylane` does; nothing if it is closed, or in a forked child.
+        Hand everything over, as that of `keylane` does; nothing if it is closed, or in a forked
+        child.
 
         Raises:
             OtherLoopError: called by a filter of this consumer; it stays open.
@@ -295,7 +299,7 @@ class SyncConsumer(Uncopied, Generic[V]):
         finally:
             self.close()
 
-    # ── messages ─────────────────────────────────────────────────────────────────────────────────────
+    # ── messages ──────────────────────────────────────────────────────────────────────────────────
     def __iter__(self) -> Iterator[TakenMessage[V]]:
         return self
 
@@ -350,7 +354,9 @@ class SyncConsumer(Uncopied, Generic[V]):
         )
 
     def batches(self) -> Iterator[TakenBatch]:
-        """Iterate over messages as Arrow record batches, as `keylane.Consumer.batches` does: `batch.ack()` brings the next one."""
+        """Iterate over messages as Arrow record batches, as `keylane.Consumer.batches` does:
+        `batch.ack()` brings the next one.
+        """
         return _Batches(partial(self._next_batch, self._consumer.batches()))
 
     def _next_batch(self, batches: AsyncIterator[ArrowBatch]) -> TakenBatch | None:
@@ -379,7 +385,9 @@ class SyncConsumer(Uncopied, Generic[V]):
         self._thread.run(partial(self._consumer.pause, *partition_ids))
 
     def resume(self, *partition_ids: int) -> None:
-        """Get messages of these partitions again, without ids of all, as `keylane.Consumer.resume`."""
+        """Get messages of these partitions again, without ids of all, as
+        `keylane.Consumer.resume`.
+        """
         self._thread.run(partial(self._consumer.resume, *partition_ids))
 
     def seek_to_time(self, *where: object, **to: object) -> NoReturn:
@@ -392,7 +400,9 @@ class SyncConsumer(Uncopied, Generic[V]):
 
     @property
     def position(self) -> dict[int, Position]:
-        """By id of each partition that is owned now: what is pulled and acked of it, and its lag."""
+        """By id of each partition that is owned now: what is pulled and acked of it, and its
+        lag.
+        """
         return self._consumer.position
 
     @property
@@ -402,7 +412,9 @@ class SyncConsumer(Uncopied, Generic[V]):
 
     @property
     def throttled_ms(self) -> int:
-        """For how long servers have let its calls wait for a quota; waits at the same time count together."""
+        """For how long servers have let its calls wait for a quota; waits at the same time count
+        together.
+        """
         return self._consumer.throttled_ms
 
     @property
@@ -412,7 +424,9 @@ class SyncConsumer(Uncopied, Generic[V]):
 
     @property
     def waiting_for(self) -> str:
-        """For people: why it is granted no partitions, while an operator has suspended it; else ""."""
+        """For people: why it is granted no partitions, while an operator has suspended it; else
+        "".
+        """
         return self._consumer.waiting_for
 
 
@@ -427,8 +441,10 @@ def _refuse_others(others: Collection[str]) -> None:
     for name in others:
         if name in signature(Consumer).parameters and not name.startswith("_"):
             raise ConfigError(
-                f"keylane.sync.Consumer takes no {name}=: take messages in a loop, `for message in consumer`, and ack them; "
-                "or use keylane.Consumer, which calls a handler, in an async def (docs/CONSUMING.md, Without an event loop)"
+                f"keylane.sync.Consumer takes no {name}=: take messages in a loop, `for message in "
+                f"consumer`, and ack them; "
+                "or use keylane.Consumer, which calls a handler, in an async def "
+                "(docs/CONSUMING.md, Without an event loop)"
             )
     refuse_others("Consumer", others, ConsumerSettings, OTHER_WORDS)
 

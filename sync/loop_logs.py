@@ -2,12 +2,14 @@
 
     event loop ── record ──▶ queue ──▶ thread "keylane logs" ──▶ handlers of the program
 
-A handler has a lock, which its caller holds while the handler works.  One that sends what it is given through a
-producer of keylane.sync waits for an event loop; if that loop waited for the lock, neither would ever go on.
+A handler has a lock, which its caller holds while the handler works.  One that sends what it is
+given through a producer of keylane.sync waits for an event loop; if that loop waited for the lock,
+neither would ever go on.
 
 Invariants
-    An event loop waits for no handler: records beyond RECORDS_MAX are dropped, and their number is logged.
-    Records keep their order.  They are handled before the `stop` of their thread returns, within SETTLE_S.
+    An event loop waits for no handler: records beyond RECORDS_MAX are dropped, and their number is
+    logged. Records keep their order.  They are handled before the `stop` of their thread returns,
+    within SETTLE_S.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from ..rpc.home import at_fork
 
 RECORDS_MAX = 10_000
 SETTLE_S = 0.2
-"""How long a client that is closed waits for handlers: its caller may hold the lock of one of them."""
+"""How long a client that is closed waits for handlers: its caller may hold the lock of one of
+them.
+"""
 
 
 class LoopLogs:
@@ -39,7 +43,9 @@ class LoopLogs:
         """Records, and locks of callers who wait until what is before them is handled."""
         self._dropped = 0
         self._wake = threading.Lock()
-        """Held while nothing waits.  No queue of the library: a finalizer may log while this thread puts a record."""
+        """Held while nothing waits.  No queue of the library: a finalizer may log while this thread
+        puts a record.
+        """
         self._wake.acquire()
 
     def start(self) -> None:
@@ -110,7 +116,9 @@ _installed: list[Callable[[logging.Logger, logging.LogRecord], None]] = []
 
 
 def _install() -> None:
-    """Have every logger ask first: codecs and partitioners of the program log on an event loop too."""
+    """Have every logger ask first: codecs and partitioners of the program log on an event loop
+    too.
+    """
     if not _installed:
         _installed.append(logging.Logger.callHandlers)
         logging.Logger.callHandlers = _call_handlers  # type: ignore[assignment, method-assign]

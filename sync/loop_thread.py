@@ -4,12 +4,13 @@
 
 Invariants
     What `run` was given before `stop` ends before the thread does: done, or cancelled.
-    The client is closed before its loop ends, whatever was interrupted: otherwise its group would wait for its ttl.
-    A `stop` that was interrupted goes on; `start` waits for its end.
-    What ends a program, raised on the loop by a callback of the user, as by `sys.exit()`, ends no loop with a client open on it.
-    In a forked child nothing runs: the thread is the parent's.
-    No thread holds a lock that another one needs.  A signal handler interrupts its thread anywhere, and may call here, as may
-    a finalizer and a handler of the log: so a caller waits at a lock of its own, which the loop opens without waiting.
+    The client is closed before its loop ends, whatever was interrupted: otherwise its group would
+    wait for its ttl. A `stop` that was interrupted goes on; `start` waits for its end. What ends a
+    program, raised on the loop by a callback of the user, as by `sys.exit()`, ends no loop with a
+    client open on it. In a forked child nothing runs: the thread is the parent's. No thread holds a
+    lock that another one needs.  A signal handler interrupts its thread anywhere, and may call
+    here, as may a finalizer and a handler of the log: so a caller waits at a lock of its own, which
+    the loop opens without waiting.
 """
 
 from __future__ import annotations
@@ -32,13 +33,15 @@ HINT = "Use it inside its `with` block, or between `open()` and `close()`."
 OWN_LOOP_HINT = "Call it from another thread: its event loop would wait for itself."
 """Of an OtherLoopError, in a callback that the client's own thread runs."""
 SHARED_THREAD_HINT = (
-    "Only one client of keylane.sync runs where gevent has patched threads; greenlets may share it.  "
+    "Only one client of keylane.sync runs where gevent has patched threads; "
+    "greenlets may share it.  "
     "For several run the program with real threads, as gunicorn --worker-class gthread does."
 )
 """Of an OtherLoopError, where a patched `threading` gives no thread of the system."""
 
 NO_THREAD_HINT = (
-    "Once the main thread has ended, Python starts no thread: open the client before, and end the main thread last.  "
+    "Once the main thread has ended, Python starts no thread: open the client before, and end the "
+    "main thread last.  "
     "Or the process has as many threads as the system allows."
 )
 """Of an OtherLoopError, where no thread starts."""
@@ -119,11 +122,13 @@ class _Life:
         self._gates: set[_Gate] = set()
         """Of callers who wait."""
         self._serves = threading.Lock()
-        """Taken once, and never waited for: by the thread that begins to serve, or by a starter who gave it up before."""
+        """Taken once, and never waited for: by the thread that begins to serve, or by a starter who
+        gave it up before.
+        """
         self._is_joined = False
         self._process_id = process_id()
 
-    # ── on the thread ────────────────────────────────────────────────────────────────────────────────
+    # ── on the thread ─────────────────────────────────────────────────────────────────────────────
     def take(self) -> bool:
         """True for the first who asks: the thread is to serve, or its starter has given it up."""
         return self._serves.acquire(blocking=False)
@@ -142,7 +147,7 @@ class _Life:
             gate.open()
         self.begun.open()
 
-    # ── on any thread ────────────────────────────────────────────────────────────────────────────────
+    # ── on any thread ─────────────────────────────────────────────────────────────────────────────
     def post(self, call: Callable[..., object], *args: object) -> None:
         """Have the loop call `call(*args)`; nothing if it has ended."""
         if self._loop is not None:
@@ -209,9 +214,10 @@ class LoopThread:
 
         Raises:
             AlreadyOpenError, ForkedError
-            OtherLoopError: threads are greenlets, as gevent patches them, and another event loop runs in theirs.
-            OtherLoopError: also where there is no thread to be had; it may be started again.
-            OSError: the system gives no event loop, as without a free file descriptor; it may be started again.
+            OtherLoopError: threads are greenlets, as gevent patches them, and another event loop
+            runs in theirs. OtherLoopError: also where there is no thread to be had; it may be
+            started again. OSError: the system gives no event loop, as without a free file
+            descriptor; it may be started again.
         """
         self._home.check_not_forked()
         if not self._starts.acquire(blocking=False):
@@ -263,7 +269,9 @@ class LoopThread:
                 served = True
         except Exception as error:
             if served and not threading.main_thread().is_alive():
-                return  # the loop is closed; from Python 3.12 on a pool of threads that it had asks for one more to end
+                # the loop is closed; from Python 3.12 on a pool of threads that it had asks for one
+                # more to end
+                return
             if life.begun.is_open:
                 raise
             life.error = error  # there is no loop, as without a free file descriptor
@@ -272,14 +280,16 @@ class LoopThread:
             life.end()
 
     def _run_to_the_end(self, loop: asyncio.AbstractEventLoop, life: _Life) -> None:
-        """Run `_serve`; the loop goes on, for it to close the client, after an error that stops a loop."""
+        """Run `_serve`; the loop goes on, for it to close the client, after an error that stops a
+        loop.
+        """
         serving = loop.create_task(self._serve(life))
         while not serving.done():
             try:
                 loop.run_until_complete(serving)
             except (SystemExit, KeyboardInterrupt):
                 log = logging.getLogger(f"keylane.{self._what}")
-                log.exception("the %s is closed: a callback on its event loop ended", self._what)
+                log.exception("closing the %s, because a callback ended its event loop", self._what)
                 life.stop()
 
     async def _serve(self, life: _Life) -> None:
@@ -292,7 +302,7 @@ class LoopThread:
                 await self._end()
             except Exception:
                 log = logging.getLogger(f"keylane.{self._what}")
-                log.exception("the %s was stopped, and closing it failed", self._what)
+                log.exception("the %s was stopped, and could not be closed", self._what)
         self._home.leave()
 
     def run(self, work: Callable[[], Coroutine[Any, Any, T]], timeout_s: float | None = None) -> T:
@@ -328,20 +338,25 @@ class LoopThread:
             raise
 
     def check_caller(self) -> None:
-        """Raises OtherLoopError: called on the thread itself, as by a codec or a filter, which would wait for its own end."""
+        """Raises OtherLoopError: called on the thread itself, as by a codec or a filter, which
+        would wait for its own end.
+        """
         if self._life is not None and self._life.ident == get_ident() and not self._life.ended:
             error = OtherLoopError(f"the {self._what} is called on its own event loop")
             error.hint = OWN_LOOP_HINT
             raise error
 
     def post(self, call: Callable[[], None]) -> None:
-        """Call `call` on the loop, soon, behind what `run` was given; nothing once the thread is stopped."""
+        """Call `call` on the loop, soon, behind what `run` was given; nothing once the thread is
+        stopped.
+        """
         if self._life is not None and not self._life.stopping and not self.forked:
             self._life.post(call)
 
     def stop(self) -> None:
         """
-        Close the client, cancel what still runs, and wait for the end of the thread.  Does nothing in a forked child.
+        Close the client, cancel what still runs, and wait for the end of the thread.  Does nothing
+        in a forked child.
 
         An interrupt ends the wait alone.
 
@@ -365,7 +380,9 @@ class _Exit:
 
 
 async def _outcome(work: Callable[[], Coroutine[Any, Any, T]]) -> T | _Exit:
-    """The result of the work.  What ends a program, as `sys.exit()` in a codec, is for the caller: raised here, it would stop the loop."""
+    """The result of the work.  What ends a program, as `sys.exit()` in a codec, is for the caller:
+    raised here, it would stop the loop.
+    """
     try:
         return await work()
     except (SystemExit, KeyboardInterrupt) as error:
@@ -373,13 +390,16 @@ async def _outcome(work: Callable[[], Coroutine[Any, Any, T]]) -> T | _Exit:
 
 
 def _check_own_thread(what: str) -> None:
-    """Raises OtherLoopError: an event loop runs in this new thread, so that it is none of the system's."""
+    """Raises OtherLoopError: an event loop runs in this new thread, so that it is none of the
+    system's.
+    """
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return
     error = OtherLoopError(
-        f"the {what} needs a thread for its event loop; threads of this program are greenlets of one "
+        f"the {what} needs a thread for its event loop; threads of this program "
+        f"are greenlets of one "
         "thread, in which another event loop runs"
     )
     error.hint = SHARED_THREAD_HINT
@@ -397,7 +417,8 @@ def _check_seconds(timeout_s: object) -> None:
     if timeout_s is None:
         return
     number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
-    if not number or not 0 <= timeout_s <= threading.TIMEOUT_MAX:  # type: ignore[operator]  # it is a number
+    # it is a number
+    if not number or not 0 <= timeout_s <= threading.TIMEOUT_MAX:  # type: ignore[operator]
         raise InvalidRequestError(
             f"a time-out is seconds from 0, or None for as long as it takes, not {timeout_s!r:.40}"
         )

@@ -1,7 +1,7 @@
 """Calls that are made when this process ends, so that a client which is open then is closed.
 
-A child of `multiprocessing` that was forked calls nothing of `atexit` before Python 3.13; the finalizers of
-`multiprocessing` it calls at each end but `os._exit` and a signal.
+A child of `multiprocessing` that was forked calls nothing of `atexit` before Python 3.13; the
+finalizers of `multiprocessing` it calls at each end but `os._exit` and a signal.
 """
 
 from __future__ import annotations

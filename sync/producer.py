@@ -1,4 +1,6 @@
-"""The producer without async: the one of `keylane`, on an event loop of its own in a thread of its own."""
+"""The producer without async: the one of `keylane`, on an event loop of its own in a thread of its
+own.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,8 @@ class _OnItsWay(Generic[R]):
 
     def result(self, timeout_s: float | None = None, *, timeout: float | None = None) -> R:
         """
-        Wait until the message is stored, or kept for its time, or given up; also after the producer is closed.
+        Wait until the message is stored, or kept for its time, or given up; also after the producer
+        is closed.
 
         Args:
             timeout_s: seconds; None: as long as it takes.
@@ -91,7 +94,9 @@ class _OnItsWay(Generic[R]):
 
     @property
     def cancel(self) -> Any:
-        """Not there, and `hasattr` is False.  Raises AttributeError: it says what there is instead."""
+        """Not there, and `hasattr` is False.  Raises AttributeError: it says what there is
+        instead.
+        """
         return self._future.cancel
 
     def __repr__(self) -> str:
@@ -103,7 +108,9 @@ class SentMessage(_OnItsWay[Receipt]):
 
 
 class ScheduledMessage(_OnItsWay[ScheduledReceipt]):
-    """A message that `send` was given with `deliver_at`; `result` waits for the receipt, which `cancel` takes."""
+    """A message that `send` was given with `deliver_at`; `result` waits for the receipt, which
+    `cancel` takes.
+    """
 
 
 class SyncProducer(Uncopied, Generic[V]):
@@ -113,14 +120,15 @@ class SyncProducer(Uncopied, Generic[V]):
         with Producer("127.0.0.1:7000") as producer:
             receipt = producer.send("flights", b"...", key=b"UA-N14228").result()
 
-    It works as `keylane.Producer`, whose calls it makes on a thread of its own.  Any thread may call it: the messages
-    of a key are stored in the order in which the calls of `send` return.  Each `send` crosses to that thread and back;
-    `send_all` crosses once for a thousand messages.
+    It works as `keylane.Producer`, whose calls it makes on a thread of its own.  Any thread may
+    call it: the messages of a key are stored in the order in which the calls of `send` return.
+    Each `send` crosses to that thread and back; `send_all` crosses once for a thousand messages.
 
-    Leaving the block waits until everything is stored.  In a notebook, `producer = Producer(...).open()` opens it for
-    several cells; it is closed by `close()`, or at the end of the program, or of its process of `multiprocessing`.  A
-    process that ends by a signal or `os._exit`, as uvicorn and the workers of Celery and RQ do, does not close it, and
-    what waits in its queue is lost: call `result`, `flush` or `close` before.
+    Leaving the block waits until everything is stored.  In a notebook, `producer =
+    Producer(...).open()` opens it for several cells; it is closed by `close()`, or at the end of
+    the program, or of its process of `multiprocessing`.  A process that ends by a signal or
+    `os._exit`, as uvicorn and the workers of Celery and RQ do, does not close it, and what waits in
+    its queue is lost: call `result`, `flush` or `close` before.
     """
 
     def __init__(
@@ -136,7 +144,9 @@ class SyncProducer(Uncopied, Generic[V]):
         token: str | None = None,
         **others: Never,
     ) -> None:
-        """Make a producer, of the arguments of `keylane.Producer`; `with` or `open` opens it.  Raises ConfigError, TypeError."""
+        """Make a producer, of the arguments of `keylane.Producer`; `with` or `open` opens it.
+        Raises ConfigError, TypeError.
+        """
         self._producer: Producer[V] = Producer(
             meta,
             order_strategy=order_strategy,
@@ -154,13 +164,14 @@ class SyncProducer(Uncopied, Generic[V]):
     def __repr__(self) -> str:
         return f"<sync {self._producer!r:.200}>".replace("<sync <", "<sync ").replace(">>", ">")
 
-    # ── life ─────────────────────────────────────────────────────────────────────────────────────────
+    # ── life ──────────────────────────────────────────────────────────────────────────────────────
     def open(self) -> Self:
         """
         Start the thread and connect to a metaserver; returns the producer.
 
         Raises:
-            NotSentError, OutcomeUnknownError: no metaserver answers, after `wait_s`; it may be opened again.
+            NotSentError, OutcomeUnknownError: no metaserver answers, after `wait_s`; it may be
+                opened again.
             AlreadyOpenError, ForkedError: the producer is open, or was before a fork.
         """
         self._thread.start()
@@ -174,7 +185,8 @@ class SyncProducer(Uncopied, Generic[V]):
 
     def close(self, *, flush: bool = True) -> None:
         """
-        Close the producer, as that of `keylane` does; nothing if it is closed, or in a forked child.
+        Close the producer, as that of `keylane` does; nothing if it is closed, or in a forked
+        child.
 
         Args:
             flush: wait for the queued messages; without it they are given up at once.
@@ -203,19 +215,33 @@ class SyncProducer(Uncopied, Generic[V]):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close(flush=kind is None)
 
-    # ── sending ──────────────────────────────────────────────────────────────────────────────────────
+    # ── sending ───────────────────────────────────────────────────────────────────────────────────
     @overload
     def send(
-        self, subject: str, value: V, *, key: bytes = b"", deliver_at: None = None,
-        properties: Mapping[str, str | bytes] | None = None, tags: Collection[str] = (),
-        queue: int | None = None, timeout_ms: int | None = None,
-    ) -> SentMessage: ...  # fmt: skip
+        self,
+        subject: str,
+        value: V,
+        *,
+        key: bytes = b"",
+        deliver_at: None = None,
+        properties: Mapping[str, str | bytes] | None = None,
+        tags: Collection[str] = (),
+        queue: int | None = None,
+        timeout_ms: int | None = None,
+    ) -> SentMessage: ...
     @overload
     def send(
-        self, subject: str, value: V, *, key: bytes = b"", deliver_at: datetime | int,
-        properties: Mapping[str, str | bytes] | None = None, tags: Collection[str] = (),
-        queue: int | None = None, timeout_ms: int | None = None,
-    ) -> ScheduledMessage: ...  # fmt: skip
+        self,
+        subject: str,
+        value: V,
+        *,
+        key: bytes = b"",
+        deliver_at: datetime | int,
+        properties: Mapping[str, str | bytes] | None = None,
+        tags: Collection[str] = (),
+        queue: int | None = None,
+        timeout_ms: int | None = None,
+    ) -> ScheduledMessage: ...
     def send(
         self,
         subject: str,
@@ -229,11 +255,13 @@ class SyncProducer(Uncopied, Generic[V]):
         timeout_ms: int | None = None,
     ) -> SentMessage | ScheduledMessage:
         """
-        Queue a message, of the arguments of `keylane.Producer.send`; while the queue is full, this waits.
+        Queue a message, of the arguments of `keylane.Producer.send`; while the queue is full, this
+        waits.
 
         Returns:
-            The message on its way: `result()` waits for the Receipt, with `deliver_at` for the ScheduledReceipt.  Without
-            that, `flush` and `close` tell of messages that were given up.
+            The message on its way: `result()` waits for the Receipt, with `deliver_at` for the
+            ScheduledReceipt.  Without that, `flush` and `close` tell of messages that were given
+            up.
 
         Raises:
             KeylaneError: as of `keylane.Producer.send`, but for QueueFullError; nothing was queued.
@@ -243,17 +271,28 @@ class SyncProducer(Uncopied, Generic[V]):
 
             def later(at: datetime | int = deliver_at) -> ScheduledFuture:
                 return self._producer.send(
-                    subject, value, key=key, deliver_at=at, properties=properties, tags=tags,
-                    queue=queue, timeout_ms=timeout_ms,
-                )  # fmt: skip
+                    subject,
+                    value,
+                    key=key,
+                    deliver_at=at,
+                    properties=properties,
+                    tags=tags,
+                    queue=queue,
+                    timeout_ms=timeout_ms,
+                )
 
             return ScheduledMessage(self._thread, self._thread.run(partial(self._queued, later)))
 
         def send() -> SendFuture:
             return self._producer.send(
-                subject, value, key=key, properties=properties, tags=tags, queue=queue,
+                subject,
+                value,
+                key=key,
+                properties=properties,
+                tags=tags,
+                queue=queue,
                 timeout_ms=timeout_ms,
-            )  # fmt: skip
+            )
 
         return SentMessage(self._thread, self._thread.run(partial(self._queued, send)))
 
@@ -262,12 +301,15 @@ class SyncProducer(Uncopied, Generic[V]):
         return send()
 
     def cancel(self, receipt: ScheduledReceipt) -> CancelOutcome:
-        """Have a message that was sent with `deliver_at` never delivered, as `keylane.Producer.cancel` does."""
+        """Have a message that was sent with `deliver_at` never delivered, as
+        `keylane.Producer.cancel` does.
+        """
         return self._thread.run(partial(self._producer.cancel, receipt))
 
     def send_all(self, subject: str, messages: Iterable[tuple[bytes, V]]) -> int:
         """
-        Queue messages as fast as there is room, then `flush`; returns their number, all of them stored.
+        Queue messages as fast as there is room, then `flush`; returns their number, all of them
+        stored.
 
         Args:
             messages: pairs `(key, value)`, iterated in the thread of the caller.
@@ -278,7 +320,8 @@ class SyncProducer(Uncopied, Generic[V]):
         """
         if not isinstance(messages, Iterable):
             raise InvalidRequestError(
-                f"messages are pairs (key, value), as [(b'customer-7', b'paid')], not {messages!r:.60}"
+                f"messages are pairs (key, value), as [(b'customer-7', b'paid')], not "
+                f"{messages!r:.60}"
             )
         source, count, more = iter(messages), 0, True
         while more:
@@ -299,7 +342,9 @@ class SyncProducer(Uncopied, Generic[V]):
         key: str | None = None,
         partial: bool = False,
     ) -> TableReceipt:
-        """Send each row of Arrow data as a message, as `keylane.Producer.send_arrow` does, and wait until all are stored."""
+        """Send each row of Arrow data as a message, as `keylane.Producer.send_arrow` does, and wait
+        until all are stored.
+        """
 
         async def sent() -> TableReceipt:
             return await self._producer.send_arrow(
@@ -313,7 +358,8 @@ class SyncProducer(Uncopied, Generic[V]):
         Wait until every message that was sent is stored or given up.
 
         Raises:
-            GivenUpError: since the last flush, messages were given up of which no `result` was asked.
+            GivenUpError: since the last flush, messages were given up of which no `result` was
+                asked.
             InvalidRequestError: `timeout_s` is no number of seconds.
             TimeoutError: it takes longer than `timeout_s` seconds.
         """
@@ -337,7 +383,9 @@ class SyncProducer(Uncopied, Generic[V]):
         return self._thread.run(counts)
 
     def waiting(self, *, limit: int = 100) -> WaitingMessages:
-        """List the messages that are neither stored nor given up, as `keylane.Producer.waiting` does."""
+        """List the messages that are neither stored nor given up, as `keylane.Producer.waiting`
+        does.
+        """
 
         async def listed() -> WaitingMessages:
             return self._producer.waiting(limit=limit)
@@ -346,7 +394,9 @@ class SyncProducer(Uncopied, Generic[V]):
 
 
 class _Chunk(Generic[V]):
-    """Up to CHUNK messages of a source; iterated, it ends with the error that the source raised, if it did."""
+    """Up to CHUNK messages of a source; iterated, it ends with the error that the source raised, if
+    it did.
+    """
 
     def __init__(self, source: Iterator[tuple[bytes, V]]) -> None:
         self._messages: list[tuple[bytes, V]] = []

@@ -1,4 +1,6 @@
-"""One call that takes messages on the event loop for a caller in another thread, who may be interrupted."""
+"""One call that takes messages on the event loop for a caller in another thread, who may be
+interrupted.
+"""
 
 from __future__ import annotations
 

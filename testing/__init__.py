@@ -1,6 +1,8 @@
-"""Clusters in memory with virtual time, for tests of programs that use keylane: `run`, and a plugin for pytest.
+"""Clusters in memory with virtual time, for tests of programs that use keylane: `run`, and a plugin
+for pytest.
 
-Names are loaded when they are first used: pytest imports the plugin in every run, and most runs have no cluster.
+Names are loaded when they are first used: pytest imports the plugin in every run, and most runs
+have no cluster.
 """
 
 from importlib import import_module

@@ -1,11 +1,13 @@
-"""A cluster in memory with virtual time: a metaserver and brokers, the real ones, and the programs of a test.
+"""A cluster in memory with virtual time: a metaserver and brokers, the real ones, and the programs
+of a test.
 
     story(cluster) ─▶ clients, made as always from cluster.address
                    ─▶ cluster.start(function, …)   programs of their own, that can be killed
                    ─▶ faults, and `await asyncio.sleep(600)`, which takes no time
 
-The test, each program and each server run as processes of one event loop.  Which of them goes first where two could is
-drawn from the seed, and so are the delays of the network: the same seed is the same run.
+The test, each program and each server run as processes of one event loop.  Which of them goes first
+where two could is drawn from the seed, and so are the delays of the network: the same seed is the
+same run.
 """
 
 from __future__ import annotations
@@ -97,7 +99,8 @@ class VirtualCluster:
     A cluster in memory, for one story.
 
     Attributes:
-        address: of the metaserver, for `Producer(cluster.address)`; no machine has it, and only the story reaches it.
+        address: of the metaserver, for `Producer(cluster.address)`; no machine has it, and only the
+            story reaches it.
         seed: what the run is drawn from.
         metaserver, brokers: its servers, running when the story begins.
         test: the story itself, as `cut` takes it.
@@ -120,7 +123,8 @@ class VirtualCluster:
             seed: None draws one, which a failure prints.
             auto_create: "off", or a pattern of subjects that their first message creates.
             limit_s: virtual seconds that the story may take.
-            real_limit_s: seconds of the machine, likewise; a story in which code never awaits is not ended.
+            real_limit_s: seconds of the machine, likewise; a story in which code never awaits is
+                not ended.
 
         Raises:
             ConfigError: an argument that cannot work.
@@ -136,7 +140,8 @@ class VirtualCluster:
             data=Path("metaserver"),
             auto_create=auto_create,
             insecure_network=True,  # brokers have names
-            # The only metaserver hears of every change by itself, so what looks for changes looks seldom.
+            # The only metaserver hears of every change by itself, so what looks for changes looks
+            # seldom.
             broker_heartbeat_ms=15_000,
             broker_ttl_ms=30_000,
             heartbeat_ms_max=10_000,
@@ -166,12 +171,16 @@ class VirtualCluster:
         return self._internet, name, f"{self.seed} {name}"
 
     def __repr__(self) -> str:
-        return f"<VirtualCluster of {len(self.brokers)} brokers, seed {self.seed}, at {self.now_s:.3f} s>"
+        return (
+            f"<VirtualCluster of {len(self.brokers)} brokers, seed {self.seed}, at "
+            f"{self.now_s:.3f} s>"
+        )
 
-    # ── running ───────────────────────────────────────────────────────────────────────────────────────
+    # ── running ───────────────────────────────────────────────────────────────────────────────────
     def run(self, story: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """
-        Run an async function in virtual time, once, and return what it returns; everything ends with it.
+        Run an async function in virtual time, once, and return what it returns; everything ends
+        with it.
 
         Raises:
             What the story raises, with a note of the seed and of programs that had failed.
@@ -200,7 +209,8 @@ class VirtualCluster:
             raise StoryError("a cluster has one story: make another cluster")
         if asyncio._get_running_loop() is not None:
             raise StoryError(
-                "an event loop is running here: call `run` from a plain function, or have the fixture keylane_cluster run an async test"
+                "an event loop is running here: call `run` from a plain function, or have the "
+                "fixture keylane_cluster run an async test"
             )
         self._ran = True
 
@@ -269,7 +279,9 @@ class VirtualCluster:
             self._dispose()
 
     def _dispose(self) -> None:
-        """End everything where it stands.  What is cut off in its work would log that as an error."""
+        """End everything where it stands.  What is cut off in its work would log that as an
+        error.
+        """
         disabled = logging.root.manager.disable
         logging.disable(logging.CRITICAL)
         try:
@@ -277,7 +289,7 @@ class VirtualCluster:
         finally:
             logging.disable(disabled)
 
-    # ── programs and faults ───────────────────────────────────────────────────────────────────────────
+    # ── programs and faults ───────────────────────────────────────────────────────────────────────
     def start(
         self, function: Callable[P, Awaitable[Any]], /, *args: P.args, **kwargs: P.kwargs
     ) -> ClientProgram:
@@ -287,7 +299,8 @@ class VirtualCluster:
         It is named by its function; of several with one function the second is "work 2".
 
         Raises:
-            InvalidRequestError: `function` is no function.  A plain one ends the program with this error.
+            InvalidRequestError: `function` is no function.  A plain one ends the program with this
+                error.
         """
         check_story(function, "cluster.start(work)")
         base = getattr(function, "__name__", type(function).__name__)
@@ -301,7 +314,8 @@ class VirtualCluster:
 
     def cut(self, program: StoryProgram, *others: StoryProgram) -> None:
         """
-        Cut a program off from others, in both directions; without others from all: nothing arrives until `heal`.
+        Cut a program off from others, in both directions; without others from all: nothing arrives
+        until `heal`.
 
         Raises:
             InvalidRequestError: one of them is no program of this cluster; nothing is cut.
@@ -310,7 +324,8 @@ class VirtualCluster:
         for each in (program, *others):
             if not any(each is other for other in known):
                 raise InvalidRequestError(
-                    "programs are cut off, as cluster.brokers[0], cluster.test or what cluster.start returned, "
+                    "programs are cut off, as cluster.brokers[0], cluster.test or what "
+                    "cluster.start returned, "
                     f"not {each!r:.60}"
                 )
         for other in others or self._programs():
@@ -325,14 +340,16 @@ class VirtualCluster:
     def _programs(self) -> list[StoryProgram]:
         return [self.test, self.metaserver, *self.brokers, *self._clients]
 
-    # ── time ──────────────────────────────────────────────────────────────────────────────────────────
+    # ── time ──────────────────────────────────────────────────────────────────────────────────────
     @property
     def now_s(self) -> float:
         """Virtual seconds since the cluster was made."""
         return self._loop.now
 
     def now(self) -> datetime:
-        """The calendar of every program of the cluster, which `deliver_at` and `start=` of a reader go by."""
+        """The calendar of every program of the cluster, which `deliver_at` and `start=` of a reader
+        go by.
+        """
         wall_ms = self.test.clock.wall_ms()
         return datetime.fromtimestamp(wall_ms / 1000, UTC)
 
@@ -352,7 +369,8 @@ class VirtualCluster:
         """
         if not callable(condition):
             raise InvalidRequestError(
-                f"until takes a function, which it calls again and again, not {condition!r:.60}: until(lambda: ...)"
+                f"until takes a function, which it calls again and again, not {condition!r:.60}: "
+                f"until(lambda: ...)"
             )
         for name, given, least in (("within_s", within_s, 0.0), ("every_s", every_s, EVERY_S_MIN)):
             if not _is_seconds(given) or not given >= least:
@@ -371,7 +389,7 @@ class VirtualCluster:
                 raise ConditionNotMetError(text, within_s=within_s)
             await asyncio.sleep(every_s)
 
-    # ── looking ───────────────────────────────────────────────────────────────────────────────────────
+    # ── looking ───────────────────────────────────────────────────────────────────────────────────
     async def create_subject(self, subject: str, **options: Any) -> SubjectView:
         """Create a subject; see `Admin.create_subject`."""
         async with Admin(self.address) as admin:

@@ -1,4 +1,6 @@
-"""The event loop of a story: virtual time with limits, and an end as soon as the story has reached the real world."""
+"""The event loop of a story: virtual time with limits, and an end as soon as the story has reached
+the real world.
+"""
 
 from __future__ import annotations
 

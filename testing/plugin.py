@@ -1,10 +1,11 @@
-"""The plugin for pytest: a test that takes `keylane_cluster` has a cluster of its own, and runs in virtual time.
+"""The plugin for pytest: a test that takes `keylane_cluster` has a cluster of its own, and runs in
+virtual time.
 
     @pytest.mark.keylane(brokers=2)
     async def test_order_survives_a_broker(keylane_cluster): ...
 
-An `async def` test runs as the cluster's story, in no other plugin's event loop; a plain one calls `keylane_cluster.run`.
-Other tests are left alone.
+An `async def` test runs as the cluster's story, in no other plugin's event loop; a plain one calls
+`keylane_cluster.run`. Other tests are left alone.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
     from .cluster import VirtualCluster
 
 FIXTURE = "keylane_cluster"
-MARKER = "keylane(brokers=1, seed=0, auto_create='off', limit_s=3600, real_limit_s=60): of the cluster of this test"
+MARKER = (
+    "keylane(brokers=1, seed=0, auto_create='off', limit_s=3600, real_limit_s=60): of the cluster "
+    "of this test"
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -30,7 +34,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.getgroup("keylane").addoption(
         "--keylane-seed",
         metavar="N",
-        help="the seed of every keylane cluster: a number, or `random` for one that a failure prints",
+        help="the seed of every keylane cluster: a number, or `random` for one "
+        "that a failure prints",
     )
 
 
@@ -69,7 +74,9 @@ def keylane_cluster(request: pytest.FixtureRequest) -> Iterator[VirtualCluster]:
 
 
 def _check_examples(test: object) -> None:
-    """Raises StoryError: hypothesis runs this async test once for each example, and would run it in real time."""
+    """Raises StoryError: hypothesis runs this async test once for each example, and would run it in
+    real time.
+    """
     inner = getattr(getattr(test, "hypothesis", None), "inner_test", None)
     if inspect.iscoroutinefunction(inner):
         raise StoryError(
@@ -80,12 +87,15 @@ def _check_examples(test: object) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> None:
-    """Refuse an async fixture that takes the cluster: another plugin would run it in real time, where its address is another's."""
+    """Refuse an async fixture that takes the cluster: another plugin would run it in real time,
+    where its address is another's.
+    """
     fixture = inspect.unwrap(fixturedef.func)
     is_async = inspect.iscoroutinefunction(fixture) or inspect.isasyncgenfunction(fixture)
     if is_async and FIXTURE in inspect.signature(fixture).parameters:
         raise ConfigError(
-            f"async fixture {fixturedef.argname!r} takes {FIXTURE}, and would run outside of its virtual time: "
+            f"async fixture {fixturedef.argname!r} takes {FIXTURE}, and would run outside of its "
+            f"virtual time: "
             "make it an async function that the test awaits, or an async context manager"
         )
 
@@ -104,8 +114,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
     """
     Run an async test that takes the fixture as the story of its cluster.
 
-    A plain function that does so takes its place for this call: an async one would be run in real time by any plugin
-    whose hook comes first, as that of anyio may.
+    A plain function that does so takes its place for this call: an async one would be run in real
+    time by any plugin whose hook comes first, as that of anyio may.
     """
     cluster: Any = pyfuncitem.funcargs.get(FIXTURE)
     owner = pyfuncitem.instance or pyfuncitem.module

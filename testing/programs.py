@@ -1,9 +1,11 @@
-"""The programs of a virtual cluster: a metaserver, brokers, and users' own.  Each can be stopped, killed and started.
+"""The programs of a virtual cluster: a metaserver, brokers, and users' own.  Each can be stopped,
+killed and started.
 
-    start ─▶ running ─▶ ended by itself, or stop (as SIGTERM), kill (as SIGKILL), crash (with its machine) ─▶ start …
+    start ─▶ running ─▶ ended by itself, or stop (as SIGTERM), kill (as SIGKILL), crash (with its
+        machine) ─▶ start …
 
-Each runs on a machine of its own, whose clock and name are its own; a paused program (as SIGSTOP) does nothing until it
-is resumed.
+Each runs on a machine of its own, whose clock and name are its own; a paused program (as SIGSTOP)
+does nothing until it is resumed.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ BOOT_S = 10.0
 
 
 def check_story(function: object, call: str) -> None:
-    """Raises InvalidRequestError: it cannot be called; a coroutine is what an async function returned."""
+    """Raises InvalidRequestError: it cannot be called; a coroutine is what an async function
+    returned.
+    """
     if inspect.iscoroutine(function):
         function.close()
         raise InvalidRequestError(
@@ -54,12 +58,15 @@ def check_story(function: object, call: str) -> None:
 
 
 async def awaited(function: Callable[[], Any]) -> Any:
-    """What the async function returns.  Raises InvalidRequestError: it is a plain one; it was called."""
+    """What the async function returns.  Raises InvalidRequestError: it is a plain one; it was
+    called.
+    """
     returned = function()
     if not inspect.isawaitable(returned):
         name = getattr(getattr(function, "func", function), "__name__", type(function).__name__)
         raise InvalidRequestError(
-            f"{name} returned {returned!r:.60}: a story and a program are async functions, `async def`"
+            f"{name} returned {returned!r:.60}: a story and a program are async "
+            f"functions, `async def`"
         )
     return await returned
 
@@ -74,7 +81,8 @@ class StoryProgram(ABC):
 
     Attributes:
         name: as `cut` and errors name it.
-        error: the exception with which it ended; None: it runs, was ended from outside, or has returned.
+        error: the exception with which it ended; None: it runs, was ended from outside, or has
+            returned.
     """
 
     def __init__(self, internet: Internet, name: str, seed: str) -> None:
@@ -172,7 +180,9 @@ class StoryProgram(ABC):
             raise self.error
 
     async def stop(self) -> None:
-        """Tell it to stop, as SIGTERM does, and wait for its end; one that does not listen ends at once."""
+        """Tell it to stop, as SIGTERM does, and wait for its end; one that does not listen ends at
+        once.
+        """
         if self.running:
             if not send_stop(self._process):
                 self.kill()
@@ -183,7 +193,9 @@ class StoryProgram(ABC):
         self._end_now(machine_down=False)
 
     def crash(self) -> None:
-        """End it with its machine: its peers hear nothing, and what it had not synced may be lost from its disk."""
+        """End it with its machine: its peers hear nothing, and what it had not synced may be lost
+        from its disk.
+        """
         self._end_now(machine_down=True)
 
     def pause(self) -> None:
@@ -238,7 +250,9 @@ class ClientProgram(StoryProgram):
 
 
 USUAL_ADDRESS = "127.0.0.1:7000"
-"""That of `keylane dev`, which a program under test may have as its default; in a story it leads to no machine."""
+"""That of `keylane dev`, which a program under test may have as its default; in a story it leads to
+no machine.
+"""
 
 
 class MetaserverProgram(StoryProgram):
@@ -259,7 +273,8 @@ class MetaserverProgram(StoryProgram):
         self._database: MemoryDatabase | None = None
 
     async def _main(self) -> None:
-        # Not before the story begins: a process has one such database, for one cluster after another.
+        # Not before the story begins: a process has one such database, for one cluster after
+        # another.
         self._database = self._database or MemoryDatabase(self._machine)
         self._database.transact(
             adopt_boot,

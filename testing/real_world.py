@@ -1,7 +1,8 @@
-"""Calls that virtual time cannot wait for, refused while a story runs: real sleeps, new threads, sockets.
+"""Calls that virtual time cannot wait for, refused while a story runs: real sleeps, new threads,
+sockets.
 
-The functions are replaced in their modules for as long as the story runs, and only for its thread; code that has copied
-one before, as `from time import sleep` does, still reaches the machine.
+The functions are replaced in their modules for as long as the story runs, and only for its thread;
+code that has copied one before, as `from time import sleep` does, still reaches the machine.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ def _refusing(
 @contextmanager
 def refused_here(tell: Callable[[RealWorldError], None]) -> Iterator[None]:
     """
-    Refuse these calls in this thread with a RealWorldError, which `tell` gets too: their caller may swallow it.
+    Refuse these calls in this thread with a RealWorldError, which `tell` gets too: their caller may
+    swallow it.
 
     Raises:
         StoryError: another story runs in this process.

@@ -1,4 +1,6 @@
-"""What each program of a story waits for: the await of each of its tasks that is written in users' files."""
+"""What each program of a story waits for: the await of each of its tasks that is written in users'
+files.
+"""
 
 from __future__ import annotations
 

@@ -51,7 +51,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    gc.disable()  # until all tests are collected: they stay, and a collection goes through all of them
+    # until all tests are collected: they stay, and a collection goes through all of them
+    gc.disable()
     second_chance.configure(config)
     config.pluginmanager.register(StackDumps())
     choose_examples(whole=config.getoption("--whole"))
@@ -71,7 +72,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Exempt the thousands of collected tests from garbage collection: a collection that a test asks for is quick."""
+    """Exempt the thousands of collected tests from garbage collection: a collection that a test
+    asks for is quick.
+    """
     gc.freeze()
     gc.enable()
 
@@ -100,14 +103,18 @@ def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster
 def file_cluster(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:
-    """A cluster of the test file's own that no test kills, with the options of the file's mark `cluster`."""
+    """A cluster of the test file's own that no test kills, with the options of the file's mark
+    `cluster`.
+    """
     with Cluster(tmp_path_factory.mktemp("cluster"), **_cluster_options(request)) as cluster:
         yield cluster
 
 
 @pytest.fixture
 def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
-    """A cluster of the test's own, to be killed and restarted, with the options of its mark `cluster`."""
+    """A cluster of the test's own, to be killed and restarted, with the options of its mark
+    `cluster`.
+    """
     with Cluster(tmp_path, **_cluster_options(request)) as cluster:
         yield cluster
 

@@ -1,4 +1,6 @@
-"""The user's database behind an engine or a URL: transactions of our own, tables that several processes make.  I/O: SQL."""
+"""The user's database behind an engine or a URL: transactions of our own, tables that several
+processes make.  I/O: SQL.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 EngineOrUrl = AsyncEngine | Engine | URL | str
 AGAIN_AFTER_S = (0.05, 0.1, 0.2, 0.4)
-"""Tables that processes make at the same moment fail in all but one of them, and exist when these try again."""
+"""Tables that processes make at the same moment fail in all but one of them, and exist when these
+try again.
+"""
 _MADE_ELSEWHERE = re.compile("already exists|duplicate|unique|locked", re.IGNORECASE)
 
 
@@ -31,7 +35,8 @@ class UserDatabase:
     An async engine is used in the event loop, another one on threads of the event loop's executor.
 
     Args:
-        missing_error: the typed error if an error of SQLAlchemy says that one of our tables does not exist.
+        missing_error: the typed error if an error of SQLAlchemy says that one of our tables does
+            not exist.
         options: of the executions of an engine that is not SQLite's.
     """
 
@@ -41,10 +46,16 @@ class UserDatabase:
         missing_error: Callable[[SQLAlchemyError], KeylaneError | None],
         **options: Any,
     ) -> None:
-        """Raises ConfigError: what is given is neither an engine nor the URL of a database with an installed driver."""
+        """Raises ConfigError: what is given is neither an engine nor the URL of a database with an
+        installed driver.
+        """
         self._missing_error = missing_error
         self._own = not isinstance(engine_or_url, AsyncEngine | Engine)
-        engine = engine_or_url if isinstance(engine_or_url, AsyncEngine | Engine) else _engine(engine_or_url)  # fmt: skip
+        engine = (
+            engine_or_url
+            if isinstance(engine_or_url, AsyncEngine | Engine)
+            else _engine(engine_or_url)
+        )
         self._engine: AsyncEngine | Engine = engine
         if options and engine.dialect.name != "sqlite":
             self._engine = engine.execution_options(**options)
@@ -89,7 +100,8 @@ class UserDatabase:
 
 async def make_tables(make: Callable[[], Awaitable[None]]) -> None:
     """
-    Await what `make` returns, which makes tables that exist or not: again where another process makes them at the same moment.
+    Await what `make` returns, which makes tables that exist or not: again where another process
+    makes them at the same moment.
 
     Raises:
         StorageError: it failed for another reason, or each time.

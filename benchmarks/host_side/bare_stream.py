@@ -1,6 +1,8 @@
-"""What a stream costs with nothing of keylane in it: uvloop and OpenSSL, both ends in one process on one core.
+"""What a stream costs with nothing of keylane in it: uvloop and OpenSSL, both ends in one process
+on one core.
 
-No program in Python that uses the event loop's TLS is cheaper, so `bare_tls_us_per_mb` is what TLS costs at least.
+No program in Python that uses the event loop's TLS is cheaper, so `bare_tls_us_per_mb` is what TLS
+costs at least.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
-"""Measures what TLS, access control and metrics cost beside a cluster without them, in the same run; prints JSON.
+"""Measures what TLS, access control and metrics cost beside a cluster without them, in the same
+run; prints JSON.
 
-Ratios are of the time without to the time with.  `..._cpu_ratio` is the same of the processor time of client, broker and
-metaserver together: on a machine whose cores are busy it is the ratio of rates, and other programs disturb it less.
-Runs that are compared are next to each other, and which of them is first changes with each round.
+Ratios are of the time without to the time with.  `..._cpu_ratio` is the same of the processor time
+of client, broker and metaserver together: on a machine whose cores are busy it is the ratio of
+rates, and other programs disturb it less. Runs that are compared are next to each other, and which
+of them is first changes with each round.
 
-`--rounds N` (5), `--count N` (1,000,000 messages a round), `--quick` (one round of a tenth), `--upgrade` (a rolling
-upgrade too, two minutes).
+`--rounds N` (5), `--count N` (1,000,000 messages a round), `--quick` (one round of a tenth),
+`--upgrade` (a rolling upgrade too, two minutes).
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ CHECKS = 20_000
 SCRAPES = 100
 SEND_EVERY_S = 0.02
 WARM = 20_000
-"""Messages of the first, unmeasured run at each cluster: it loads what is loaded at the first use."""
+"""Messages of the first, unmeasured run at each cluster: it loads what is loaded at the first
+use.
+"""
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -62,7 +66,9 @@ def free_port() -> int:
 
 
 class SecuredCluster:
-    """A metaserver and a broker as `keylane cluster init` sets them up, with TLS and access control, on loopback."""
+    """A metaserver and a broker as `keylane cluster init` sets them up, with TLS and access
+    control, on loopback.
+    """
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self._stack = stack
@@ -153,7 +159,9 @@ class Scraper:
 
 
 async def connect_ms(cluster: SecuredCluster) -> list[float]:
-    """How long a producer takes from nothing to its first ack, over TLS, each with connections of its own."""
+    """How long a producer takes from nothing to its first ack, over TLS, each with connections of
+    its own.
+    """
     took = []
     for _ in range(CONNECTS):
         began = time.perf_counter()
@@ -164,7 +172,9 @@ async def connect_ms(cluster: SecuredCluster) -> list[float]:
 
 
 async def revoked_s(cluster: SecuredCluster) -> float:
-    """From the revocation of a token until the broker takes none of its sender's messages any more."""
+    """From the revocation of a token until the broker takes none of its sender's messages any
+    more.
+    """
     async with cluster.admin() as admin:
         made = await admin.create_token("shop")
         await admin.grant("shop", "produce", subject="revoked")
@@ -181,7 +191,9 @@ async def revoked_s(cluster: SecuredCluster) -> float:
 
 
 async def capability_us() -> dict[str, float]:
-    """What a broker needs to believe a capability: one that it knows, and one whose signature it verifies."""
+    """What a broker needs to believe a capability: one that it knows, and one whose signature it
+    verifies.
+    """
     key = OwnKey()
     clock = SystemClock()
     news = AccessNews(cluster="c", now_ms=1, keys={key.key_id: key.public})
@@ -232,7 +244,9 @@ class Side:
         self._environment = environment
 
     def run(self, script: str, name: str, subject: str, count: int) -> dict[str, float]:
-        """The figures of a measured client; `used_s` is the processor time of it and of the servers."""
+        """The figures of a measured client; `used_s` is the processor time of it and of the
+        servers.
+        """
         before_s = used_s(self._pids)
         figures = role(script, name, self.cluster.meta, subject, count, **self._environment)
         figures["used_s"] = figures["cpu_seconds"] + used_s(self._pids) - before_s
@@ -249,7 +263,9 @@ def scrape_ms(address: str, pid: int) -> float:
 
 
 def metrics_cost(side: Side, number: int, count: int) -> dict[str, float]:
-    """Sends with reads of the figures between sends without, so that neither has the better place."""
+    """Sends with reads of the figures between sends without, so that neither has the better
+    place.
+    """
     cluster = side.cluster
     assert isinstance(cluster, BenchCluster)
     for address in (cluster.broker_address, cluster.meta):
@@ -272,7 +288,9 @@ def metrics_cost(side: Side, number: int, count: int) -> dict[str, float]:
 
 
 def upgrade_pauses_ms() -> dict[str, float]:
-    """How long messages wait while a cluster is upgraded under load, as the test of rolling upgrades records it."""
+    """How long messages wait while a cluster is upgraded under load, as the test of rolling
+    upgrades records it.
+    """
     names = ("upgrade_pause_p99_ms", "upgrade_pause_longest_ms")
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"

@@ -1,4 +1,6 @@
-"""The measured clients, as children of the measuring process, with a time by which they have to end."""
+"""The measured clients, as children of the measuring process, with a time by which they have to
+end.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,16 @@ class Child:
 
     def __init__(self, system: System, role: str, **job: Any) -> None:
         job = {
-            "client": system.client, "clients": str(system.home / "clients"),
-            "where": system.where, "loop": system.loop, "role": role, "sender": "each", "handler": "each",
-            "size": 100, **job,
-        }  # fmt: skip
+            "client": system.client,
+            "clients": str(system.home / "clients"),
+            "where": system.where,
+            "loop": system.loop,
+            "role": role,
+            "sender": "each",
+            "handler": "each",
+            "size": 100,
+            **job,
+        }
         self._ends_at = time.monotonic() + TAKE_S
         self._rest = b""
         self.process = subprocess.Popen(

@@ -1,4 +1,6 @@
-"""A measured client: `client.py JOB`, a JSON object.  Prints a line {"ready": true} once connected, then its figures."""
+"""A measured client: `client.py JOB`, a JSON object.  Prints a line {"ready": true} once connected,
+then its figures.
+"""
 
 from __future__ import annotations
 
@@ -104,9 +106,12 @@ async def consume(client: Client, job: dict[str, Any]) -> dict[str, Any]:
 
     await client.consume(handling, ready)
     figures = {
-        "first": handling.first_at, "last": handling.last_at, "began": began,
-        "ended": time.monotonic(), "cpu": cpu_seconds() - used,
-    }  # fmt: skip
+        "first": handling.first_at,
+        "last": handling.last_at,
+        "began": began,
+        "ended": time.monotonic(),
+        "cpu": cpu_seconds() - used,
+    }
     if isinstance(handling, StampedHandling):
         took_ms = sorted(handling.took_ms[int(UNMEASURED_S * rate) :])
         figures |= {"p50_ms": statistics.median(took_ms), "p99_ms": percentile(took_ms, 0.99)}
@@ -121,9 +126,7 @@ async def start(client: Client, job: dict[str, Any]) -> dict[str, Any]:
     tell(ready=True)
     used, began = cpu_seconds(), time.monotonic()
     closings = [await client.open_consumer(topic) for topic in job["topics"]]
-    figures = {
-        "load": load_s, "seconds": time.monotonic() - began, "cpu": cpu_seconds() - used
-    }  # fmt: skip
+    figures = {"load": load_s, "seconds": time.monotonic() - began, "cpu": cpu_seconds() - used}
     for close in closings:
         closed = close()
         if inspect.isawaitable(closed):

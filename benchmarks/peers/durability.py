@@ -6,7 +6,9 @@ import enum
 
 
 class Durability(enum.IntEnum):
-    """What a send's ack promises of a server alone on its machine; a greater grade keeps all that a smaller one does."""
+    """What a send's ack promises of a server alone on its machine; a greater grade keeps all that a
+    smaller one does.
+    """
 
     PAGE_CACHE = 1
     """Written, and lost with the power of the machine until the system or the server syncs."""

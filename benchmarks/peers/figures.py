@@ -60,7 +60,9 @@ FIGURES = {
     "both_per_s": Figure("sent and handled at once", A_SECOND, aim=2),
     "producer_cpu_us": Figure("producer, processor time a message", US, lower=True),
     "producer_all_cpu_us": Figure("producer, `send_all`", US, lower=True, peer="producer_cpu_us"),
-    "producer_arrow_cpu_us": Figure("producer, Arrow batches", US, lower=True, peer="producer_cpu_us"),
+    "producer_arrow_cpu_us": Figure(
+        "producer, Arrow batches", US, lower=True, peer="producer_cpu_us"
+    ),
     "send_broker_cpu_us": Figure("servers while sending, a message", US, lower=True),
     "consumer_cpu_us": Figure("consumer, a coroutine a message", US, lower=True),
     "consumer_batch_cpu_us": Figure(
@@ -81,12 +83,20 @@ FIGURES = {
         "send to handler at 5,000/s, p99", MS, lower=True, aim=1, against=Against.SAME
     ),
     "steady_5000_cpu_us": Figure(
-        "processor time a message of all processes, 5,000/s", US, lower=True, aim=100, against=Against.ITSELF
+        "processor time a message of all processes, 5,000/s",
+        US,
+        lower=True,
+        aim=100,
+        against=Against.ITSELF,
     ),
     "steady_500_p50_ms": Figure("send to handler at 500/s, p50", MS, lower=True),
     "steady_500_p99_ms": Figure("send to handler at 500/s, p99", MS, lower=True),
     "steady_500_cpu_us": Figure(
-        "processor time a message of all processes, 500/s", US, lower=True, aim=1, against=Against.SAME
+        "processor time a message of all processes, 500/s",
+        US,
+        lower=True,
+        aim=1,
+        against=Against.SAME,
     ),
     "kib_sent_mb_s": Figure("values of 1 KiB, sent", MB_S),
     "kib_handled_mb_s": Figure("values of 1 KiB, handled", MB_S),
@@ -109,7 +119,7 @@ FIGURES = {
     "broker_mb": Figure("servers, peak memory", MB, lower=True),
     "producer_mb": Figure("producer, peak memory", MB, lower=True),
     "consumer_mb": Figure("consumer, peak memory", MB, lower=True),
-}  # fmt: skip
+}
 """In the order of the table."""
 
 
@@ -140,7 +150,9 @@ def spreads_of(
 
 
 def counted(system: str, durabilities: Mapping[str, Durability], against: Against) -> list[str]:
-    """The peers that a system is compared with: none that promises more, and for SAME none that promises less."""
+    """The peers that a system is compared with: none that promises more, and for SAME none that
+    promises less.
+    """
     ours = durabilities[system]
     return [
         peer
@@ -151,7 +163,9 @@ def counted(system: str, durabilities: Mapping[str, Durability], against: Agains
 
 
 def full_rate(name: str, figures: Mapping[str, float]) -> bool:
-    """False for a steady figure at less than the rate that was asked for: it says nothing about that rate."""
+    """False for a steady figure at less than the rate that was asked for: it says nothing about
+    that rate.
+    """
     words = name.split("_")
     return words[0] != "steady" or figures.get(f"steady_{words[1]}_rate", 0) >= int(words[1])
 
@@ -166,14 +180,18 @@ class Best:
 
 
 def value_of(name: str, system: str, medians: Medians) -> float | None:
-    """A system's figure; of a peer with one way to send and to handle, that one where keylane has several."""
+    """A system's figure; of a peer with one way to send and to handle, that one where keylane has
+    several.
+    """
     figures = medians.get(system, {})
     shown = name if system.startswith(OURS) else FIGURES[name].peer or name
     return figures.get(shown) if full_rate(name, figures) else None
 
 
 def best_of(name: str, system: str, medians: Medians, peers: Iterable[str]) -> Best | None:
-    """The peer that is furthest ahead in a figure; None where the system or all of the peers have no such figure."""
+    """The peer that is furthest ahead in a figure; None where the system or all of the peers have
+    no such figure.
+    """
     figure = FIGURES[name]
     ours = value_of(name, system, medians)
     if ours is None:
@@ -207,7 +225,9 @@ def ratios_of(
 
 
 def reached(name: str, medians: Medians, ratios: Mapping[str, Mapping[str, Best]]) -> bool | None:
-    """Whether keylane reaches a figure's aim; None where there is no aim, or what it needs was not taken."""
+    """Whether keylane reaches a figure's aim; None where there is no aim, or what it needs was not
+    taken.
+    """
     figure = FIGURES[name]
     if figure.aim is None:
         return None

@@ -1,4 +1,6 @@
-"""Processor time and memory of processes, from /proc; free ports, and conditions that are waited for."""
+"""Processor time and memory of processes, from /proc; free ports, and conditions that are waited
+for.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ def family(pid: int) -> list[int]:
 
 
 def busy_and_stolen_seconds() -> tuple[float, float]:
-    """Processor time of everything on this machine since it started, and what its host took from it."""
+    """Processor time of everything on this machine since it started, and what its host took from
+    it.
+    """
     fields = [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
     return (sum(fields) - fields[3] - fields[4] - fields[7]) / TICK, fields[7] / TICK
 

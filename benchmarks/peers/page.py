@@ -87,7 +87,9 @@ def durabilities_of(result: Mapping[str, Any]) -> dict[str, Durability]:
 
 
 def cell_of(name: str, system: str, figures: Mapping[str, float]) -> str:
-    """A system's figure, with its rate where that is less than asked for; a peer's one way where keylane has several."""
+    """A system's figure, with its rate where that is less than asked for; a peer's one way where
+    keylane has several.
+    """
     taken = name if system.startswith(OURS) else FIGURES[name].peer or name
     if taken not in figures:
         return NOT_TAKEN
@@ -116,8 +118,12 @@ def table_of(result: Mapping[str, Any]) -> str:
     systems = list(result["systems"])
     ratios = ratios_of(medians, durabilities_of(result))
     head = [
-        "what", *systems, "by the best, same or weaker durability", "by the best as durable", "reach",
-    ]  # fmt: skip
+        "what",
+        *systems,
+        "by the best, same or weaker durability",
+        "by the best as durable",
+        "reach",
+    ]
     rows = [head, ["---"] * len(head)]
     for name, figure in FIGURES.items():
         cells = [cell_of(name, system, medians[system]) for system in systems]
@@ -143,7 +149,9 @@ def missing_lines(missing: Mapping[str, str]) -> list[str]:
 
 
 def better_lines(result: Mapping[str, Any]) -> Iterator[str]:
-    """Each figure in which a peer of the same or weaker durability is ahead, with the peers that are."""
+    """Each figure in which a peer of the same or weaker durability is ahead, with the peers that
+    are.
+    """
     medians = result["medians"]
     peers = counted(OURS, durabilities_of(result), Against.ANY) if OURS in medians else []
     for name, figure in FIGURES.items():
@@ -186,7 +194,8 @@ def page_of(result: Mapping[str, Any]) -> str:
         versions = ", ".join(f"{what} {version}" for what, version in system["versions"].items())
         ack = Durability(system["durability"]).shown
         about.append(
-            f"| `{name}`: {system['title']} | {ack} | {system['promise']} | {versions} | {system['settings']} |"
+            f"| `{name}`: {system['title']} | {ack} | {system['promise']} | {versions} | "
+            f"{system['settings']} |"
         )
     better = list(better_lines(result)) or ["In this run no peer is ahead in any figure."]
     left_out = [f"* {line}" for line in missing_lines(result["missing"])]
@@ -205,10 +214,17 @@ def page_of(result: Mapping[str, Any]) -> str:
             "",
             "## Figures",
             "",
-            ("Ratios are keylane by the best peer, above 1 where keylane is ahead, whether more is better or less;"
-            " the name in brackets is that peer's."
-            f" {NOT_TAKEN}: not taken, or not compared. Peers have one way to send and one to handle, which stand beside each of keylane's."),
-            "A peer that could not keep up with a steady rate is shown at its own, and left out of the ratio.",
+            (
+                "Ratios are keylane by the best peer, above 1 where keylane is ahead, whether more "
+                "is better or less;"
+                " the name in brackets is that peer's."
+                f" {NOT_TAKEN}: not taken, or not compared. Peers have one way to send and one to "
+                f"handle, which stand beside each of keylane's."
+            ),
+            (
+                "A peer that could not keep up with a steady rate is shown at its own, and "
+                "left out of the ratio."
+            ),
             "",
             table_of(result),
             "",
@@ -225,4 +241,4 @@ def page_of(result: Mapping[str, Any]) -> str:
             LACKS,
             WORK,
         ]
-    )  # fmt: skip
+    )

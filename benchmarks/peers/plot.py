@@ -10,10 +10,24 @@ from typing import Any
 from peers.figures import FIGURES, OURS, best_of
 
 SHOWN = (
-    "sent_per_s", "sent_all_per_s", "sent_arrow_per_s", "handled_per_s", "handled_batch_per_s", "handled_arrow_per_s", "both_per_s", "consumer_batch_cpu_us",
-    "kib_sent_mb_s", "kib_handled_mb_s", "single_p50_ms", "steady_5000_p50_ms",
-    "steady_5000_p99_ms", "steady_5000_cpu_us", "steady_500_p50_ms", "steady_500_cpu_us", "start_s",
-)  # fmt: skip
+    "sent_per_s",
+    "sent_all_per_s",
+    "sent_arrow_per_s",
+    "handled_per_s",
+    "handled_batch_per_s",
+    "handled_arrow_per_s",
+    "both_per_s",
+    "consumer_batch_cpu_us",
+    "kib_sent_mb_s",
+    "kib_handled_mb_s",
+    "single_p50_ms",
+    "steady_5000_p50_ms",
+    "steady_5000_p99_ms",
+    "steady_5000_cpu_us",
+    "steady_500_p50_ms",
+    "steady_500_cpu_us",
+    "start_s",
+)
 COLORS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#888888")
 """For eyes that see few colours too."""
 LABELS, NUMBERS, WIDTH, RIGHT = 360, 40, 560, 30
@@ -71,7 +85,8 @@ def svg_of(result: Mapping[str, Any]) -> str:
     width = LABELS + WIDTH + RIGHT + 40
     lines = [
         (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+            f'width="{width}" height="{height}"'
             ' font-family="sans-serif" font-size="12" fill="#222222">'
         ),
         f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
@@ -117,7 +132,10 @@ def _bar(y: float, ratio: float, color: str, peer: str) -> list[str]:
     number = f"{ratio:.0f}" if ratio >= 10 else f"{ratio:.1f}" if ratio >= 2 else f"{ratio:.2f}"
     small = 'font-size="9"'
     return [
-        f'<rect x="{left:.1f}" y="{y:.1f}" width="{max(right - left, 0.5):.1f}" height="{BAR - 1}" fill="{color}">{title}</rect>',
+        (
+            f'<rect x="{left:.1f}" y="{y:.1f}" width="{max(right - left, 0.5):.1f}" height="{BAR - 1}" '
+            f'fill="{color}">{title}</rect>'
+        ),
         _text(right + 3, y + BAR - 2.5, number, extra=small)
         if ratio >= 1
         else _text(left - 3, y + BAR - 2.5, number, anchor="end", extra=small),

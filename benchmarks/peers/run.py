@@ -1,8 +1,9 @@
-"""Measures keylane beside its peers, in interleaved turns with the same work; prints a table, writes JSON and docs.
+"""Measures keylane beside its peers, in interleaved turns with the same work; prints a table,
+writes JSON and docs.
 
-`--home DIR` has what `make peers-home` brought: jars of Kafka in `server/`, `bin/nats-server`, clients in `clients/`.
-`--json FILE` keeps the result, after each turn, and `--write-docs` makes docs/PEERS.md and its plot from it, without a run
-if there is no `--home`.
+`--home DIR` has what `make peers-home` brought: jars of Kafka in `server/`, `bin/nats-server`,
+clients in `clients/`. `--json FILE` keeps the result, after each turn, and `--write-docs` makes
+docs/PEERS.md and its plot from it, without a run if there is no `--home`.
 """
 
 from __future__ import annotations
@@ -65,8 +66,9 @@ def parsed() -> argparse.Namespace:
     options = parser.parse_args()
     options.systems, options.takes = options.systems.split(","), options.takes.split(",")
     for kind, given, known in (
-        ("system", options.systems, SYSTEMS), ("take", options.takes, TAKES),
-    ):  # fmt: skip
+        ("system", options.systems, SYSTEMS),
+        ("take", options.takes, TAKES),
+    ):
         unknown = [name for name in given if name not in known]
         if unknown:
             parser.error(f"no {kind} {', '.join(unknown)}; there are {', '.join(known)}")
@@ -98,17 +100,25 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
     for name in names:
         kind = class_of(name)
         systems[name] = {
-            "title": kind.title, "durability": int(kind.durability), "promise": kind.promise,
-            "settings": kind.settings, "versions": kind.versions(options.home),
-        }  # fmt: skip
+            "title": kind.title,
+            "durability": int(kind.durability),
+            "promise": kind.promise,
+            "settings": kind.settings,
+            "versions": kind.versions(options.home),
+        }
     result: dict[str, Any] = {
         "machine": machine(),
         "run": {
-            "began": time.strftime("%Y-%m-%d %H:%M", time.gmtime()), "rounds": options.rounds,
-            "quick": options.quick, "takes": options.takes, "load_before": os.getloadavg()[0],
+            "began": time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
+            "rounds": options.rounds,
+            "quick": options.quick,
+            "takes": options.takes,
+            "load_before": os.getloadavg()[0],
         },
-        "systems": systems, "missing": missing, "failed": {},
-    }  # fmt: skip
+        "systems": systems,
+        "missing": missing,
+        "failed": {},
+    }
     turns: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     sizes = QUICK if options.quick else Sizes()
     for number in range(options.rounds):

@@ -99,8 +99,9 @@ class Turn:
         sent = self.child("send", topic, count, **job).end()
         sent["broker_us"] = (cpu_seconds(pids) - used) / count * 1e6
         return sent | {
-            "per_s": count / (sent["ended"] - sent["began"]), "us": sent["cpu"] / count * 1e6,
-        }  # fmt: skip
+            "per_s": count / (sent["ended"] - sent["began"]),
+            "us": sent["cpu"] / count * 1e6,
+        }
 
     def _handled(self, topic: str, count: int, **job: Any) -> dict[str, Any]:
         """A consumer's figures, likewise; the producer's first message is one more."""
@@ -111,7 +112,7 @@ class Turn:
         return handled | {
             "per_s": count / (handled["last"] - handled["first"]),
             "us": handled["cpu"] / count * 1e6,
-        }  # fmt: skip
+        }
 
     def send(self) -> Figures:
         """First send to last ack, in each way that the system has."""
@@ -176,10 +177,12 @@ class Turn:
             handled = consumer.end()
             spent = sent["cpu"] + handled["cpu"] + cpu_seconds(pids) - used
             figures |= {
-                f"{name}_p50_ms": handled["p50_ms"], f"{name}_p99_ms": handled["p99_ms"],
-                f"{name}_cpu_us": spent / count * 1e6, f"{name}_rate": rate,
+                f"{name}_p50_ms": handled["p50_ms"],
+                f"{name}_p99_ms": handled["p99_ms"],
+                f"{name}_cpu_us": spent / count * 1e6,
+                f"{name}_rate": rate,
                 f"{name}_late_s": sent["late_s"],
-            }  # fmt: skip
+            }
         return figures
 
     def kib(self) -> Figures:
@@ -190,9 +193,11 @@ class Turn:
         handled = self._handled("kib", count, size=KIB)
         mb = KIB / 1e6
         return {
-            "kib_sent_mb_s": sent["per_s"] * mb, "kib_handled_mb_s": handled["per_s"] * mb,
-            "kib_producer_cpu_us": sent["us"], "kib_broker_cpu_us": sent["broker_us"],
-        }  # fmt: skip
+            "kib_sent_mb_s": sent["per_s"] * mb,
+            "kib_handled_mb_s": handled["per_s"] * mb,
+            "kib_producer_cpu_us": sent["us"],
+            "kib_broker_cpu_us": sent["broker_us"],
+        }
 
     def partitions(self) -> Figures:
         """64 partitions, by the rates of 4 in the same turn."""
@@ -223,13 +228,17 @@ class Turn:
         return {"producers_per_s": per_s, "producers_ratio": per_s / alone["sent_per_s"]}
 
     def start(self) -> Figures:
-        """50 consumers of a process, each of its own topic and group, opened one after the other."""
+        """50 consumers of a process, each of its own topic and group, opened one after the
+        other.
+        """
         topics = [f"start-{number}" for number in range(CONSUMERS)]
         self.create(*topics)
         started = self.child("start", topics[0], 0, topics=topics).end()
         return {
-            "load_s": started["load"], "start_s": started["seconds"], "start_cpu_s": started["cpu"],
-        }  # fmt: skip
+            "load_s": started["load"],
+            "start_s": started["seconds"],
+            "start_cpu_s": started["cpu"],
+        }
 
 
 def turn_of(

@@ -1,9 +1,11 @@
-"""Measures small traffic: steady rates from `send` to a handler, groups, a single send, idle consumers; prints JSON.
+"""Measures small traffic: steady rates from `send` to a handler, groups, a single send, idle
+consumers; prints JSON.
 
-`--rates 500,5000`, `--groups 1,5`, `--seconds N` (6) of each rate, `--rounds N` (3), `--uvloop` (clients run on
-asyncio's own loop), `--idle N` (0) consumers for `--seconds`.  Processor time is user and system time of all threads of
-a process, in µs a message, and a group; another tree is measured with `PYTHONPATH` of the folder that has it as
-`keylane`, and of `benchmarks`.  A group is sent after the one before was handled, so that its figures depend little on other work of the
+`--rates 500,5000`, `--groups 1,5`, `--seconds N` (6) of each rate, `--rounds N` (3), `--uvloop`
+(clients run on asyncio's own loop), `--idle N` (0) consumers for `--seconds`.  Processor time is
+user and system time of all threads of a process, in µs a message, and a group; another tree is
+measured with `PYTHONPATH` of the folder that has it as `keylane`, and of `benchmarks`.  A group is
+sent after the one before was handled, so that its figures depend little on other work of the
 machine: a steady rate on a busy machine makes larger batches.
 """
 
@@ -241,8 +243,12 @@ def run_role(options: argparse.Namespace) -> None:
     """Run one measured process."""
     role, meta, subject, number, seconds = options.role
     body = {
-        "steady": steady, "stamped": stamped, "grouped": grouped, "single": single, "idle": idle,
-    }[role]  # fmt: skip
+        "steady": steady,
+        "stamped": stamped,
+        "grouped": grouped,
+        "single": single,
+        "idle": idle,
+    }[role]
     factory = uvloop.new_event_loop if options.uvloop else None
     with asyncio.Runner(loop_factory=factory) as runner:
         result = runner.run(body(meta, subject, int(number), float(seconds)))

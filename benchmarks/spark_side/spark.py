@@ -1,9 +1,11 @@
-"""Measures the Spark side beside Parquet, Spark's Kafka connector and Python tuples, in one run; prints JSON.
+"""Measures the Spark side beside Parquet, Spark's Kafka connector and Python tuples, in one run;
+prints JSON.
 
-`--rows N` (5,000,000 of 100 bytes in 4 partitions), `--rounds N` (3), `--quick` (200,000 rows, one round), `--kafka HOME`
-(see `spark_kafka.py`), `--table` (the table of docs/PERFORMANCE.md too), `--no-live` (leave out live messages).  Each
-round runs everything in turn, after one round that warms up; figures are medians.  The JVM has its default flags.
-`cpu_us` in the JSON has the processor time of each job, in µs a row.
+`--rows N` (5,000,000 of 100 bytes in 4 partitions), `--rounds N` (3), `--quick` (200,000 rows, one
+round), `--kafka HOME` (see `spark_kafka.py`), `--table` (the table of docs/PERFORMANCE.md too),
+`--no-live` (leave out live messages).  Each round runs everything in turn, after one round that
+warms up; figures are medians.  The JVM has its default flags. `cpu_us` in the JSON has the
+processor time of each job, in µs a row.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ LIVE_S = 12.0
 
 
 class TupleReader(DataSourceReader):
-    """The same rows as the reader of batches, as Python tuples: what most Python data sources do."""
+    """The same rows as the reader of batches, as Python tuples: what most Python data sources
+    do.
+    """
 
     def __init__(self, reader: DataSourceReader) -> None:
         self._reader = reader

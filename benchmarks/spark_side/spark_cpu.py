@@ -1,4 +1,5 @@
-"""Processor time of a job on this machine: of Spark's JVM, of Python's workers, and of the brokers that it reads.
+"""Processor time of a job on this machine: of Spark's JVM, of Python's workers, and of the brokers
+that it reads.
 
 Other programs on the machine change it less than they change how long a job takes.
 """
@@ -17,7 +18,9 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A line of /proc: whose child it is, what it runs, and its seconds, with those of children that have ended."""
+    """A line of /proc: whose child it is, what it runs, and its seconds, with those of children
+    that have ended.
+    """
 
     parent: int
     name: str

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Figure:
-    """What is measured, and what it should reach; an aim is a least value, or a greatest if `most`."""
+    """What is measured, and what it should reach; an aim is a least value, or a greatest if
+    `most`.
+    """
 
     what: str
     aim: float | None = None

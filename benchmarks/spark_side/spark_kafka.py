@@ -1,8 +1,10 @@
-"""A real Kafka of one node on loopback, for the ratios of `spark.py` beside Spark's Kafka connector.
+"""A real Kafka of one node on loopback, for the ratios of `spark.py` beside Spark's Kafka
+connector.
 
-mvn -B -f benchmarks/spark_side/kafka_server.xml dependency:copy-dependencies -DoutputDirectory=HOME/server -DincludeScope=runtime
-mvn -B -f benchmarks/spark_side/kafka_connector.xml dependency:copy-dependencies -DoutputDirectory=HOME/connector -DincludeScope=runtime
-make bench-spark ARGS="--kafka HOME"
+mvn -B -f benchmarks/spark_side/kafka_server.xml dependency:copy-dependencies
+-DoutputDirectory=HOME/server -DincludeScope=runtime mvn -B -f
+benchmarks/spark_side/kafka_connector.xml dependency:copy-dependencies
+-DoutputDirectory=HOME/connector -DincludeScope=runtime make bench-spark ARGS="--kafka HOME"
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""Processes beside the Spark job of `spark.py`: one fills subjects, one sends and handles live messages.
+"""Processes beside the Spark job of `spark.py`: one fills subjects, one sends and handles live
+messages.
 
-Run as `python benchmarks/spark_side/spark_roles.py fill META SUBJECT COUNT` and `… live META SUBJECT SECONDS`.
+Run as `python benchmarks/spark_side/spark_roles.py fill META SUBJECT COUNT` and `… live META
+SUBJECT SECONDS`.
 """
 
 from __future__ import annotations

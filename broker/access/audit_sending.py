@@ -18,7 +18,8 @@ SEND_S = 1.0
 
 class AuditSending:
     """
-    The way of events to a metaserver; while none answers they wait, up to `audit_buffer.WAITING_MAX`.
+    The way of events to a metaserver; while none answers they wait, up to
+    `audit_buffer.WAITING_MAX`.
 
     Args:
         send: stores events at a metaserver.
@@ -41,14 +42,16 @@ class AuditSending:
                     await self.send()
 
     async def send(self) -> None:
-        """Send what waits; an event whose outcome is unknown may be stored twice, and none is lost so."""
+        """Send what waits; an event whose outcome is unknown may be stored twice, and none is lost
+        so.
+        """
         while events := self.buffer.take():
             try:
                 await self._send(events)
             except KeylaneError as error:
                 self.buffer.put_back(events)
                 if error.message != self._problem and not isinstance(error, UnreachableError):
-                    log.warning("the audit log is not sent: %s", error.message)
+                    log.warning("cannot send audit events: %s", error.message)
                 self._problem = error.message
                 return
             self._problem = ""

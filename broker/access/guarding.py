@@ -1,4 +1,6 @@
-"""The access control of a broker: what calls and frames are about, by the partitions that it hosts."""
+"""The access control of a broker: what calls and frames are about, by the partitions that it
+hosts.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,12 @@
 """Judges capabilities by what a metaserver told with its last answer, without a question to others.
 
-    text ─▶ known already? ─▶ signature by a known key ─▶ cluster, end, version ─▶ the principal's rights
+    text ─▶ known already? ─▶ signature by a known key ─▶ cluster, end, version ─▶ the principal's
+        rights
 
-A key that is not known is asked for once: a metaserver may have begun to sign with it since the last answer.
-A broker that reaches no metaserver judges by what it knows: capabilities end by themselves.
-Then operators show the tokens of the servers' settings: the broker knows its own, and the hashes of the others.
+A key that is not known is asked for once: a metaserver may have begun to sign with it since the
+last answer. A broker that reaches no metaserver judges by what it knows: capabilities end by
+themselves. Then operators show the tokens of the servers' settings: the broker knows its own, and
+the hashes of the others.
 """
 
 from __future__ import annotations
@@ -53,9 +55,12 @@ class JudgedCapability(NamedTuple):
 
 def _caller(capability: Capability) -> Caller:
     return Caller(
-        capability.principal, capability.grants, capability.groups, capability.quota,
+        capability.principal,
+        capability.grants,
+        capability.groups,
+        capability.quota,
         capability.ends_at_ms,
-    )  # fmt: skip
+    )
 
 
 class CapabilityJudge:
@@ -185,7 +190,7 @@ class CapabilityJudge:
             self._asked_at_ms = self._boot_ms()
             self._asking = None
 
-    # ── the two ways to call ──────────────────────────────────────────────────────────────────────────
+    # ── the two ways to call ──────────────────────────────────────────────────────────────────────
     async def identify(self, text: str) -> Caller:
         """
         Who sends this text with a request of HTTP.

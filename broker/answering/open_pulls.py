@@ -1,16 +1,17 @@
-"""Pulls of owners that are answered without a task: a pull waits for messages, and goes on after a small answer.
+"""Pulls of owners that are answered without a task: a pull waits for messages, and goes on after a
+small answer.
 
     pull ─▶ cached ─┬─ small, all that there is ─▶ part ─▶ waits ─▶ woken ─▶ cached ─┬─ …
                     ╰─ else ─▶ answer                        ╰─ its time is over ─▶ answer, empty
 
-So an owner whose messages come one by one asks once for many of them, and its broker is not woken to be asked.  A larger
-answer ends the pull: while an owner handles it, the next one gathers more.
+So an owner whose messages come one by one asks once for many of them, and its broker is not woken
+to be asked.  A larger answer ends the pull: while an owner handles it, the next one gathers more.
 
 Invariants
-    A part has all that is readable from the end of the part before on, and its owner is checked as for a pull.
-    A group has one open pull of a partition: the next one ends it.
-    A pull has at most PULL_ANSWERS_MAX answers, and all but the last are of PART_BYTES_MAX bytes at most: so much comes to
-    an owner that takes no more.
+    A part has all that is readable from the end of the part before on, and its owner is checked as
+    for a pull. A group has one open pull of a partition: the next one ends it. A pull has at most
+    PULL_ANSWERS_MAX answers, and all but the last are of PART_BYTES_MAX bytes at most: so much
+    comes to an owner that takes no more.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ class PullDecisions(Protocol):
         ...
 
     def check_pull(self, request: Pull, now_ms: int) -> tuple[HostedPartition, Group, int, bool]:
-        """The partition, the group, the bytes that the answer may have, and whether it waits for messages."""
+        """The partition, the group, the bytes that the answer may have, and whether it waits for
+        messages.
+        """
         ...
 
     def hold(self, group: Group, request: Pull, until_ms: int) -> None:
@@ -93,8 +96,15 @@ class OpenPull:
     """A pull until its last answer."""
 
     __slots__ = (
-        "_call", "_client", "_end", "_group", "_loop", "_pulls", "_request", "_until_ms",
-    )  # fmt: skip
+        "_call",
+        "_client",
+        "_end",
+        "_group",
+        "_loop",
+        "_pulls",
+        "_request",
+        "_until_ms",
+    )
 
     def __init__(
         self, pulls: OpenPulls, request: Pull, group: Group, call: PromptCall, *, until_ms: int
@@ -108,21 +118,26 @@ class OpenPull:
         self._until_ms = until_ms
         self._loop = asyncio.get_running_loop()
         self._client: asyncio.Future[None] | None = None
-        """Cancelled when the client leaves; None before the pull has waited, and behind its last answer."""
+        """Cancelled when the client leaves; None before the pull has waited, and behind its last
+        answer.
+        """
         self._end: asyncio.TimerHandle | None = None
 
     def wait(self, now_ms: int) -> None:
         """Wait until the partition is woken, or the time of the pull is over."""
         request, pulls = self._request, self._pulls
         until_ms = self._until_ms if self._until_ms > now_ms else now_ms + 1
-        # By a reading that is a little old the lock ends a little early, and its owner takes it again.
+        # By a reading that is a little old the lock ends a little early, and its owner takes it
+        # again.
         pulls.service.hold(self._group, request, until_ms)
         if self._client is None:
             self._open(until_ms - now_ms)
         pulls.waiting.listen(request.partition_id, self, self._woken)
 
     def _open(self, wait_ms: int) -> None:
-        """Be the open pull of the group until `_close`; one timer and one future serve all waits."""
+        """Be the open pull of the group until `_close`; one timer and one future serve all
+        waits.
+        """
         request, loop = self._request, self._loop
         self._pulls.open[request.partition_id, request.group] = self
         self._end = loop.call_at(at_a_tick(wait_ms / 1000, loop.time()), self._time_is_over)
@@ -141,7 +156,8 @@ class OpenPull:
             del open_pulls[key]
 
     def _woken(self) -> None:
-        # All batches of the commit that has woken it are there then.  Each by itself: a fault of one concerns no other.
+        # All batches of the commit that has woken it are there then.  Each by itself: a fault of
+        # one concerns no other.
         at_end(self._go_on, self._loop)
 
     def _time_is_over(self) -> None:

@@ -1,10 +1,12 @@
-"""Answers appends, pulls and acks where they arrive, without a task, if nothing has to be waited for but a commit or news.
+"""Answers appends, pulls and acks where they arrive, without a task, if nothing has to be waited
+for but a commit or news.
 
     append ─▶ decided ─▶ durable ─▶ answered
     ack    ─▶ decided ─▶ durable ─▶ answered
     pull   ─▶ see `open_pulls`
 
-What needs more (room in the commit queue, a large batch to unpack, a read of the disk, tags) is left to `BrokerService.handle`.
+What needs more (room in the commit queue, a large batch to unpack, a read of the disk, tags) is
+left to `BrokerService.handle`.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ from .unpack_checks import UnpackChecks
 from .waiting import LongPolls
 
 Beginning = Callable[[Any, memoryview, PromptCall, int], bool]
-"""As `DataService.begin`; the last argument is the boot clock's nanoseconds at the arrival of the request."""
+"""As `DataService.begin`; the last argument is the boot clock's nanoseconds at the arrival of the
+request.
+"""
 
 
 class Decisions(PullDecisions, Protocol):
@@ -60,8 +64,10 @@ class PromptAnswers:
         self._pulls = OpenPulls(service, store, waiting, clock)
         self._boot_ns = clock.boot_ns
         self.beginnings: dict[type[Request], Beginning] = {
-            Append: self._append, Pull: self._pull, Ack: self._ack,
-        }  # fmt: skip
+            Append: self._append,
+            Pull: self._pull,
+            Ack: self._ack,
+        }
         """Kind of a request → what answers it without a task."""
 
     def _append(

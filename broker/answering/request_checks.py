@@ -44,7 +44,9 @@ def check_begun(request: Ack, partition: HostedPartition) -> None:
 
 
 def check_held(request: Ack, partition: HostedPartition) -> None:
-    """Raises InvalidRequestError, OverloadedError: no messages that a session could have with its handlers."""
+    """Raises InvalidRequestError, OverloadedError: no messages that a session could have with its
+    handlers.
+    """
     if sum(end - start for start, end in request.held) > IN_FLIGHT_PER_SESSION_MAX:
         raise OverloadedError(f"more than {IN_FLIGHT_PER_SESSION_MAX} held messages in one ack")
     if not 1 <= request.in_flight_ms <= IN_FLIGHT_MS_MAX:

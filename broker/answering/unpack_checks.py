@@ -1,12 +1,15 @@
-"""Checks large packed batches in a thread before they are decided on; a later append to the partition keeps its place.
+"""Checks large packed batches in a thread before they are decided on; a later append to the
+partition keeps its place.
 
-    append ─▶ is the batch large when it is unpacked, or does an earlier one of its partition wait here?
+    append ─▶ is the batch large when it is unpacked, or does an earlier one of its partition wait
+        here?
                  no ─▶ decided at once; the store unpacks a small packed batch itself
                 yes ─▶ after the earlier ones: unpacked by a thread, then decided
 
 Invariants
-    Appends to a partition leave in the order in which they came, so a producer's batches are decided in their order.
-    What waits here is bounded, in bytes and by one unpacked batch for each thread.
+    Appends to a partition leave in the order in which they came, so a producer's batches are
+    decided in their order. What waits here is bounded, in bytes and by one unpacked batch for each
+    thread.
 """
 
 from __future__ import annotations
@@ -19,7 +22,9 @@ from ...protocol.record import COMPRESSION_AT
 from ..store.group_commit import RunBlocking
 
 AT_ONCE_BYTES_MAX = 256 << 10
-"""What unpacks to no more than this is checked on the event loop, in some 0.3 ms; a thread would cost as much."""
+"""What unpacks to no more than this is checked on the event loop, in some 0.3 ms; a thread would
+cost as much.
+"""
 WAITING_BYTES_MAX = 32 << 20
 """Bytes of batches, as they came, that wait for their check or behind others."""
 
@@ -35,7 +40,9 @@ class UnpackChecks:
     def __init__(self, run_blocking: RunBlocking) -> None:
         self._run_blocking = run_blocking
         self.latest: dict[int, asyncio.Future[None]] = {}
-        """Partition id → the end of the last append that waits here.  A partition without one is not in it."""
+        """Partition id → the end of the last append that waits here.  A partition without one is
+        not in it.
+        """
         self._waiting_bytes = 0
 
     @staticmethod

@@ -1,4 +1,6 @@
-"""Long polls: pulls and reads that wait until their partition has new messages, an end or a newer owner."""
+"""Long polls: pulls and reads that wait until their partition has new messages, an end or a newer
+owner.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ class LongPolls:
 
     def __init__(self) -> None:
         self._waiting: dict[int, dict[Hashable, Callable[[], object]]] = {}
-        """Partition id → who waits, in the order of arrival → what is called when the partition is woken."""
+        """Partition id → who waits, in the order of arrival → what is called when the partition is
+        woken.
+        """
         self._of_owners: dict[Hashable, asyncio.Future[None]] = {}
         """What an owner waits with; its next wait ends it."""
         self._ended = False
@@ -30,7 +34,9 @@ class LongPolls:
         return sum(map(len, self._waiting.values()))
 
     def listen(self, partition_id: int, who: Hashable, wake: Callable[[], object]) -> None:
-        """Have `wake` called when the partition is woken, once, unless `who` leaves before; it must not raise."""
+        """Have `wake` called when the partition is woken, once, unless `who` leaves before; it must
+        not raise.
+        """
         waiting = self._waiting.get(partition_id)
         if waiting is None:
             waiting = self._waiting[partition_id] = {}
@@ -43,7 +49,9 @@ class LongPolls:
             del self._waiting[partition_id]
 
     async def wait(self, partition_id: int, wait_ms: int, owner: Hashable = None) -> None:
-        """Wait until the partition is woken, or the `owner` waits anew if one is given; `wait_ms` at most."""
+        """Wait until the partition is woken, or the `owner` waits anew if one is given; `wait_ms`
+        at most.
+        """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         if owner is not None:
@@ -65,7 +73,8 @@ class LongPolls:
         self, request: Read, partition_of: Callable[[int], HostedPartition]
     ) -> HostedPartition:
         """
-        Wait until there are messages at the offset of a read, or the partition ends there, `request.wait_ms` at most.
+        Wait until there are messages at the offset of a read, or the partition ends there,
+        `request.wait_ms` at most.
 
         Other news of the partition, as of consumer groups, do not end the wait.
 

@@ -96,7 +96,8 @@ def switch_index(files: Files, to: str) -> IndexReport:
 
     Raises:
         InvalidRequestError: there is no index of the other kind.
-        StorageError: the old index cannot be read, or the new one cannot be written; the old index is unchanged.
+        StorageError: the old index cannot be read, or the new one cannot be written; the old index
+            is unchanged.
     """
     (old,) = (kind for kind in INDEX_KINDS if kind != to)
     if not has_index(files, old):
@@ -119,7 +120,9 @@ def switch_index(files: Files, to: str) -> IndexReport:
 
 
 def verify_indexes(files: Files) -> list[IndexReport]:
-    """Compare each index with the log, and both indexes with each other; the reports have the problems."""
+    """Compare each index with the log, and both indexes with each other; the reports have the
+    problems.
+    """
     reports = []
     with ExitStack() as stack:
         opened = []

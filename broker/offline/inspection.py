@@ -1,4 +1,6 @@
-"""Reads everything of a data folder that no broker uses, and lists its problems.  Changes nothing."""
+"""Reads everything of a data folder that no broker uses, and lists its problems.  Changes
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,8 @@ class _Counting:
 
 def inspect_folder(files: Files) -> Inspection:
     """
-    Read the whole log and the scheduled messages of a locked folder, check every checksum, and compare the snapshot.
+    Read the whole log and the scheduled messages of a locked folder, check every checksum, and
+    compare the snapshot.
 
     Raises:
         DataFolderError: the folder is not a broker's, or a newer broker's.

@@ -2,8 +2,8 @@
 
 Invariants
     Only ranges of stored messages are acked.  All ranges of a request are acked, or none.
-    The cursor never falls, and never passes a message that is not acked.  Only an operator's reset may set it to any
-    offset (`store/set_cursor.py`).
+    The cursor never falls, and never passes a message that is not acked.  Only an operator's reset
+    may set it to any offset (`store/set_cursor.py`).
 """
 
 from __future__ import annotations

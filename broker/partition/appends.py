@@ -11,24 +11,28 @@
                               sequence > 0: as above, and an unknown key is a gap: refuse
 
 Invariants
-    A repeated batch is stored once, as long as its producer is among the PRODUCERS_PER_PARTITION_MAX latest.
-    A batch is a duplicate only if its sequence, count and checksum are those of a remembered batch.
-    After a refused batch all later batches of its producer are refused.  Either they leave a gap, or two producers use
-    their (id, epoch), which then stores nothing more.
+    A repeated batch is stored once, as long as its producer is among the
+    PRODUCERS_PER_PARTITION_MAX latest. A batch is a duplicate only if its sequence, count and
+    checksum are those of a remembered batch. After a refused batch all later batches of its
+    producer are refused.  Either they leave a gap, or two producers use their (id, epoch), which
+    then stores nothing more.
 
-A repeat has the bytes of the first try.  So a batch that is a part of a remembered batch, or spans several, is no
-repeat.  A batch older than all remembered batches is none either, because a producer has at most BATCHES_IN_FLIGHT_MAX
-unanswered batches.
+A repeat has the bytes of the first try.  So a batch that is a part of a remembered batch, or spans
+several, is no repeat.  A batch older than all remembered batches is none either, because a producer
+has at most BATCHES_IN_FLIGHT_MAX unanswered batches.
 
-Numbered rows (FLAG_NUMBERED) are a task's rows that are written again from the first one on when the task is repeated.  So
-a batch below the next sequence is stored, however old it is, unless the rows are others: a remembered batch that ends where
-this one ends has a digest of all rows up to there, in the place of the epoch.  Then the repeated task is not the same one,
-and as with two producers of one id nothing more is stored under it.
+Numbered rows (FLAG_NUMBERED) are a task's rows that are written again from the first one on when
+the task is repeated.  So a batch below the next sequence is stored, however old it is, unless the
+rows are others: a remembered batch that ends where this one ends has a digest of all rows up to
+there, in the place of the epoch.  Then the repeated task is not the same one, and as with two
+producers of one id nothing more is stored under it.
 
-An idempotency key (`protocol/http/idempotency.py`) has a producer id of its own, and one batch on a partition, whose epoch
-is a digest of its messages.  Of the remembered ids, keys are forgotten before producers.
+An idempotency key (`protocol/http/idempotency.py`) has a producer id of its own, and one batch on a
+partition, whose epoch is a digest of its messages.  Of the remembered ids, keys are forgotten
+before producers.
 
-Source: Kafka's idempotent producer (KIP-98), which remembers five batches and compares their sequences only.
+Source: Kafka's idempotent producer (KIP-98), which remembers five batches and compares their
+sequences only.
 """
 
 from __future__ import annotations
@@ -50,7 +54,9 @@ from ...protocol.limits import BATCHES_IN_FLIGHT_MAX
 from ...protocol.record import FLAG_NUMBERED, Header
 
 REMEMBERED_BATCHES = BATCHES_IN_FLIGHT_MAX
-"""Batches of a producer that the broker remembers.  A repeat of one is answered with the offset of the first try."""
+"""Batches of a producer that the broker remembers.  A repeat of one is answered with the offset of
+the first try.
+"""
 OFFSET_UNKNOWN = -1
 """The offset of a repeated batch of numbered rows that is older than all remembered batches."""
 
@@ -62,7 +68,9 @@ class StoredBatch(msgspec.Struct, frozen=True, gc=False):
     message_count: int
     base_offset: int
     body_crc: int
-    """The producer's checksum of the body, which the broker never changes; of numbered rows their digest."""
+    """The producer's checksum of the body, which the broker never changes; of numbered rows their
+    digest.
+    """
 
     def is_repeated_by(self, header: Header) -> bool:
         """True if the batch of `header` is a repeat of this batch."""
@@ -95,7 +103,8 @@ def decide_append(
     Decide whether a batch is stored.
 
     Args:
-        clashed: two producers use the producer's present epoch (SequenceReusedError): it stores nothing more.
+        clashed: two producers use the producer's present epoch (SequenceReusedError): it stores
+            nothing more.
 
     Returns:
         None if the batch is to be stored, Duplicate if it was stored before.
@@ -160,7 +169,9 @@ def _decide_numbered(
 
 
 def _decide_keyed(producer: ProducerState | None, header: Header) -> Duplicate | None:
-    """Decide on a batch of an idempotency key; with another sequence than 0 it only asks, and is never stored."""
+    """Decide on a batch of an idempotency key; with another sequence than 0 it only asks, and is
+    never stored.
+    """
     if producer is None:
         if header.sequence:
             raise SequenceGapError(expected=0, sequence=header.sequence, count=header.count)
@@ -172,7 +183,9 @@ def _decide_keyed(producer: ProducerState | None, header: Header) -> Duplicate |
 
 
 class Producers(dict[int, ProducerState]):
-    """Producer id → state; the producer of the oldest append is first.  The keys among them are found without a search."""
+    """Producer id → state; the producer of the oldest append is first.  The keys among them are
+    found without a search.
+    """
 
     __slots__ = ("_keyed",)
 
@@ -193,7 +206,9 @@ class Producers(dict[int, ProducerState]):
         return self.pop(number, None)
 
     def forget(self) -> tuple[int, ProducerState]:
-        """Forget the idempotency key of the oldest append; without keys, the producer of the oldest append."""
+        """Forget the idempotency key of the oldest append; without keys, the producer of the oldest
+        append.
+        """
         oldest = next(iter(self._keyed or self))
         self._keyed.pop(oldest, None)
         return oldest, self.pop(oldest)

@@ -11,7 +11,9 @@ PARTITIONS_MAX = 100
 
 
 def damage_of(state: BrokerState) -> list[str]:
-    """A line for each problem, and for each of the first PARTITIONS_MAX partitions that have lost messages."""
+    """A line for each problem, and for each of the first PARTITIONS_MAX partitions that have lost
+    messages.
+    """
     lines = list(state.problems)
     damaged = sorted(state.damaged)
     for partition_id in damaged[:PARTITIONS_MAX]:
@@ -29,7 +31,10 @@ def _line(partition: HostedPartition) -> str:
     count = sum(
         lost_range.end - lost_range.start for lost_range in lost if lost_range.end != END_UNKNOWN
     )
-    text = f"{counted(count, 'message')} in {counted(len(lost), 'range')} of offsets, the first from {first.start} on"
+    text = (
+        f"{counted(count, 'message')} in {counted(len(lost), 'range')} of offsets, the first from "
+        f"{first.start} on"
+    )
     if len(lost) >= LOST_MAX:
         text = f"at least {text}"
     if lost[-1].end == END_UNKNOWN:

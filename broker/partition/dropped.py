@@ -1,11 +1,12 @@
-"""Partitions that a broker dropped with their subjects, so that it never hosts their ids again.  Pure.
+"""Partitions that a broker dropped with their subjects, so that it never hosts their ids again.
+Pure.
 
 a call to host one that comes late        is refused
 a database that is rebuilt from brokers   gives higher ids, and does not restore the rest of a deleted subject
 
-Subjects may come and go for years, and their ids lie between those of other brokers.  So beyond `RANGES_KEPT` ranges the
-older ones are joined: an id between two of them that is not hosted counts as dropped.  A call to host it would come after
-thousands of later ids were dropped here.
+Subjects may come and go for years, and their ids lie between those of other brokers.  So beyond
+`RANGES_KEPT` ranges the older ones are joined: an id between two of them that is not hosted counts
+as dropped.  A call to host it would come after thousands of later ids were dropped here.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ SUBJECTS_MAX = 1_000
 RANGES_MAX = 10_000
 """Ranges of ids in a record."""
 RANGES_KEPT = 10_000
-"""Ranges of ids that are kept apart.  Half of them, those of the highest ids, stay apart when the others are joined."""
+"""Ranges of ids that are kept apart.  Half of them, those of the highest ids, stay apart when the
+others are joined.
+"""
 
 
 class DroppedPartitions:
@@ -47,7 +50,9 @@ class DroppedPartitions:
         return bool(self._pending or len(self._ids))
 
     def durable(self) -> DroppedPartitions:
-        """A copy of the ids whose records are durable: what is deleted for them is never needed again."""
+        """A copy of the ids whose records are durable: what is deleted for them is never needed
+        again.
+        """
         copy = DroppedPartitions()
         copy._ids = IntervalSet(self._ids)
         return copy
@@ -84,9 +89,11 @@ class DroppedPartitions:
 
     def joining(self) -> Joining:
         """
-        Begin to join ranges with lower ids, so that there are at most `RANGES_KEPT` and one for each id that keeps two apart.
+        Begin to join ranges with lower ids, so that there are at most `RANGES_KEPT` and one for
+        each id that keeps two apart.
 
-        Not at any time: the log is replayed without it, and a partition may be hosted in it that is not yet here.
+        Not at any time: the log is replayed without it, and a partition may be hosted in it that is
+        not yet here.
         """
         return Joining(list(self._ids))
 
@@ -95,7 +102,8 @@ class DroppedPartitions:
         Join what nothing keeps apart.
 
         Args:
-            joining: was told of every partition that the broker had, or might have again, when it was begun.
+            joining: was told of every partition that the broker had, or might have again, when it
+                was begun.
             others: at least those that have come since, in any order.
         """
         joining.keep_apart(others)
@@ -118,7 +126,9 @@ class DroppedPartitions:
 
 
 class Joining:
-    """Finds which ranges may be joined, a portion of the hosted partitions at a time: there may be a million."""
+    """Finds which ranges may be joined, a portion of the hosted partitions at a time: there may be
+    a million.
+    """
 
     def __init__(self, ranges: Sequence[Range]) -> None:
         self._ranges = ranges

@@ -1,4 +1,5 @@
-"""How, and when, each message without an order has failed: runs of offsets with one answer, and texts that are kept once.  Pure.
+"""How, and when, each message without an order has failed: runs of offsets with one answer, and
+texts that are kept once.  Pure.
 
     put, forget ─▶ FailureRuns: [from this offset on: since, at, fault, next try], one row for neighbours with the same answer
     Failure ─▶ Faults: a number for each type, text, consumer and count of tries
@@ -124,7 +125,8 @@ class FailureRuns:
         Say this of `[start, end)`.
 
         Args:
-            present: the messages; a row reaches over a gap between them, and tells no try there once its messages have another.
+            present: the messages; a row reaches over a gap between them, and tells no try there
+                once its messages have another.
         """
         first = bisect_left(self._starts, start, self._head)
         last = bisect_left(self._starts, end, first)
@@ -158,7 +160,9 @@ class FailureRuns:
             self._head = 0
 
     def forget(self, start: int, end: int, present: OffsetRuns) -> None:
-        """Say nothing of `[start, end)` any more, where no message of `present` is, nor of the gap around it."""
+        """Say nothing of `[start, end)` any more, where no message of `present` is, nor of the gap
+        around it.
+        """
         low, high = present.gap(start, end)
         low = min(start, self._starts[self._head]) if low is None and self else low or start
         high = self._end if high is None else high
@@ -189,8 +193,8 @@ class FailureRuns:
         """
         Say less of the oldest messages, because the runs are too many.
 
-        In the older half two neighbours with one fault get the later of their times.  If that spares too little, nothing
-        is known any more of the oldest quarter.
+        In the older half two neighbours with one fault get the later of their times.  If that
+        spares too little, nothing is known any more of the oldest quarter.
         """
         before = len(self)
         half = before // 2
@@ -290,7 +294,8 @@ class Faults:
 
     def keep(self, used: set[int]) -> dict[int, int]:
         """
-        Forget the faults that are not used, and the texts of the oldest, until a quarter of the room is free.
+        Forget the faults that are not used, and the texts of the oldest, until a quarter of the
+        room is free.
 
         Returns:
             Number → the number that takes its place.

@@ -1,4 +1,5 @@
-"""The image of a partition: its whole state in few bytes, for snapshots, STATE records, cold partitions.  Pure.
+"""The image of a partition: its whole state in few bytes, for snapshots, STATE records, cold
+partitions.  Pure.
 
     [subject, name, queue, range_start, range_end, broker_group, parents,
      first_offset, next_offset, appended_at_ms, sealed,
@@ -15,15 +16,17 @@
      holds: [[job, from_offset, ttl_ms], …],
      hidden]                                        msgpack; later fields come last
 
-A group's row ends with [[offset, tries], …] and the image of what it has parked, if there are any, and behind them, if there
-are any, [[offset, crashes], …] of begun suspects.  `removed_unread` is written only if it is not 0, or these are.  The array
-ends behind the last of `static`, `producers_all`, `body_crcs`, `groups_told`, `forgotten`, `message_bytes_max`, `holds` and
-`hidden` that is not its default.  `producers_before` and `producers_all` are written in parts only:
-a partition with many producers has several STATE records, each with some of the producers.  `body_crcs` are the
-checksums of the remembered batches, by producer in the order of `producers`.
+A group's row ends with [[offset, tries], …] and the image of what it has parked, if there are any,
+and behind them, if there are any, [[offset, crashes], …] of begun suspects.  `removed_unread` is
+written only if it is not 0, or these are.  The array ends behind the last of `static`,
+`producers_all`, `body_crcs`, `groups_told`, `forgotten`, `message_bytes_max`, `holds` and `hidden`
+that is not its default.  `producers_before` and `producers_all` are written in parts only: a
+partition with many producers has several STATE records, each with some of the producers.
+`body_crcs` are the checksums of the remembered batches, by producer in the order of `producers`.
 
 Invariants
-    `partition_of(image_of(p))` is `p` as after a restart: without pull locks, which are in memory only.
+    `partition_of(image_of(p))` is `p` as after a restart: without pull locks, which are in memory
+    only.
 """
 
 from __future__ import annotations
@@ -87,7 +90,9 @@ class _Image(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Part(NamedTuple):
-    """The share of a partition's producers in an image: those after the first `before`, of `total`."""
+    """The share of a partition's producers in an image: those after the first `before`, of
+    `total`.
+    """
 
     before: int
     total: int
@@ -109,7 +114,9 @@ def image_of(hosted: HostedPartition) -> bytes:
 
 
 def images_of_parts(hosted: HostedPartition, *, together: int) -> Iterator[bytes]:
-    """Images of the partition without its consumer groups, each with at most `together` producers, in their order."""
+    """Images of the partition without its consumer groups, each with at most `together` producers,
+    in their order.
+    """
     producers = iter(hosted.producers.items())
     count = len(hosted.producers)
     for before in range(0, max(count, 1), together):

@@ -1,19 +1,21 @@
-"""The messages in flight of a shared group: handed to a session, to be acked before a deadline.  Pure.
+"""The messages in flight of a shared group: handed to a session, to be acked before a deadline.
+Pure.
 
     free ──hand out──▶ in flight, until a deadline ──ack──▶ acked
      ▲                          │ deadline, release, or session silent for its ttl
      └──────────────────────────┘
 
-A message that is neither acked nor in flight is free.  Messages in flight are not stored: after a restart every message
-that is not acked is free.  Each acquire, pull and ack renews a session, and an ack the deadlines of what it names as held:
-messages whose handlers run.
+A message that is neither acked nor in flight is free.  Messages in flight are not stored: after a
+restart every message that is not acked is free.  Each acquire, pull and ack renews a session, and
+an ack the deadlines of what it names as held: messages whose handlers run.
 
 Invariants
     A message is in flight at one session at a time.  An acked message is not in flight.
-    A message that is neither acked nor held at its deadline, by the broker's boot clock, is free again.  So are all messages
-    of a session that was silent for its ttl.  Such a session may still handle them; they are then handled twice.
-    What a silent session had in flight may have ended its process: it is told once, by `take_ended`.
-    There is no order: the lowest free messages go to the first session that pulls.
+    A message that is neither acked nor held at its deadline, by the broker's boot clock, is free
+    again.  So are all messages of a session that was silent for its ttl.  Such a session may still
+    handle them; they are then handled twice. What a silent session had in flight may have ended its
+    process: it is told once, by `take_ended`. There is no order: the lowest free messages go to the
+    first session that pulls.
 """
 
 from __future__ import annotations
@@ -56,8 +58,16 @@ class InFlight:
     """The messages of a partition that are in flight for a shared group, under one token."""
 
     __slots__ = (
-        "_due_ms", "_ended", "_heard", "_handed", "_late", "_left", "_look_from", "_redriver", "token",
-    )  # fmt: skip
+        "_due_ms",
+        "_ended",
+        "_heard",
+        "_handed",
+        "_late",
+        "_left",
+        "_look_from",
+        "_redriver",
+        "token",
+    )
 
     def __init__(self, token: int) -> None:
         self.token = token
@@ -71,7 +81,9 @@ class InFlight:
         self._left: dict[str, None] = {}
         """Sessions that have released all their messages, the latest last."""
         self._late: dict[str, list[Range]] = {}
-        """By session: what it had in flight at a deadline, until it is heard of again or is silent for its ttl."""
+        """By session: what it had in flight at a deadline, until it is heard of again or is silent
+        for its ttl.
+        """
         self._ended: list[Range] = []
         """What sessions had in flight when they fell silent, until it is asked for."""
         self._redriver = ""
@@ -84,7 +96,9 @@ class InFlight:
 
     @property
     def due_ms(self) -> int:
-        """The earliest time at which a deadline can pass; NEVER_MS while no message is in flight."""
+        """The earliest time at which a deadline can pass; NEVER_MS while no message is in
+        flight.
+        """
         return self._due_ms if self._handed else NEVER_MS
 
     def empty(self, now_ms: int) -> bool:
@@ -98,7 +112,7 @@ class InFlight:
             handed.end - handed.start for handed in self._handed if handed.session == session
         )
 
-    # ── handing out ───────────────────────────────────────────────────────────────────────────────────
+    # ── handing out ───────────────────────────────────────────────────────────────────────────────
     def hand_out(
         self,
         acked: AckedOffsets,
@@ -111,13 +125,15 @@ class InFlight:
         alone: Sequence[int] = (),
     ) -> list[Range]:
         """
-        Put the lowest free messages in flight at a session: at most `count_max`, with gaps of at most `count_max`.
+        Put the lowest free messages in flight at a session: at most `count_max`, with gaps of at
+        most `count_max`.
 
         Args:
             acked: the group's progress.
             readable_offset: one past the last message that may be read.
             in_flight_ms: milliseconds until their deadline.
-            alone: by offset, messages beside which a session has no other in flight; what is above them waits.
+            alone: by offset, messages beside which a session has no other in flight; what is above
+                them waits.
 
         Returns:
             The ranges that are now in flight; empty if no message is free, or a limit is reached.
@@ -171,8 +187,8 @@ class InFlight:
         """
         Have the time in flight begin again for messages whose handlers run at a session.
 
-        One that was freed meanwhile, as by a restart of the broker, is in flight there again, unless another session has
-        it, or it is acked.
+        One that was freed meanwhile, as by a restart of the broker, is in flight there again,
+        unless another session has it, or it is acked.
         """
         self.expire(now_ms)
         for start, end in ranges if session not in self._left else ():
@@ -207,9 +223,11 @@ class InFlight:
             end = min(end, self._handed[index].start)
         return start, end
 
-    # ── becoming free ─────────────────────────────────────────────────────────────────────────────────
+    # ── becoming free ─────────────────────────────────────────────────────────────────────────────
     def expire(self, now_ms: int) -> bool:
-        """Free messages past their deadline and messages of silent sessions; True if there were any."""
+        """Free messages past their deadline and messages of silent sessions; True if there were
+        any.
+        """
         if now_ms < self.due_ms:
             return False
         silent = self._forget_silent(now_ms)
@@ -261,7 +279,9 @@ class InFlight:
         return ended
 
     def enter(self, session: str, *, ttl_ms: int, now_ms: int) -> None:
-        """Note that a session acquires: from now on it may pull, even if it had released its messages."""
+        """Note that a session acquires: from now on it may pull, even if it had released its
+        messages.
+        """
         if len(self._heard) >= SILENT_MAX:
             self.expire(now_ms)
             self._forget_silent(now_ms)
@@ -272,10 +292,12 @@ class InFlight:
         """
         Note that a session pulls or acks.
 
-        A session that calls after its ttl keeps its messages unless another session has pulled meanwhile.
+        A session that calls after its ttl keeps its messages unless another session has pulled
+        meanwhile.
 
         Args:
-            ttl_ms: the ttl for a session that is not known, because it was silent and has not acquired since.
+            ttl_ms: the ttl for a session that is not known, because it was silent and has not
+                acquired since.
         """
         if self._late:
             self._late.pop(session, None)
@@ -290,14 +312,18 @@ class InFlight:
         self._due_ms = min(self._due_ms, now_ms + ttl_ms)
 
     def redrives(self, session: str, now_ms: int) -> bool:
-        """True if a session redrives parked messages: the first one that asks, until it leaves or is silent for its ttl."""
+        """True if a session redrives parked messages: the first one that asks, until it leaves or
+        is silent for its ttl.
+        """
         heard = self._heard.get(self._redriver)
         if heard is None or heard.until_ms <= now_ms:
             self._redriver = session
         return self._redriver == session
 
     def check_entered(self, session: str) -> None:
-        """Raises FencedError if the session has released its messages: its waiting pull must not take more."""
+        """Raises FencedError if the session has released its messages: its waiting pull must not
+        take more.
+        """
         if session in self._left:
             raise FencedError("the session has released its messages", token=self.token)
 
@@ -315,7 +341,8 @@ class InFlight:
 
     def trim(self, session: str, ranges: Iterable[Range], *, upto: int) -> list[Range]:
         """
-        Free the messages of `ranges` at or above `upto`, which were put in flight at a session but not read.
+        Free the messages of `ranges` at or above `upto`, which were put in flight at a session but
+        not read.
 
         Returns:
             The parts of `ranges` below `upto`.
@@ -336,7 +363,9 @@ class InFlight:
             self._cut(start, end)
 
     def acked_since(self, acked: AckedOffsets) -> bool:
-        """Take what was acked in another way out of flight, as parked messages are; True if there was any."""
+        """Take what was acked in another way out of flight, as parked messages are; True if there
+        was any.
+        """
         gone = [
             (offset, offset + 1)
             for handed in self._handed
@@ -348,7 +377,9 @@ class InFlight:
         return bool(gone)
 
     def _cut(self, start: int, end: int, session: str | None = None) -> None:
-        """Remove `[start, end)` from the messages in flight; with `session`, only that session's."""
+        """Remove `[start, end)` from the messages in flight; with `session`, only that
+        session's.
+        """
         flying = self._handed
         first = bisect_right(flying, start, key=lambda handed: handed.start)
         first -= bool(first and flying[first - 1].end > start)

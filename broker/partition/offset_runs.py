@@ -1,8 +1,10 @@
-"""A set of offsets as half-open runs in two arrays, for a million offsets in 16 MB: taken at the front, added at the end.  Pure.
+"""A set of offsets as half-open runs in two arrays, for a million offsets in 16 MB: taken at the
+front, added at the end.  Pure.
 
 Invariants
     Runs are sorted; between two runs lies at least one offset.
-    Taking the first runs costs nothing for the others: a head index rises, and the arrays shrink now and then.
+    Taking the first runs costs nothing for the others: a head index rises, and the arrays shrink
+    now and then.
 """
 
 from __future__ import annotations
@@ -60,7 +62,9 @@ class OffsetRuns:
         return bisect_right(self._ends, offset, self._head) - self._head
 
     def gap(self, start: int, end: int) -> tuple[int | None, int | None]:
-        """Where the run before `[start, end)`, which has no offset, ends, and where the one behind it begins."""
+        """Where the run before `[start, end)`, which has no offset, ends, and where the one behind
+        it begins.
+        """
         place = bisect_right(self._ends, start, self._head)
         before = self._ends[place - 1] if place > self._head else None
         return before, self._starts[place] if place < len(self._starts) else None

@@ -1,8 +1,9 @@
-"""Decides which of the changes that are asked for are written: what is made already is left out, the rest must fit.  Pure.
+"""Decides which of the changes that are asked for are written: what is made already is left out,
+the rest must fit.  Pure.
 
 Invariants
-    Only messages that are not acked are parked: a repeat of a request never parks what was handled since.
-    A change is seen as those before it in the request leave the state.
+    Only messages that are not acked are parked: a repeat of a request never parks what was handled
+    since. A change is seen as those before it in the request leave the state.
 """
 
 from __future__ import annotations
@@ -73,7 +74,8 @@ def park_changes(
     Args:
         acked: the progress of the group.
         next_offset: one past the last message that may be parked.
-        token: the fence; what an earlier owner had with handlers, it cannot have taken out any more.
+        token: the fence; what an earlier owner had with handlers, it cannot have taken out any
+            more.
 
     Raises:
         ParkMovedError: the children have these messages.
@@ -89,7 +91,9 @@ _PRECEDENCE = ParkState.PARKED, ParkState.DEAD, ParkState.REDRIVING
 
 
 class _Checks:
-    """Looks at the changes in turn; what those before have changed is in `_added`, `_gone` and `_states`."""
+    """Looks at the changes in turn; what those before have changed is in `_added`, `_gone` and
+    `_states`.
+    """
 
     def __init__(self, parked: Parked, acked: AckedOffsets, next_offset: int, token: int) -> None:
         self._parked = parked
@@ -105,7 +109,9 @@ class _Checks:
         self._states: dict[ParkKey, ParkState | None] = {}
         """The state of a key behind the changes so far; None: it is freed."""
         self._redriven: set[ParkKey] = set()
-        """Loose keys that are redriven, and of which another message has failed: the redrive goes on."""
+        """Loose keys that are redriven, and of which another message has failed: the redrive goes
+        on.
+        """
         self._cleared = False
         """What is parked is forgotten before the changes that follow."""
         self._alive, self._dead = _rooms(parked)
@@ -136,7 +142,8 @@ class _Checks:
             if checked is not None:
                 wanted.append(checked)
         self._check_room()
-        # A key whose last message an operator has skipped waits for no operator: its owner frees it.
+        # A key whose last message an operator has skipped waits for no operator: its owner frees
+        # it.
         emptied = [
             key
             for key in dict.fromkeys(key for key, _ in self._gone)
@@ -175,7 +182,8 @@ class _Checks:
                 )
             if room.messages and room.messages_over(PARKED_MESSAGES_MAX):
                 raise ParkFullError(
-                    f"the group has {room.messages_before} {messages} on partition {self._parked.own}",
+                    f"the group has {room.messages_before} {messages} on partition "
+                    f"{self._parked.own}",
                     limit=PARKED_MESSAGES_MAX,
                 )
         decide_ack(self._acked, list(self._taken), next_offset=self._next_offset)
@@ -183,7 +191,8 @@ class _Checks:
     def _park(self, change: Park, room: _Room | None = None) -> Park | None:
         new = self._new_of(change)
         known = self._state(change.key) is not None
-        # Messages without an order that are acked, as those that retention has removed, change nothing of the others.
+        # Messages without an order that are acked, as those that retention has removed, change
+        # nothing of the others.
         stays = change.failure is None or not known or (is_loose(change.key) and change.ranges)
         if not new and stays:
             return None
@@ -238,7 +247,9 @@ class _Checks:
         return Bury(key, ranges, failure)
 
     def _new_of(self, change: Park | ParkOrBury, *, take: bool = True) -> tuple[Range, ...]:
-        """The messages of a change that are not acked, and that the request has not parked yet; `take`: it parks them."""
+        """The messages of a change that are not acked, and that the request has not parked yet;
+        `take`: it parks them.
+        """
         _check_key(change.key)
         _check_ranges(change.ranges, self._next_offset)
         if self._state(change.key) is None and change.failure is None:
@@ -318,7 +329,9 @@ class _Checks:
         return change if change.source in self._parked.sources else None
 
     def _has_adopted(self, parent: int) -> bool:
-        """True unless a later owner than the one that adopted from this parent asks: a reset may have come between."""
+        """True unless a later owner than the one that adopted from this parent asks: a reset may
+        have come between.
+        """
         under = self._parked.adopted_under.get(parent, self._token)
         return parent in self._parked.adopted and under >= self._token
 
@@ -344,9 +357,11 @@ class _Checks:
 
     def _beside_known(self, key: AdoptedKey) -> AdoptedKey:
         """
-        A key as it is adopted where messages of it are parked already, mostly those of another parent.
+        A key as it is adopted where messages of it are parked already, mostly those of another
+        parent.
 
-        Nothing that was asked for is forgotten: a redrive is of all messages of the key, and a dead key stays so.
+        Nothing that was asked for is forgotten: a redrive is of all messages of the key, and a dead
+        key stays so.
         """
         known = self._parked.get(key.key)
         if known is None or not known.messages:

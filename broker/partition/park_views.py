@@ -1,4 +1,6 @@
-"""What is told of a group's parked messages, to owners, children and operators, and the changes that operators ask for.  Pure."""
+"""What is told of a group's parked messages, to owners, children and operators, and the changes
+that operators ask for.  Pure.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ MARK_BYTES = 40
 _encode = msgspec.msgpack.Encoder().encode
 
 
-# ── of owners ─────────────────────────────────────────────────────────────────────────────────────────
+# ── of owners ─────────────────────────────────────────────────────────────────────────────────────
 def parked_keys(parked: Parked, first: int) -> list[ParkedKeyRow]:
     """Keys from the `first`th on: up to PARKED_ROWS_MAX, and until they pass PARKED_PAGE_BYTES."""
     rows: list[ParkedKeyRow] = []
@@ -56,7 +58,9 @@ def parked_keys(parked: Parked, first: int) -> list[ParkedKeyRow]:
 
 
 def parked_offsets(parked: Parked, key: ParkKey, *, count: int, first: int = 0) -> ParkedOffsets:
-    """Where parked messages of a key are, in up to PARKED_ROWS_MAX ranges: `count` of them, behind the first `first` ranges."""
+    """Where parked messages of a key are, in up to PARKED_ROWS_MAX ranges: `count` of them, behind
+    the first `first` ranges.
+    """
     known = parked.get(key)
     if known is None:
         return ParkedOffsets(rows=[], messages=0)
@@ -71,16 +75,17 @@ def parked_offsets(parked: Parked, key: ParkKey, *, count: int, first: int = 0) 
     return ParkedOffsets(rows=rows, messages=known.messages, edited=edited)
 
 
-# ── of children, and of the group's own log ───────────────────────────────────────────────────────────
+# ── of children, and of the group's own log ───────────────────────────────────────────────────────
 def adopted_page(
     parked: Parked, wanted: Callable[[ParkKey], bool], *, first: int = 0
 ) -> tuple[list[AdoptedKey], int | None]:
     """
     Of everything that is parked, the keys asked for, from the `first`th row on.
 
-    A page has at most PARKED_ROWS_MAX rows, and ends behind the key that passes PARKED_PAGE_BYTES.  How messages failed
-    comes behind all rows, a mark counts as a row; then edited messages in the same way, of which a page ends before the one
-    that passes PARKED_PAGE_BYTES, unless that is its first.
+    A page has at most PARKED_ROWS_MAX rows, and ends behind the key that passes PARKED_PAGE_BYTES.
+    How messages failed comes behind all rows, a mark counts as a row; then edited messages in the
+    same way, of which a page ends before the one that passes PARKED_PAGE_BYTES, unless that is its
+    first.
 
     Args:
         wanted: whether the messages of this key are asked for.
@@ -161,7 +166,9 @@ def _pages(
 def _marks(
     parked: Parked, key: ParkedKey, first: int, count: int
 ) -> tuple[tuple[Fault, ...], tuple[FailureMark, ...]]:
-    """Marks of a key from the `first`th on: up to `count`, and until they pass PARKED_PAGE_BYTES; at least one."""
+    """Marks of a key from the `first`th on: up to `count`, and until they pass PARKED_PAGE_BYTES;
+    at least one.
+    """
     faults = _FaultList(parked)
     marks: list[FailureMark] = []
     for source, start, end, mark in key.mark_rows(first, count):
@@ -199,8 +206,8 @@ def changes_of(parked: Parked) -> Iterator[ParkChange]:
     """
     Changes that make this state of an empty one, a page each; nothing else may happen between them.
 
-    They are folded over what the log before them says, too, and then change nothing: so a log that ends between
-    two of them has lost nothing.
+    They are folded over what the log before them says, too, and then change nothing: so a log that
+    ends between two of them has lost nothing.
     """
     for keys, _ in _pages(parked, lambda _key: True, 0):
         if keys:
@@ -224,11 +231,13 @@ def passed_on(
     parked: Parked, kept: Collection[tuple[int, int]], range_start: int
 ) -> tuple[tuple[int, int], ...]:
     """
-    The lowest own offset of each logical partition that children may have parked, if they keep what they took over.
+    The lowest own offset of each logical partition that children may have parked, if they keep what
+    they took over.
 
     Args:
         kept: half-open ranges of logical partitions of these children.
-        range_start: of the partition: messages without an order, which are told as -1, belong to the child that has it.
+        range_start: of the partition: messages without an order, which are told as -1, belong to
+            the child that has it.
     """
     lowest = dict(parked.passed)
     for key, each in parked.items() if parked.frozen else ():
@@ -244,7 +253,7 @@ def passed_on(
     return tuple(sorted(pair for pair in lowest.items() if is_kept(pair[0])))
 
 
-# ── of operators ──────────────────────────────────────────────────────────────────────────────────────
+# ── of operators ──────────────────────────────────────────────────────────────────────────────────
 
 
 def listed_keys(
@@ -257,7 +266,8 @@ def listed_keys(
     next_tries: bool = True,
 ) -> ParkedList:
     """
-    Keys that operators know, from the `first`th on: up to `count`, and until they pass PARKED_PAGE_BYTES.
+    Keys that operators know, from the `first`th on: up to `count`, and until they pass
+    PARKED_PAGE_BYTES.
 
     Args:
         retrying: with what waits for retry, by the number of its tries.
@@ -303,7 +313,8 @@ def detailed_offsets(
     next_tries: bool = True,
 ) -> ParkedOffsets:
     """
-    Where parked messages of a key are, from a place on, and how each of them failed: a range has one failure.
+    Where parked messages of a key are, from a place on, and how each of them failed: a range has
+    one failure.
 
     Args:
         after: a source and an offset in it; the first message that is told is there, or behind it.
@@ -349,7 +360,8 @@ def operators_change(asked: ChangeParkedKey) -> list[ParkChange]:
     The changes that an operator asks for.
 
     Raises:
-        InvalidRequestError: the key is not hexadecimal, or there is no message to skip, or too many.
+        InvalidRequestError: the key is not hexadecimal, or there is no message to skip, or too
+            many.
     """
     key = key_of(asked.key_hex)
     rows = asked.retry if asked.skip is None else asked.skip

@@ -1,14 +1,16 @@
-"""What a consumer group has parked on a partition: a fold over changes, the same in recovery and in service.  Pure.
+"""What a consumer group has parked on a partition: a fold over changes, the same in recovery and in
+service.  Pure.
 
     park_checks (raises, or gives what is to be written) ──▶ apply (at once; gives its undo) ──▶ the record in the log
 
 Invariants
-    A message that is parked is acked.  It is kept until an Unpark, or a Clear.  A loose key is there while messages of it are.
-    Of a key the messages of an ancestor come before those of a later partition, each by offset: the order in which they
-    were sent.  A partition has a higher id than its ancestors.
-    Folding a change a second time, after later ones, and then these, leads to the same state.  So each state of a key is
-    said by a change, and none follows from the number of its messages.
-    Frozen is final until a Clear: what the children have adopted does not change here.
+    A message that is parked is acked.  It is kept until an Unpark, or a Clear.  A loose key is
+    there while messages of it are. Of a key the messages of an ancestor come before those of a
+    later partition, each by offset: the order in which they were sent.  A partition has a higher id
+    than its ancestors. Folding a change a second time, after later ones, and then these, leads to
+    the same state.  So each state of a key is said by a change, and none follows from the number of
+    its messages. Frozen is final until a Clear: what the children have adopted does not change
+    here.
 """
 
 from __future__ import annotations
@@ -66,9 +68,19 @@ class Parked:
     """Everything that a group has parked on the partition `own`."""
 
     __slots__ = (
-        "_faults", "_keys", "adopted", "adopted_under", "children_tell", "frozen", "messages", "own", "passed", "sources",
-        "taking", "version",
-    )  # fmt: skip
+        "_faults",
+        "_keys",
+        "adopted",
+        "adopted_under",
+        "children_tell",
+        "frozen",
+        "messages",
+        "own",
+        "passed",
+        "sources",
+        "taking",
+        "version",
+    )
 
     def __init__(self, own: int) -> None:
         self.own = own
@@ -79,15 +91,23 @@ class Parked:
         self.adopted: set[int] = set()
         """Parents whose parked messages are here, all of them."""
         self.adopted_under: dict[int, int] = {}
-        """Parent → token of the owner that adopted it, where it is known.  A later owner of the parent may have parked anew."""
+        """Parent → token of the owner that adopted it, where it is known.  A later owner of the
+        parent may have parked anew.
+        """
         self.passed: dict[int, int] = {}
-        """Logical partition, or LOOSE_PLACE → own offset: children need messages from there on, though it was reset."""
+        """Logical partition, or LOOSE_PLACE → own offset: children need messages from there on,
+        though it was reset.
+        """
         self.sources: set[int] = set()
         """Ancestors that keep messages for the group because of what was adopted."""
         self.taking: set[int] = set()
-        """Parents of which a part is here: an owner is taking them over, or has ended before it had."""
+        """Parents of which a part is here: an owner is taking them over, or has ended before it
+        had.
+        """
         self.children_tell = False
-        """Children keep what they took over before a reset: they learn of `sources` here, and tell these; no owner does."""
+        """Children keep what they took over before a reset: they learn of `sources` here, and tell
+        these; no owner does.
+        """
         self.version = 1
         """Rises with each change that the owner has not asked for.  In memory only."""
 
@@ -123,7 +143,9 @@ class Parked:
 
     @property
     def left_to_children(self) -> bool:
-        """True if children take something over once the partition is drained: messages, or which ancestors are to be told."""
+        """True if children take something over once the partition is drained: messages, or which
+        ancestors are to be told.
+        """
         return bool(self._keys or self.sources or self.passed)
 
     @property
@@ -137,7 +159,9 @@ class Parked:
         return bool(self.passed) or (self.frozen and bool(self._keys))
 
     def note_next_tries(self, tries: Iterable[NextTry]) -> Undo:
-        """Note when messages that wait for retry are tried, in milliseconds since 1970; returns a function that undoes it."""
+        """Note when messages that wait for retry are tried, in milliseconds since 1970; returns a
+        function that undoes it.
+        """
         undos = [
             parked.note_next_try((source, offset), at_ms)
             for key, source, offset, at_ms in tries
@@ -146,16 +170,22 @@ class Parked:
         return partial(_take_back, undos)
 
     def forget_next_tries(self) -> Undo:
-        """Forget when messages are tried: a new owner tries at once what waits.  Returns a function that undoes it."""
+        """Forget when messages are tried: a new owner tries at once what waits.  Returns a function
+        that undoes it.
+        """
         return partial(_take_back, [each.forget_next_tries() for each in self._keys.values()])
 
     def given_back(self) -> None:
-        """Note that the owner has released the partition: it has nothing with handlers.  In memory only."""
+        """Note that the owner has released the partition: it has nothing with handlers.  In memory
+        only.
+        """
         for parked in self._keys.values():
             parked.token = 0
 
     def first_own(self) -> int | None:
-        """The lowest offset of the partition itself that is parked, here or at children, or None."""
+        """The lowest offset of the partition itself that is parked, here or at children, or
+        None.
+        """
         runs = (parked.pieces.get(self.own) for parked in self._keys.values())
         return min((*(each.first for each in runs if each), *self.passed.values()), default=None)
 
@@ -167,10 +197,12 @@ class Parked:
         return tuple(sorted(self.sources - needed))
 
     def token_of(self, change: ParkChange, fence: int) -> int:
-        """The token of the record in which a change is written again: of an adoption that of its owner, else the fence."""
+        """The token of the record in which a change is written again: of an adoption that of its
+        owner, else the fence.
+        """
         return self.adopted_under.get(change.parent, fence) if isinstance(change, Adopt) else fence
 
-    # ── folding ───────────────────────────────────────────────────────────────────────────────────────
+    # ── folding ───────────────────────────────────────────────────────────────────────────────────
     def apply(
         self, change: ParkChange, *, at_ms: int, acked: AckedOffsets | None = None, token: int = 0
     ) -> Undo:
@@ -179,7 +211,8 @@ class Parked:
 
         Args:
             at_ms: when it was written, by the broker's calendar.
-            acked: the group's progress, which gets the parked messages; None: it has them.  The undo leaves it alone.
+            acked: the group's progress, which gets the parked messages; None: it has them.  The
+                undo leaves it alone.
             token: the group's fence when it was written; 0: not known.
         """
         match change:
@@ -252,7 +285,9 @@ class Parked:
         *,
         keeps_since: bool = False,
     ) -> Undo:
-        """Note how messages of a key failed, if it is loose; `keeps_since`: since when they are parked stays."""
+        """Note how messages of a key failed, if it is loose; `keeps_since`: since when they are
+        parked stays.
+        """
         if not is_loose(key):
             return _nothing
         parked, ranges = self._keys[key], tuple(ranges)
@@ -285,7 +320,9 @@ class Parked:
             self.messages -= parked.messages
 
     def _set(self, key: ParkKey, state: ParkState | None) -> Undo:
-        """Set the state of a key, if one is given; the undo restores state, failure, time and token."""
+        """Set the state of a key, if one is given; the undo restores state, failure, time and
+        token.
+        """
         parked = self._keys.get(key)
         if parked is None:
             return _nothing
@@ -416,7 +453,8 @@ class Parked:
                 if is_loose(key.key):
                     parked.mark((source, *part, UNKNOWN) for part in new)
             undos.append(self._adopt_marks(parked, key, keeps_tries=not change.parent))
-            # An edit that is known is newer: it was made here, or stands here since an earlier fold.
+            # An edit that is known is newer: it was made here, or stands here since an earlier
+            # fold.
             undos += [
                 self._edit(key.key, edited)
                 for edited in key.edits
@@ -529,7 +567,7 @@ class Parked:
 
         return take_back
 
-    # ── views ─────────────────────────────────────────────────────────────────────────────────────────
+    # ── views ─────────────────────────────────────────────────────────────────────────────────────
     def items(self) -> ItemsView[ParkKey, ParkedKey]:
         """Every key, with what is parked of it."""
         return self._keys.items()
@@ -563,7 +601,7 @@ class Parked:
             for place in sorted(parked.edits):
                 yield key, parked.edits[place]
 
-    # ── as bytes ──────────────────────────────────────────────────────────────────────────────────────
+    # ── as bytes ──────────────────────────────────────────────────────────────────────────────────
     def image(self) -> bytes:
         """The whole state as bytes; b"" if there is none."""
         if not self:

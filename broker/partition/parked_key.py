@@ -1,4 +1,6 @@
-"""The parked messages of one key, by the partitions that have them: how each failed, what an operator has put in its place; and the image of all.  Pure."""
+"""The parked messages of one key, by the partitions that have them: how each failed, what an
+operator has put in its place; and the image of all.  Pure.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ class ParkedKey:
         self.since_ms = since_ms
         self.failure: Failure | None = None
         self.token = 0
-        """Of the owner that has the messages handled though the key stays parked if its process ends; 0: none has."""
+        """Of the owner that has the messages handled though the key stays parked if its process
+        ends; 0: none has.
+        """
         self.pieces: dict[int, OffsetRuns] = {}
         """Source → offsets; the sources by their ids, which is the order of their messages."""
         self.messages = 0
@@ -74,7 +78,9 @@ class ParkedKey:
         """Source → how its messages failed, if they are without an order."""
 
     def is_handled(self, token: int) -> bool:
-        """True if the owner with this token, or a later one, may have messages of the key with handlers."""
+        """True if the owner with this token, or a later one, may have messages of the key with
+        handlers.
+        """
         return self.state is ParkState.REDRIVING or 0 < self.token == token
 
     def has(self, place: Place) -> bool:
@@ -129,7 +135,9 @@ class ParkedKey:
         return gone
 
     def part_of(self, sources: Collection[int]) -> ParkedKey:
-        """The messages of these sources alone, with nothing at handlers; the runs are shared, for this one to be dropped."""
+        """The messages of these sources alone, with nothing at handlers; the runs are shared, for
+        this one to be dropped.
+        """
         part = ParkedKey(self.since_ms)
         part.state, part.failure = self.state, self.failure
         part.pieces = {source: runs for source, runs in self.pieces.items() if source in sources}
@@ -140,7 +148,7 @@ class ParkedKey:
         }
         return part
 
-    # ── failures ──────────────────────────────────────────────────────────────────────────────────────
+    # ── failures ──────────────────────────────────────────────────────────────────────────────────
     def marks(self, source: int, ranges: Iterable[Range]) -> list[Marks]:
         """How messages of a source failed."""
         runs = self.failures.get(source)
@@ -162,7 +170,9 @@ class ParkedKey:
             max(self.failures.values(), key=len).coarsen()
 
     def marked_from(self, after: Place, count: int) -> Iterator[Marks]:
-        """Messages from a place on with what is known of each, in parts; of up to `count` rows of each source."""
+        """Messages from a place on with what is known of each, in parts; of up to `count` rows of
+        each source.
+        """
         for source, runs in self.pieces.items():
             if source < after[0]:
                 continue
@@ -190,12 +200,16 @@ class ParkedKey:
 
     @property
     def next_ms(self) -> int | None:
-        """When the next of these messages is tried again, as their owner said; None: it is not known."""
+        """When the next of these messages is tried again, as their owner said; None: it is not
+        known.
+        """
         known = [runs.next_ms for runs in self.failures.values()]
         return min((at_ms for at_ms in known if at_ms is not None), default=None)
 
     def note_next_try(self, place: Place, at_ms: int) -> Callable[[], None]:
-        """Note when a message is tried again, if it is parked; returns a function that undoes it."""
+        """Note when a message is tried again, if it is parked; returns a function that undoes
+        it.
+        """
         source, offset = place
         before = self.marks(source, ((offset, offset + 1),)) if self.has(place) else []
         self.mark([(*each[:3], each[3]._replace(next_ms=at_ms)) for each in before])
@@ -213,7 +227,7 @@ class ParkedKey:
 
         return take_back
 
-    # ── edits ─────────────────────────────────────────────────────────────────────────────────────────
+    # ── edits ─────────────────────────────────────────────────────────────────────────────────────
     def take_edits(self, source: int, gone: Iterable[Range]) -> dict[Place, EditedMessage]:
         """Forget the edits of messages that are parked no longer; returns them."""
         if not self.edits:
@@ -259,7 +273,7 @@ def mark_of(said: FailureMark, numbers: Sequence[int], *, keeps_tries: bool) -> 
     return said.source, said.start, said.end, Mark(said.since_ms, said.at_ms, fault, next_ms)
 
 
-# ── as bytes ──────────────────────────────────────────────────────────────────────────────────────────
+# ── as bytes ──────────────────────────────────────────────────────────────────────────────────────
 class ParkedImage(msgspec.Struct, frozen=True, array_like=True):
     """The fields of an image; those that are missing say nothing."""
 
@@ -292,9 +306,11 @@ def encode_image(
     An image.
 
     Args:
-        ancestors: whether the children have it, the adopted parents, and the ancestors that keep messages.
-        more: parent → the token of the owner that adopted it; `passed`: logical partition, or LOOSE_PLACE → own offset;
-            parents that are being taken over; and whether the children tell the ancestors.
+        ancestors: whether the children have it, the adopted parents, and the ancestors that keep
+            messages.
+        more: parent → the token of the owner that adopted it; `passed`: logical partition, or
+            LOOSE_PLACE → own offset; parents that are being taken over; and whether the children
+            tell the ancestors.
     """
     keys = [
         (

@@ -1,9 +1,12 @@
-"""The state of a hosted partition: a fold over its records, the same in recovery and in service.  Pure.
+"""The state of a hosted partition: a fold over its records, the same in recovery and in service.
+Pure.
 
-    decide_… (raises, or says what to write)  ──▶  apply_… (at once)  ──▶  the record in the log  ──▶  durable_…
+    decide_… (raises, or says what to write)  ──▶  apply_… (at once)  ──▶  the record in the log
+        ──▶  durable_…
 
-Until the record is durable, the state is ahead of the disk: `next_offset` is the offset of the next append,
-`readable_offset` the end of the messages that may be read.  If the write fails, `undo_…` restores the durable state.
+Until the record is durable, the state is ahead of the disk: `next_offset` is the offset of the next
+append, `readable_offset` the end of the messages that may be read.  If the write fails, `undo_…`
+restores the durable state.
 """
 
 from __future__ import annotations
@@ -51,18 +54,36 @@ ATTEMPTS_MAX = 1_000
 END_UNKNOWN = -1
 """The end of a lost range whose start alone is known."""
 FORGOTTEN_MAX = 1_000
-"""Deleted groups whose tokens are refused; those of older deletions are left out, because none of their calls is on its way."""
+"""Deleted groups whose tokens are refused; those of older deletions are left out, because none of
+their calls is on its way.
+"""
 LOST_MAX = 1_000
-"""Lost ranges that are kept.  A read detects further ones by itself: the index leads it to the damage."""
+"""Lost ranges that are kept.  A read detects further ones by itself: the index leads it to the
+damage.
+"""
 
 
 class Group:
     """A consumer group's fence, lock and progress on a partition."""
 
     __slots__ = (
-        "_failing", "_saved_version", "acked", "attempts", "changing", "durable_cursor", "durable_fence", "durable_ranges",
-        "in_flight", "kept", "lock", "name", "parked", "removed_unread", "suspects", "version",
-    )  # fmt: skip
+        "_failing",
+        "_saved_version",
+        "acked",
+        "attempts",
+        "changing",
+        "durable_cursor",
+        "durable_fence",
+        "durable_ranges",
+        "in_flight",
+        "kept",
+        "lock",
+        "name",
+        "parked",
+        "removed_unread",
+        "suspects",
+        "version",
+    )
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -91,7 +112,9 @@ class Group:
         self.parked: Parked | None = None
         """What the group has set aside; None: it never did."""
         self._failing: FailingMessage | None = None
-        """The oldest message that fails or hangs, as the owner has told last; it may be acked meanwhile."""
+        """The oldest message that fails or hangs, as the owner has told last; it may be acked
+        meanwhile.
+        """
         self.changing = 0
         """Changes of `parked` that are not durable yet."""
 
@@ -108,7 +131,9 @@ class Group:
 
     @property
     def parked_messages(self) -> int:
-        """Messages that are set aside here; those that the children have adopted are counted there."""
+        """Messages that are set aside here; those that the children have adopted are counted
+        there.
+        """
         return 0 if self.parked is None or self.parked.frozen else self.parked.messages
 
     @property
@@ -128,7 +153,9 @@ class Group:
         return self.acked.cursor if first is None else min(first, self.acked.cursor)
 
     def failed(self, attempts: Sequence[tuple[int, int]]) -> None:
-        """Note the failed tries of messages; of the lowest ATTEMPTS_MAX offsets that are not acked."""
+        """Note the failed tries of messages; of the lowest ATTEMPTS_MAX offsets that are not
+        acked.
+        """
         self.attempts.update(attempts)
         self.suspects.failed(offset for offset, _ in attempts)
         kept = sorted(offset for offset in self.attempts if offset not in self.acked)
@@ -136,7 +163,9 @@ class Group:
         self.changed()
 
     def note_failing(self, failing: FailingMessage | None) -> None:
-        """Note the oldest message that fails, if there is one; another owner does not know since when it does."""
+        """Note the oldest message that fails, if there is one; another owner does not know since
+        when it does.
+        """
         known = self._failing
         if known is not None and failing is not None and _same_message(known, failing):
             failing = replace(failing, since_ms=min(known.since_ms, failing.since_ms))
@@ -149,7 +178,9 @@ class Group:
 
     @property
     def failing(self) -> FailingMessage | None:
-        """The oldest message that fails or hangs and is not acked; or one that was parked, fails again, and is redriven still."""
+        """The oldest message that fails or hangs and is not acked; or one that was parked, fails
+        again, and is redriven still.
+        """
         known = self._failing
         if known is None or known.source is None:
             return None if known is None or known.offset in self.acked else known
@@ -168,7 +199,9 @@ class Group:
         return self.in_flight
 
     def quiet(self, now_ms: int) -> bool:
-        """True if fence and progress are durable, no session holds the lock, and no message is in flight."""
+        """True if fence and progress are durable, no session holds the lock, and no message is in
+        flight.
+        """
         return (
             self.durable_fence == self.lock.fence
             and not self.unsaved
@@ -220,7 +253,9 @@ class Group:
 
 
 class Lost(NamedTuple):
-    """Offsets `[start, end)` are lost by damage of the log at `position`; `end` may be END_UNKNOWN."""
+    """Offsets `[start, end)` are lost by damage of the log at `position`; `end` may be
+    END_UNKNOWN.
+    """
 
     start: int
     end: int
@@ -234,9 +269,24 @@ class HostedPartition:
     """The state of a partition; its `facts` never change."""
 
     __slots__ = (
-        "__weakref__", "appended_at_ms", "clashed", "ended", "facts", "fences_lost", "first_offset", "forgotten", "groups",
-        "groups_told", "holds", "lost", "next_offset", "partition_id", "producers", "readable_offset", "sealed",
-    )  # fmt: skip
+        "__weakref__",
+        "appended_at_ms",
+        "clashed",
+        "ended",
+        "facts",
+        "fences_lost",
+        "first_offset",
+        "forgotten",
+        "groups",
+        "groups_told",
+        "holds",
+        "lost",
+        "next_offset",
+        "partition_id",
+        "producers",
+        "readable_offset",
+        "sealed",
+    )
 
     def __init__(self, facts: HostPartition) -> None:
         self.facts = facts
@@ -252,22 +302,32 @@ class HostedPartition:
         """The seal is durable, and so is every record before it.  Readers see the end only then."""
         self.producers = Producers()
         self.clashed: set[int] = set()
-        """Producers whose epoch two clients use.  They store nothing more in this epoch.  In memory only."""
+        """Producers whose epoch two clients use.  They store nothing more in this epoch.  In memory
+        only.
+        """
         self.groups: dict[str, Group] = {}
         self.groups_told = False
         """The metaserver has told every consumer group of the subject, durably."""
         self.forgotten: dict[str, int] = {}
-        """Deleted group → the highest of its tokens, which are refused; the latest deletion is last."""
+        """Deleted group → the highest of its tokens, which are refused; the latest deletion is
+        last.
+        """
         self.holds: dict[str, HoldBody] = {}
         """Job → what it holds against retention; `store/holds.py` knows which have expired."""
         self.lost: tuple[Lost, ...] = ()
-        """Lost ranges, in order.  A partition that has any takes no appends, and reads stop before them."""
+        """Lost ranges, in order.  A partition that has any takes no appends, and reads stop before
+        them.
+        """
         self.fences_lost = False
-        """A fence may be lost.  The owner is then unknown, and no consumer may acquire the partition."""
+        """A fence may be lost.  The owner is then unknown, and no consumer may acquire the
+        partition.
+        """
 
-    # ── damage ────────────────────────────────────────────────────────────────────────────────────────
+    # ── damage ────────────────────────────────────────────────────────────────────────────────────
     def lose(self, start: int, end: int, *, position: int) -> None:
-        """Note that damage at `position` has lost offsets `[start, end)`; END_UNKNOWN means all from `start` on."""
+        """Note that damage at `position` has lost offsets `[start, end)`; END_UNKNOWN means all
+        from `start` on.
+        """
         if len(self.lost) == LOST_MAX and self._is_left_out(start, end):
             return
         ranges = IntervalSet((lost.start, _end_of(lost.end)) for lost in self.lost)
@@ -284,7 +344,9 @@ class HostedPartition:
         self.lost = tuple(lost)
 
     def _is_left_out(self, start: int, end: int) -> bool:
-        """True if the range lies behind the LOST_MAX kept ranges.  A range without a known end is always kept."""
+        """True if the range lies behind the LOST_MAX kept ranges.  A range without a known end is
+        always kept.
+        """
         last = self.lost[-1]
         known = self.lost[-2] if last.end == END_UNKNOWN else last
         limit = last.start if last.end == END_UNKNOWN else MAX_I64
@@ -339,7 +401,7 @@ class HostedPartition:
             and all(group.quiet(now_ms) for group in self.groups.values())
         )
 
-    # ── appends ───────────────────────────────────────────────────────────────────────────────────────
+    # ── appends ───────────────────────────────────────────────────────────────────────────────────
     def decide_append(self, header: Header) -> Duplicate | None:
         """
         Decide whether a batch is stored.
@@ -350,8 +412,10 @@ class HostedPartition:
         Raises:
             CorruptLogError: the partition has lost messages or a fence, and takes no messages.
             StaleRouteError: the partition is sealed, and the batch is no duplicate.
-            OverloadedError: the partition has PARTITION_MESSAGES_MAX messages, and the batch is no duplicate.
-            SequenceGapError, SequenceReusedError, ProducerFencedError, InvalidRequestError: see `appends.decide_append`.
+            OverloadedError: the partition has PARTITION_MESSAGES_MAX messages, and the batch is no
+                duplicate.
+            SequenceGapError, SequenceReusedError, ProducerFencedError, InvalidRequestError: see
+                `appends.decide_append`.
         """
         if self.lost or self.fences_lost:
             self.check_whole()
@@ -361,7 +425,8 @@ class HostedPartition:
                 self.producers.get(producer_id), header, clashed=producer_id in self.clashed
             )
         except SequenceReusedError:
-            # A batch behind the refused batch may have the expected sequence; it must be refused too.
+            # A batch behind the refused batch may have the expected sequence; it must be refused
+            # too.
             self.clashed.add(producer_id)
             raise
         if duplicate is None and self.sealed:
@@ -375,7 +440,8 @@ class HostedPartition:
 
     def check_message_sizes(self, record: memoryview, header: Header) -> None:
         """
-        Check the messages of a batch that is to be stored, and that is longer than the limit when it is unpacked.
+        Check the messages of a batch that is to be stored, and that is longer than the limit when
+        it is unpacked.
 
         Raises:
             MessageTooLargeError: a message is over the limit of the subject.
@@ -413,7 +479,7 @@ class HostedPartition:
         else:
             self.clashed.discard(producer_id)
 
-    # ── groups ────────────────────────────────────────────────────────────────────────────────────────
+    # ── groups ────────────────────────────────────────────────────────────────────────────────────
     def group_for_acquire(self, name: str) -> Group:
         """
         The group of this name; if there is none, a new group that is not added to the partition.
@@ -454,7 +520,9 @@ class HostedPartition:
         return undo
 
     def apply_fence(self, body: FenceBody) -> Callable[[], None]:
-        """Raise the fence of a group, which may be new; returns a function that undoes it in a group that was there."""
+        """Raise the fence of a group, which may be new; returns a function that undoes it in a
+        group that was there.
+        """
         group = self.groups.get(body.group)
         if group is None:
             group = self.groups[body.group] = Group(body.group)
@@ -501,7 +569,7 @@ class HostedPartition:
         self.holds = {**others, body.job: body} if body.ttl_ms else others
         return partial(setattr, self, "holds", before)
 
-    # ── views ─────────────────────────────────────────────────────────────────────────────────────────
+    # ── views ─────────────────────────────────────────────────────────────────────────────────────
     def check_same_facts(self, facts: HostPartition) -> None:
         """Raises PartitionInUseError if `facts` contradict the facts of this partition."""
         if stored_facts(facts) != self.facts:
@@ -578,7 +646,9 @@ def _end_of(end: int) -> int:
 
 
 def stored_facts(facts: HostPartition) -> HostPartition:
-    """The facts that a broker stores: without address, state, logic start, groups and times, which change or are unknown."""
+    """The facts that a broker stores: without address, state, logic start, groups and times, which
+    change or are unknown.
+    """
     partition = msgspec.structs.replace(
         facts.partition, address=None, state=PartitionState.OPEN, logic_start=0
     )

@@ -1,18 +1,21 @@
-"""The right to pull and ack a partition for a consumer group: a fence that only rises, a lock that expires.  Pure.
+"""The right to pull and ack a partition for a consumer group: a fence that only rises, a lock that
+expires.  Pure.
 
     token < fence     FENCED: a newer owner exists              same token, same session: the owner
     token > fence     unknown: acquire first                    same token, other session: FENCED
 
-The fence makes handling safe: it is durable before its owner reads the cursor.  The lock only shows the owner to people
-and keeps waiting fair.  If the lock has expired, the owner's next call takes it again, because no newer owner exists.
+The fence makes handling safe: it is durable before its owner reads the cursor.  The lock only shows
+the owner to people and keeps waiting fair.  If the lock has expired, the owner's next call takes it
+again, because no newer owner exists.
 
 A shared group has one token for all its sessions; the session of its lock is SHARED.
 
 Invariants
-    The fence never falls.  Once a higher token is accepted, every call with a lower token is refused.
+    The fence never falls.  Once a higher token is accepted, every call with a lower token is
+    refused.
 
-Source: Kleppmann, "How to do distributed locking" (a token checked by the resource); QMQ's pull lock, which has
-neither token nor memory over a restart.
+Source: Kleppmann, "How to do distributed locking" (a token checked by the resource); QMQ's pull
+lock, which has neither token nor memory over a restart.
 """
 
 from __future__ import annotations
@@ -26,7 +29,9 @@ from ...protocol.routing import ConsumeStrategy
 
 SESSION_CHARS_MAX = 64
 RESET = "=reset"
-"""The session of a token that an operator's reset has presented.  No consumer has such a session."""
+"""The session of a token that an operator's reset has presented.  No consumer has such a
+session.
+"""
 RESET_SHARED = "=reset*"
 """The session of a reset's token for a shared group."""
 SHARED = "*"
@@ -59,7 +64,9 @@ class PullLock:
 
     @property
     def known_ttl_ms(self) -> int:
-        """The ttl of the session that acquired the token; 0 if no session did since the broker's start."""
+        """The ttl of the session that acquired the token; 0 if no session did since the broker's
+        start.
+        """
         return self.ttl_ms if self.expires_at_ms else 0
 
     @property
@@ -89,7 +96,8 @@ def decide_acquire(lock: PullLock, *, token: int, session: str, ttl_ms: int) -> 
     Raises:
         FencedError: the fence is higher, or another session has this token.
         InvalidRequestError: the token, the session or the ttl is impossible.
-        TokenUnknownError: the token is more than TOKEN_STEP_MAX above the fence, so it was never granted.
+        TokenUnknownError: the token is more than TOKEN_STEP_MAX above the fence, so it was never
+            granted.
     """
     if not 1 <= token <= MAX_I64:
         raise InvalidRequestError(f"not a fencing token: {token}")

@@ -3,7 +3,8 @@
     PARTITION  {subject, partition}                       map, so that facts can be added
     FENCE      [group, token, session]
     CURSOR     [group, token, cursor, [[start, end], …], removed_unread, [[offset, tries], …], [[offset, crashes], …]]
-               token: the fence when it was written; the last three fields are written only if they are not 0 and empty
+               token: the fence when it was written; the last three fields are written only if they
+                   are not 0 and empty
     FORGET     [group, token]
     PARKED     [group, token, at_ms, [change, …], [[tries, source, offset, next_ms], …]]    changes as in protocol/parked/changes.py
                the last field, when messages are tried again, is written only if it is not empty
@@ -61,7 +62,9 @@ class ParkedBody(msgspec.Struct, frozen=True, array_like=True):
     """By the broker's calendar."""
     changes: tuple[ParkChange, ...]
     next_tries: tuple[tuple[int, int, int, int], ...] = ()
-    """When messages that wait for retry behind the changes are tried: number of tries, source, offset, milliseconds since 1970."""
+    """When messages that wait for retry behind the changes are tried: number of tries, source,
+    offset, milliseconds since 1970.
+    """
 
 
 class ForgetBody(msgspec.Struct, frozen=True, array_like=True):
@@ -72,7 +75,9 @@ class ForgetBody(msgspec.Struct, frozen=True, array_like=True):
 
 
 class HoldBody(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """A job holds the messages from `from_offset` on against retention, for `ttl_ms`; 0: no longer."""
+    """A job holds the messages from `from_offset` on against retention, for `ttl_ms`; 0: no
+    longer.
+    """
 
     job: str
     from_offset: int
@@ -133,7 +138,9 @@ def encode_body(partition_id: int, body: Body) -> bytes:
 
 
 def encode_told(partition_id: int) -> bytes:
-    """A TOLD record that is not stamped yet: the partition's groups earlier in the log are all of its subject."""
+    """A TOLD record that is not stamped yet: the partition's groups earlier in the log are all of
+    its subject.
+    """
     return encode_record(b"", kind=Kind.TOLD, partition_id=partition_id)
 
 
@@ -142,7 +149,8 @@ def decode_body(header: Header, body: memoryview) -> Body:
     The body of a record that is not MESSAGES.
 
     Raises:
-        CorruptLogError: the kind is unknown or the body does not fit it, as in a log that a newer broker wrote.
+        CorruptLogError: the kind is unknown or the body does not fit it, as in a log that a newer
+            broker wrote.
     """
     if header.kind in WITHOUT_BODY:
         return None

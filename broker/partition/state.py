@@ -1,6 +1,7 @@
 """The state of a broker: its hosted partitions, and the damage of its log.  Pure.
 
-The same records give the same state in recovery (`store/replay.py`) and in service (`store/store.py`).
+The same records give the same state in recovery (`store/replay.py`) and in service
+(`store/store.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from .records import DroppedBody
 from .table import PartitionTable
 
 AHEAD_MS_MAX = 24 * 3_600_000
-"""How far ahead of the calendar a partition may begin: more than a wrong time zone is, and over within a day."""
+"""How far ahead of the calendar a partition may begin: more than a wrong time zone is, and over
+within a day.
+"""
 PROBLEMS_MAX = 100
 MORE = "there are more problems: stop the broker, then `keylane broker verify` lists them"
 
@@ -34,13 +37,17 @@ class BrokerState:
         self.hosting: set[int] = set()
         """Partitions whose facts are not durable yet; answers do not name them."""
         self.orphans: dict[int, int] = {}
-        """Partitions that have records but whose facts are lost: id → position of the first such record."""
+        """Partitions that have records but whose facts are lost: id → position of the first such
+        record.
+        """
         self.problems: list[str] = []
         """Damage as text, the newest last."""
         self.until_restart: set[str] = set()
         """The problems that the next start repairs.  Snapshots leave them out."""
         self.retained = 0
-        """First offsets fit a log that begins at this position.  If the log begins later, a start raises them."""
+        """First offsets fit a log that begins at this position.  If the log begins later, a start
+        raises them.
+        """
         self.damaged: set[int] = set()
         """Partitions that have lost messages."""
         self.dropped = DroppedPartitions()
@@ -54,7 +61,9 @@ class BrokerState:
         return partition
 
     def check_no_orphan(self, partition_id: int) -> None:
-        """Raises CorruptLogError if the log has records of this partition and has lost its facts."""
+        """Raises CorruptLogError if the log has records of this partition and has lost its
+        facts.
+        """
         if partition_id in self.orphans:
             position = self.orphans[partition_id]
             raise CorruptLogError(
@@ -94,8 +103,11 @@ class BrokerState:
         self.touch(partition)
 
     def met_damage(self, partition: HostedPartition, error: StorageError) -> None:
-        """Note damage that a read has met.  As at a start, the partition loses the damaged offsets; health shows it."""
-        # The partition may have cooled while the disk was read.  Only a warm partition may be changed.
+        """Note damage that a read has met.  As at a start, the partition loses the damaged offsets;
+        health shows it.
+        """
+        # The partition may have cooled while the disk was read.  Only a warm partition may be
+        # changed.
         self.partitions.get(partition.partition_id)
         if not isinstance(error, CorruptLogError) or error.end_offset is None:
             self.problem(error.message)
@@ -106,7 +118,9 @@ class BrokerState:
         self.lose(partition, start, error.end_offset, position=error.position)
 
     def problem(self, text: str, *, room: int = PROBLEMS_MAX) -> None:
-        """Add a problem for health, once.  If there are `room` problems, add the sentence that there are more."""
+        """Add a problem for health, once.  If there are `room` problems, add the sentence that
+        there are more.
+        """
         if text in self.problems:
             return
         if len(self.problems) < room:
@@ -125,7 +139,9 @@ class BrokerState:
         return partition
 
     def first_time_ms(self, partition: HostedPartition, now_ms: int) -> int:
-        """The time of a partition's first message: the calendar, or where those end that it continues, as far as they are here."""
+        """The time of a partition's first message: the calendar, or where those end that it
+        continues, as far as they are here.
+        """
         parents = map(self.partitions.look, partition.facts.partition.parents)
         ended = [parent.appended_at_ms for parent in parents if parent is not None]
         return max([now_ms, *(at_ms for at_ms in ended if counts_as_end(at_ms, now_ms))])
@@ -137,5 +153,7 @@ class BrokerState:
 
 
 def counts_as_end(at_ms: int, now_ms: int) -> bool:
-    """Whether a partition begins no earlier than one that it continues, which ended then; `now_ms` is its broker's calendar."""
+    """Whether a partition begins no earlier than one that it continues, which ended then; `now_ms`
+    is its broker's calendar.
+    """
     return at_ms <= now_ms + AHEAD_MS_MAX

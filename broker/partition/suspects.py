@@ -1,4 +1,5 @@
-"""Messages that may have ended the process that handled them, as the broker of their partition knows them.  Pure.
+"""Messages that may have ended the process that handled them, as the broker of their partition
+knows them.  Pure.
 
     pulls of an owner ─▶ pulled_to ─ the next owner acquires, and there was no release ─▶ once ─ pulled again, and the next
     owner acquires in the same way ─▶ upto: suspects are all below it
@@ -6,16 +7,18 @@
                                                         ├─ released: the owner has ended well
                                                         ╰─ the next owner acquires: it is accused
 
-In a shared group the broker knows what a session had in flight, so nothing is written before a message begins:
+In a shared group the broker knows what a session had in flight, so nothing is written before a
+message begins:
 
     in flight at a session that ends without a release, once ─▶ counted ─ twice ─▶ alone: its session has nothing else of
     the partition in flight ─ that ends so too ─▶ counted again; consumers set it aside
 
-A first end accuses no message: most processes are ended by something else, and then all of what was pulled would be handled one
-at a time.
+A first end accuses no message: most processes are ended by something else, and then all of what was
+pulled would be handled one at a time.
 
-`pulled_to`, `once` and `upto` are in memory only: behind a restart of the broker the first is known again from the next pull,
-which says how far its owner has come.  What is begun is written with the group's progress.
+`pulled_to`, `once` and `upto` are in memory only: behind a restart of the broker the first is known
+again from the next pull, which says how far its owner has come.  What is begun is written with the
+group's progress.
 """
 
 from __future__ import annotations
@@ -32,7 +35,9 @@ ALONE_FROM = 2
 """A message of a shared group that was in flight at the ends of two sessions is handled alone."""
 
 Begun = tuple[int, int]
-"""Offset, and how often the process of an owner ended while the message was begun, the present time included."""
+"""Offset, and how often the process of an owner ended while the message was begun, the present time
+included.
+"""
 
 
 class Suspects:
@@ -44,11 +49,15 @@ class Suspects:
         self.begun: dict[int, int] = dict(begun)
         """Offset → crashes, of messages that are begun and have not ended."""
         self.upto = 0
-        """What is not acked below this may have been with handlers of two owners that ended without a release."""
+        """What is not acked below this may have been with handlers of two owners that ended without
+        a release.
+        """
         self._once = -1
         """The same of one owner; -1: none ended so."""
         self._pulled_to = -1
-        """One past the highest offset that was pulled under the present token; -1: nothing is known of its owner."""
+        """One past the highest offset that was pulled under the present token; -1: nothing is known
+        of its owner.
+        """
 
     def pulled(self, upto: int) -> None:
         """Note that the owner may have all messages below `upto`."""
@@ -59,7 +68,8 @@ class Suspects:
         Note that a new token is acquired; True if that changes what is begun.
 
         Args:
-            released: the owner before has given the partition back, or is the session that acquires it again.
+            released: the owner before has given the partition back, or is the session that acquires
+                it again.
         """
         changed = self.released() if released else False
         self.upto = max(self.upto, min(self._once, self._pulled_to))
@@ -69,12 +79,15 @@ class Suspects:
 
     @property
     def unreleased(self) -> bool:
-        """True if an owner has ended without a release, also one that had nothing to pull, and the next one has not released."""
+        """True if an owner has ended without a release, also one that had nothing to pull, and the
+        next one has not released.
+        """
         return self._once >= 0
 
     def session_ended(self, ranges: Iterable[Range], acked: AckedOffsets) -> bool:
         """
-        Note what a session of a shared group had in flight when it ended without a release; True if that changes anything.
+        Note what a session of a shared group had in flight when it ended without a release; True if
+        that changes anything.
 
         Only the lowest BEGUN_MAX of these messages are remembered.
         """

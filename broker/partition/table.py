@@ -1,11 +1,13 @@
-"""Hosted partitions by id: recently used ones as objects, the others as images, which take less memory.  Pure.
+"""Hosted partitions by id: recently used ones as objects, the others as images, which take less
+memory.  Pure.
 
     use ──▶ warm: objects, WARM_MAX of them ──(the oldest, when it is quiet)──▶ cold: images
 
 Invariants
     A partition is either warm or cold.
-    A partition has at most one object: a weak reference finds an object that is still in use after it cooled.
-    A partition cools only when it is quiet: its state is durable, and no pull lock is held.
+    A partition has at most one object: a weak reference finds an object that is still in use after
+    it cooled. A partition cools only when it is quiet: its state is durable, and no pull lock is
+    held.
 """
 
 from __future__ import annotations
@@ -112,6 +114,8 @@ class PartitionTable(Mapping[int, HostedPartition]):
         self.version += 1
 
     def image(self, partition_id: int) -> bytes | None:
-        """The image of the partition's present state, durable or not; None if the partition is not hosted."""
+        """The image of the partition's present state, durable or not; None if the partition is not
+        hosted.
+        """
         warm = self.warm.get(partition_id)
         return self._cold.get(partition_id) if warm is None else image_of(warm)

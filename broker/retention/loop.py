@@ -1,21 +1,25 @@
-"""The retention loop: reads disk use and segment ages, has `policy.py` decide, removes segments.  Disk.
+"""The retention loop: reads disk use and segment ages, has `policy.py` decide, removes segments.
+Disk.
 
-    ages, disk ─▶ policy.py ─▶ first position a group needs ─▶ partitions that only these segments describe: written again
-      ─▶ first offsets rise ─▶ segments removed ─▶ the index forgets them ─▶ a snapshot, so that a start need not correct
+    ages, disk ─▶ policy.py ─▶ first position a group needs ─▶ partitions that only these segments
+        describe: written again
+      ─▶ first offsets rise ─▶ segments removed ─▶ the index forgets them ─▶ a snapshot, so that a
+          start need not correct
 
 `docs/ARCHITECTURE.md` has each step with its reason.
 
 Invariants
-    First offsets rise before segments are removed, so a read of a removed offset is answered with the first offset.
-    First offsets rise only when every record that must be written before the removal is durable.
-    Messages stay until the metaserver has told the groups of their partition, unless the subject's retention is TIME;
-    rows of a hidden subject so stay until it is published.
-    Messages that a job holds stay, whatever the subject's retention.
-    Segments are removed only when a metaserver has accepted a report of this opening and does not refuse the folder.
-    A calendar that is set forward at once makes nothing old for a day: `../calendar.py`.
-    The index forgets last.  After a crash in between, a start corrects it by the beginning of the log.
-    After partitions were dropped, the oldest segments without a message of a hosted partition go at any age.
-    The loop never keeps the event loop for long; blocking work is done in slices between commits.
+    First offsets rise before segments are removed, so a read of a removed offset is answered with
+    the first offset. First offsets rise only when every record that must be written before the
+    removal is durable. Messages stay until the metaserver has told the groups of their partition,
+    unless the subject's retention is TIME; rows of a hidden subject so stay until it is published.
+    Messages that a job holds stay, whatever the subject's retention. Segments are removed only when
+    a metaserver has accepted a report of this opening and does not refuse the folder. A calendar
+    that is set forward at once makes nothing old for a day: `../calendar.py`. The index forgets
+    last.  After a crash in between, a start corrects it by the beginning of the log. After
+    partitions were dropped, the oldest segments without a message of a hosted partition go at any
+    age. The loop never keeps the event loop for long; blocking work is done in slices between
+    commits.
 """
 
 from __future__ import annotations
@@ -67,7 +71,9 @@ NOT_ACCEPTED = "nothing is removed until a metaserver takes this broker's report
 NO_DISK = DiskUse(free_bytes=0, total_bytes=0)
 """Nothing of it is in use."""
 HEADERS_MAX = 10_000
-"""Records of a segment that one check reads to find its messages; the next check goes on behind them."""
+"""Records of a segment that one check reads to find its messages; the next check goes on behind
+them.
+"""
 READ_BYTES_MAX = 16 << 20
 """A sealed segment up to this size is read for the time of its newest message."""
 
@@ -101,7 +107,9 @@ class Cleaning:
         standing: Standing | None = None,
         calendar: Calendar | None = None,
     ) -> None:
-        """`standing` keeps every segment until a metaserver has accepted this broker's report; None: no metaserver.  `calendar` may be shared."""
+        """`standing` keeps every segment until a metaserver has accepted this broker's report;
+        None: no metaserver.  `calendar` may be shared.
+        """
         self._store = store
         self._standing = standing
         self._queues = store.queues
@@ -127,23 +135,33 @@ class Cleaning:
         """The times of a segment's messages, by its base."""
         self.problem = ""
         self.untold: tuple[int, ...] = ()
-        """Partitions, UNTOLD_MAX at most, whose messages stay only because their groups were never told."""
+        """Partitions, UNTOLD_MAX at most, whose messages stay only because their groups were never
+        told.
+        """
         self._untold: list[int] = []
         """Such partitions, as the present check has found them, but those of hidden subjects."""
         self._hidden: dict[int, str] = {}
-        """Such partitions of hidden subjects, with the subject: their groups are told when it is published."""
+        """Such partitions of hidden subjects, with the subject: their groups are told when it is
+        published.
+        """
         self._held: list[int] = []
-        """Partitions of which jobs hold messages that no group needs, as the present check has found them."""
+        """Partitions of which jobs hold messages that no group needs, as the present check has
+        found them.
+        """
 
     def adopt(self, settings: BrokerSettings) -> None:
-        """Remove messages by the limits of these settings from now on, and take the calendar for right as it is."""
+        """Remove messages by the limits of these settings from now on, and take the calendar for
+        right as it is.
+        """
         self._calendar.believe()
         self._limits = Limits(
             retention_ms=settings.retention_ms, retention_bytes=settings.retention_bytes
         )
 
     def removed_from_ms(self, stored_ms: int) -> int | None:
-        """When a message that was stored then may be removed at the earliest, by the disk use of the last check; None: never."""
+        """When a message that was stored then may be removed at the earliest, by the disk use of
+        the last check; None: never.
+        """
         return removed_from_ms(
             stored_ms,
             self._limits,
@@ -170,7 +188,9 @@ class Cleaning:
             await self._pause()
 
     async def _pause(self) -> None:
-        """Wait until the next check is due, or until a metaserver accepts this broker if the last check lacked that."""
+        """Wait until the next check is due, or until a metaserver accepts this broker if the last
+        check lacked that.
+        """
         if self._standing is None or self.problem != NOT_ACCEPTED:
             await asyncio.sleep(CHECK_MS / 1000)
             return
@@ -206,22 +226,24 @@ class Cleaning:
         now_ms = self._clock.boot_ms()
         if not self._refusal:
             if self._troubles.over(now_ms, _FULL):
-                log.warning("messages are taken again: the disk has room")
+                log.warning("messages are accepted again: the disk has room")
         elif self._troubles.met("disk", now_ms, _FULL):
-            log.error("messages are refused: %s; make room, or add a disk", self._refusal)
+            log.error("messages are refused: %s; free disk space or add a disk", self._refusal)
 
     def _log_early_removal(self, percent: int) -> None:
         """Log that the log was shortened because of the disk, against its own limits."""
         if self._troubles.met("disk", self._clock.boot_ms(), _EARLY):
             log.warning(
-                "the disk was %d %% full: messages that no group needs are removed before their time,"
-                " now up to position %d; make room, add a disk, or shorten retention_ms",
+                "the disk was %d %% full: messages that no group needs are removed early, now up "
+                "to position %d; free space, add a disk, or shorten retention_ms",
                 percent,
                 self._store.log.first_position,
             )
 
     async def _begin_segment(self, oldest_ms: int | None, *, segments: int) -> bool:
-        """Have the next record begin a segment if the present one is old enough; returns whether it has."""
+        """Have the next record begin a segment if the present one is old enough; returns whether it
+        has.
+        """
         now_ms = self._calendar.now_ms()
         if not begins_segment(oldest_ms, self._limits, segments=segments, now_ms=now_ms):
             return False
@@ -297,14 +319,17 @@ class Cleaning:
         return allowed
 
     async def _prepare(self, position: int, disk: DiskUse) -> None:
-        """Write the partitions that the segments describe again; on a full disk the reserve is removed first."""
+        """Write the partitions that the segments describe again; on a full disk the reserve is
+        removed first.
+        """
         carry_over = self._store.carry_over
         try:
             await carry_over.prepare(position)
         except (StorageError, BrokerReadOnlyError):
             if not await self._run_read(self._reserve.give_up):
                 raise
-            # The space of the reserve is for records that must precede the removal, not for messages.
+            # The space of the reserve is for records that must precede the removal, not for
+            # messages.
             self._refuse(reason_to_refuse(disk) or "the disk is full")
             await carry_over.prepare(position)
 
@@ -320,11 +345,16 @@ class Cleaning:
         for (subject, group), (messages, partitions) in sorted(removed.items()):
             log.warning(
                 "retention removes %s of %s that group %s has not read, in %s",
-                counted(messages, "message"), subject, group, counted(partitions, "partition"),
-            )  # fmt: skip
+                counted(messages, "message"),
+                subject,
+                group,
+                counted(partitions, "partition"),
+            )
 
     async def _decide(self, segments: list[SealedSegment], position: int) -> int:
-        """Decide the position up to which segments are removed, and set pending first offsets, also for groups that joined meanwhile."""
+        """Decide the position up to which segments are removed, and set pending first offsets, also
+        for groups that joined meanwhile.
+        """
         firsts = self._firsts
         pending = await self._behind(position)
         while late := firsts.grouped:
@@ -344,25 +374,29 @@ class Cleaning:
             firsts.update(some)
         return firsts
 
-    # ── looking ───────────────────────────────────────────────────────────────────────────────────────
+    # ── looking ───────────────────────────────────────────────────────────────────────────────────
     def _disk(self) -> DiskUse:
         return DiskUse(free_bytes=self._files.free_bytes(), total_bytes=self._files.total_bytes())
 
     def _look(self) -> tuple[DiskUse, list[SealedSegment], int | None]:
-        """The disk's use, the sealed segments, and the time of the first message of the one that is written to."""
+        """The disk's use, the sealed segments, and the time of the first message of the one that is
+        written to.
+        """
         bases = self._store.log.bases
         self._times = {base: self._times.get(base) or _Times(base) for base in bases}
         behind: list[int | None] = []
         first_ms: int | None = None
         for base, end in reversed(list(pairwise(bases))):
-            # While a calendar goes on, no message of a segment is newer than the first message behind the segment.
+            # While a calendar goes on, no message of a segment is newer than the first message
+            # behind the segment.
             first_ms = self._read_times(end).first_ms or first_ms
             behind.append(first_ms)
             self._read_times(base, end=end)
         segments: list[SealedSegment] = []
         known_ms = 0
         for (base, end), at_ms in zip(pairwise(bases), reversed(behind), strict=True):
-            # A calendar that was set back makes that time too early; the segment's own messages, and older ones, do not.
+            # A calendar that was set back makes that time too early; the segment's own messages,
+            # and older ones, do not.
             times = self._times[base]
             known_ms = max(known_ms, times.newest_ms)
             newest_ms = known_ms if times.whole else None
@@ -403,7 +437,9 @@ class Cleaning:
         return newest_ms
 
     async def _floor(self, wanted: int, numbers: list[int]) -> int | None:
-        """The first position below `wanted` that has a message which a group of these partitions needs, or None."""
+        """The first position below `wanted` that has a message which a group of these partitions
+        needs, or None.
+        """
         floor: int | None = None
         async for slice_ in self._slices(numbers):
             cursors = [
@@ -427,7 +463,9 @@ class Cleaning:
         return floor
 
     async def _look_for_vacant(self, end: int) -> None:
-        """Find the first position that has a message of a hosted partition, if partitions were dropped since the last time."""
+        """Find the first position that has a message of a hosted partition, if partitions were
+        dropped since the last time.
+        """
         version = self._store.state.dropped.version
         if version == self._dropped_version:
             return
@@ -449,7 +487,9 @@ class Cleaning:
         return needed if held is None else min(needed, max(held, partition.first_offset))
 
     def _groups_need(self, partition: HostedPartition) -> int:
-        """The first offset that a group needs; the partition's first offset if its groups were never told."""
+        """The first offset that a group needs; the partition's first offset if its groups were
+        never told.
+        """
         if partition.facts.retention is Retention.TIME:
             return partition.readable_offset
         if not partition.groups_told:
@@ -465,14 +505,16 @@ class Cleaning:
             await asyncio.sleep(0)
 
     def _first_needed(self, cursors: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """(partition id, position of its first needed message); partitions without needed messages are left out."""
+        """(partition id, position of its first needed message); partitions without needed messages
+        are left out.
+        """
         return [
             (partition_id, units[0].position)
             for partition_id, cursor in cursors
             if (units := self._queues.find(partition_id, cursor, end=cursor + 1, bytes_max=1))
         ]
 
-    # ── removing ──────────────────────────────────────────────────────────────────────────────────────
+    # ── removing ──────────────────────────────────────────────────────────────────────────────────
     async def _rise(self) -> None:
         numbers = list(self._firsts.pending)
         for start in range(0, len(numbers), SLICE):
@@ -481,7 +523,9 @@ class Cleaning:
             await asyncio.sleep(0)
 
     async def _forget(self) -> None:
-        """Have the index forget the removed segments, and write a snapshot with the log's beginning (`retained`)."""
+        """Have the index forget the removed segments, and write a snapshot with the log's beginning
+        (`retained`).
+        """
         position = self._store.log.first_position
         steps = self._queues.retain(position, dropped=self._store.state.dropped.durable())
         while await self._run_commit(_next_step, steps) is not None:  # appends come between

@@ -9,10 +9,11 @@
 
 Invariants
     Whole sealed segments are removed, oldest first.  The segment that is written to stays.
-    Messages of one segment are stored within an eighth of retention_ms, unless very many segments are kept: so each
-    goes at most that long after its age, also where a broker stores nothing any more.
-    A message stays until every consumer group of its partition has acked it, unless the subject's retention is TIME.
-    All messages of a partition stay until the metaserver has told its groups (`loop.py`).
+    Messages of one segment are stored within an eighth of retention_ms, unless very many segments
+    are kept: so each goes at most that long after its age, also where a broker stores nothing any
+    more. A message stays until every consumer group of its partition has acked it, unless the
+    subject's retention is TIME. All messages of a partition stay until the metaserver has told its
+    groups (`loop.py`).
 
 Source: RocketMQ's numbers (75, 85, 90 %; 72 hours), without its hour of the day; QMQ's 72 hours.
 """
@@ -28,12 +29,16 @@ FULL_PERCENT = 90
 SEGMENTS_PER_AGE = 8
 """Segments that are begun by age within retention_ms."""
 SEGMENTS_MAX = 1_000
-"""With more segments none is begun by age: what a group or a job needs keeps them, and each takes two files."""
+"""With more segments none is begun by age: what a group or a job needs keeps them, and each takes
+two files.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class SealedSegment:
-    """A sealed segment: positions `[base, end)`; `newest_ms` is the time of its newest message, None if unknown."""
+    """A sealed segment: positions `[base, end)`; `newest_ms` is the time of its newest message,
+    None if unknown.
+    """
 
     base: int
     end: int
@@ -64,7 +69,9 @@ class DiskUse:
 def wanted_position(
     segments: Sequence[SealedSegment], limits: Limits, disk: DiskUse, *, end: int, now_ms: int
 ) -> int:
-    """The log position up to which segments should be removed; the first base if none.  `end` is the log's end."""
+    """The log position up to which segments should be removed; the first base if none.  `end` is
+    the log's end.
+    """
     position = segments[0].base if segments else end
     freed = 0
     for segment in segments:
@@ -82,10 +89,12 @@ def wanted_position(
 
 def begins_segment(oldest_ms: int | None, limits: Limits, *, segments: int, now_ms: int) -> bool:
     """
-    Return whether a new segment is begun, so that messages of the one that is written to can be removed by age.
+    Return whether a new segment is begun, so that messages of the one that is written to can be
+    removed by age.
 
     Args:
-        oldest_ms: the time of the first message of the segment that is written to; None: it has none.
+        oldest_ms: the time of the first message of the segment that is written to; None: it has
+            none.
         segments: the number of segments, this one included.
     """
     if oldest_ms is None or not limits.retention_ms or segments > SEGMENTS_MAX:
@@ -96,7 +105,9 @@ def begins_segment(oldest_ms: int | None, limits: Limits, *, segments: int, now_
 def removed_from_ms(
     stored_ms: int, limits: Limits, disk: DiskUse, *, log_bytes: int, now_ms: int
 ) -> int | None:
-    """When a message that was stored then may be removed at the earliest; None: never, as things are."""
+    """When a message that was stored then may be removed at the earliest; None: never, as things
+    are.
+    """
     percent = disk.percent()
     if percent >= FORCED_PERCENT or 0 < limits.retention_bytes < log_bytes:
         return now_ms
@@ -106,7 +117,9 @@ def removed_from_ms(
 
 
 def allowed_position(segments: Sequence[SealedSegment], wanted: int, floor: int | None) -> int:
-    """`wanted`, lowered to the end of the last segment below `floor`, the first position that a group needs, or None."""
+    """`wanted`, lowered to the end of the last segment below `floor`, the first position that a
+    group needs, or None.
+    """
     if floor is None or floor >= wanted:
         return wanted
     ends = [segment.end for segment in segments if segment.end <= floor]

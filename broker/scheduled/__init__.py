@@ -1,1 +1,3 @@
-"""Scheduled messages: kept in a journal of their own, and stored in their subjects when their time has come."""
+"""Scheduled messages: kept in a journal of their own, and stored in their subjects when their time
+has come.
+"""

@@ -1,4 +1,5 @@
-"""Which scheduled messages wait, which are due, and which are on their way to their subjects.  Pure.
+"""Which scheduled messages wait, which are due, and which are on their way to their subjects.
+Pure.
 
     waiting ──due──▶ ready ──take──▶ taken ──begin──▶ in a delivery ──end──▶ delivered
        │ ▲                             │                    │
@@ -6,15 +7,16 @@
        └──cancel──▶ canceled           └──── drop ──────────┴─▶ dropped
 
 Invariants
-    A message is in one delivery at most.  A delivery is stored under one idempotency key with the same messages each
-    time, so its messages are given back only when nothing of it can be stored.
-    A message that was taken is not canceled, unless it was given back.
-    A message is due by the calendar of the moment, and a pause between two tries is counted on the boot clock: a calendar
-    that is set back neither lengthens a pause, nor leaves a message that is not due any more with those that are.
-    A message is not written again behind the record that settles it, which would bring it back at a start.
-    A message that was settled is known to a repeat of its sender, and to a cancel, also after a start: what settled it is
-    written again, as long as it is among the SETTLED_MAX whose records are the last of the journal.
-    The records of the journal, folded in their order, give the same waiting messages and deliveries.
+    A message is in one delivery at most.  A delivery is stored under one idempotency key with the
+    same messages each time, so its messages are given back only when nothing of it can be stored. A
+    message that was taken is not canceled, unless it was given back. A message is due by the
+    calendar of the moment, and a pause between two tries is counted on the boot clock: a calendar
+    that is set back neither lengthens a pause, nor leaves a message that is not due any more with
+    those that are. A message is not written again behind the record that settles it, which would
+    bring it back at a start. A message that was settled is known to a repeat of its sender, and to
+    a cancel, also after a start: what settled it is written again, as long as it is among the
+    SETTLED_MAX whose records are the last of the journal. The records of the journal, folded in
+    their order, give the same waiting messages and deliveries.
 """
 
 from __future__ import annotations
@@ -51,11 +53,15 @@ WRITTEN_AGAIN = ""
 NOT_WRITTEN = 0
 """Instead of a segment: what settled a message is not durable yet."""
 DUE_MAX = 1_000
-"""Messages that become ready in one step; a quarter of a million at once would keep the event loop for seconds."""
+"""Messages that become ready in one step; a quarter of a million at once would keep the event loop
+for seconds.
+"""
 WITHDRAWN_MAX = 1_000
 """Times of messages that wait no more are remembered up to this number, and as many as wait."""
 LOOK_COUNT = 2_000
-"""Messages that a look for the soonest ones takes in one step: about 1 ms.  Before the first step they are all noted, in 5 ms of 250,000."""
+"""Messages that a look for the soonest ones takes in one step: about 1 ms.  Before the first step
+they are all noted, in 5 ms of 250,000.
+"""
 DELIVERY_COUNT_MAX = 1_000
 DELIVERY_BYTES_MAX = 1 << 20
 """A batch has room for a message of the largest size, so the first message always fits."""
@@ -140,11 +146,13 @@ class Agenda:
         self._busy: set[str] = set()
         """Subjects whose next delivery waits for the one before it."""
         self._settling: dict[bytes | str, set[int]] = {}
-        """Canceled messages and stored deliveries whose records are not durable yet, with the segments that have them."""
+        """Canceled messages and stored deliveries whose records are not durable yet, with the
+        segments that have them.
+        """
         self._settled: OrderedDict[bytes, _Settled] = OrderedDict()
         """In the order of their records in the journal."""
 
-    # ── messages ──────────────────────────────────────────────────────────────────────────────────────
+    # ── messages ──────────────────────────────────────────────────────────────────────────────────
     def knows(self, scheduled_id: bytes) -> bool:
         """True for a message that waits, is on its way, or was settled lately."""
         return scheduled_id in self.entries or scheduled_id in self._settled
@@ -202,7 +210,8 @@ class Agenda:
         Begin to cancel a message.
 
         Returns:
-            The outcome, if it is settled; None if it was waiting: it is taken until `canceled` or `give_back`.
+            The outcome, if it is settled; None if it was waiting: it is taken until `canceled` or
+            `give_back`.
 
         Raises:
             ScheduledUnknownError
@@ -239,12 +248,14 @@ class Agenda:
         if len(self._settled) > SETTLED_MAX:
             self._settled.popitem(last=False)
 
-    # ── deliveries ────────────────────────────────────────────────────────────────────────────────────
+    # ── deliveries ────────────────────────────────────────────────────────────────────────────────
     def take(self, now_ms: int, boot_ms: int = 0) -> list[list[ScheduledEntry]]:
         """
-        Take messages whose time has come: of each subject that is not busy, the next batch, the oldest first.
+        Take messages whose time has come: of each subject that is not busy, the next batch, the
+        oldest first.
 
-        At most DUE_MAX become due in one call: `next_due_ms` and `next_try_ms` tell of more.  The subjects are busy until `free`.
+        At most DUE_MAX become due in one call: `next_due_ms` and `next_try_ms` tell of more.  The
+        subjects are busy until `free`.
 
         Args:
             now_ms: the calendar.
@@ -305,7 +316,9 @@ class Agenda:
         return delivery
 
     def end(self, name: str) -> None:
-        """Note that the messages of a delivery are stored; `ended` follows when its record is durable."""
+        """Note that the messages of a delivery are stored; `ended` follows when its record is
+        durable.
+        """
         delivery = self.deliveries.get(name)
         if delivery is not None:
             self._dissolve(name)
@@ -363,7 +376,7 @@ class Agenda:
         for scheduled_id in self.deliveries.pop(name).scheduled_ids:
             self._delivery_of.pop(scheduled_id, None)
 
-    # ── the journal ───────────────────────────────────────────────────────────────────────────────────
+    # ── the journal ───────────────────────────────────────────────────────────────────────────────
     def replay(self, record: Record, place: Place) -> None:
         """Fold a record of the journal, at a start; `finish` ends it."""
         if isinstance(record, Waits):
@@ -392,7 +405,9 @@ class Agenda:
             self.entries[scheduled_id].taken = True
 
     def move(self, records: Iterable[Record], place: Place) -> None:
-        """Note where records were written again; those that were settled or forgotten meanwhile stay so."""
+        """Note where records were written again; those that were settled or forgotten meanwhile
+        stay so.
+        """
         for record in records:
             if isinstance(record, Waits):
                 if record.scheduled_id in self.entries:
@@ -409,10 +424,12 @@ class Agenda:
         self, limit: int, subject: str | None = None
     ) -> Generator[None, None, tuple[int, list[ScheduledEntry]]]:
         """
-        Look for the `limit` first messages by time that wait or are on their way, of all subjects or one.
+        Look for the `limit` first messages by time that wait or are on their way, of all subjects
+        or one.
 
         Yields:
-            Behind each LOOK_COUNT of them, so that other work can be done; messages that are settled then are left out.
+            Behind each LOOK_COUNT of them, so that other work can be done; messages that are
+            settled then are left out.
 
         Returns:
             Their number, and the first ones.
@@ -439,7 +456,9 @@ class Agenda:
         return self.bytes + SETTLED_BYTES * len(self._settled)
 
     def needed(self, records: Iterable[Record], segment: int) -> list[Record]:
-        """What must be written again of the records of this segment, before the segment is removed."""
+        """What must be written again of the records of this segment, before the segment is
+        removed.
+        """
         needed: list[Record] = []
         delivered: dict[bytes, None] = {}
         for record in records:
@@ -465,7 +484,9 @@ class Agenda:
         return bool(self._settled_in([record.scheduled_id], segment))
 
     def _settled_in(self, scheduled_ids: Iterable[bytes], segment: int) -> tuple[bytes, ...]:
-        """The messages whose end is in this segment; not forgotten ones, which may be sent anew and are not settled then."""
+        """The messages whose end is in this segment; not forgotten ones, which may be sent anew and
+        are not settled then.
+        """
         return tuple(
             each
             for each in scheduled_ids
@@ -473,7 +494,9 @@ class Agenda:
         )
 
     def is_settling(self, segment: int) -> bool:
-        """True if this segment has records of messages that are settled, durably only when what is written now is."""
+        """True if this segment has records of messages that are settled, durably only when what is
+        written now is.
+        """
         return any(segment in segments for segments in self._settling.values())
 
     @property

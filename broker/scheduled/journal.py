@@ -1,11 +1,13 @@
-"""The journal of scheduled messages: segments of frames in `scheduled/`.  Disk, through `Files`; one thread at a time.
+"""The journal of scheduled messages: segments of frames in `scheduled/`.  Disk, through `Files`;
+one thread at a time.
 
     scheduled/00000000000000000001.log      numbered from 1; only the last is written to, at its end
 
 Invariants
-    A frame is synced before the next one is written; by the start, if the process that wrote it has not.
-    What a full disk or a crash has left of a write lies behind the frames of the last segment only.
-    Segments are removed from the first on, so a record that settles a message goes no earlier than the message.
+    A frame is synced before the next one is written; by the start, if the process that wrote it has
+    not. What a full disk or a crash has left of a write lies behind the frames of the last segment
+    only. Segments are removed from the first on, so a record that settles a message goes no earlier
+    than the message.
 """
 
 from __future__ import annotations
@@ -57,7 +59,8 @@ class ScheduledJournal:
         Read every frame, the oldest first.
 
         Args:
-            cut: cut a write off that was not finished, and have the last frame durable; without it no byte is changed.
+            cut: cut a write off that was not finished, and have the last frame durable; without it
+                no byte is changed.
 
         Raises:
             DataFolderError: a newer broker wrote the journal.
@@ -98,7 +101,7 @@ class ScheduledJournal:
         if problem or not last:
             self.problems.append(f"{path}: {problem or f'damaged from byte {end} on'}")
         elif cut:
-            log.warning("%s: %d bytes of an unfinished write are cut", path, len(data) - end)
+            log.warning("%s: cutting %d bytes of an unfinished write", path, len(data) - end)
             file = self._files.open_append(path)
             try:
                 file.truncate(end)
@@ -166,7 +169,9 @@ class ScheduledJournal:
         self._sizes[segment] = 0
 
     def _cut_unfinished(self, segment: int) -> None:
-        """Cut what a full disk has left of a write, durably: in a segment that is not the last a start takes it for damage."""
+        """Cut what a full disk has left of a write, durably: in a segment that is not the last a
+        start takes it for damage.
+        """
         end = self._sizes.get(segment, 0)
         if self._file is not None and (self._files.size(segment_path(segment)) or 0) > end:
             self._file.truncate(end)

@@ -1,4 +1,5 @@
-"""Writes records to the journal of scheduled messages: what waits for the disk is one frame with one sync.
+"""Writes records to the journal of scheduled messages: what waits for the disk is one frame with
+one sync.
 
 Runs on one event loop; records are written in the order of the calls.
 """
@@ -26,7 +27,9 @@ from .records import Place, Record, size_of
 log = logging.getLogger("keylane.broker")
 
 WRITE_BYTES_MAX = 4 << 20
-"""Bytes of records from which on a frame takes no more; a frame over FRAME_BYTES_MAX would be cut at a start."""
+"""Bytes of records from which on a frame takes no more; a frame over FRAME_BYTES_MAX would be cut
+at a start.
+"""
 
 
 @dataclass(slots=True)
@@ -114,7 +117,7 @@ class JournalWriter:
                 self._refuse(writes, error)
                 continue
             except Exception as error:
-                log.exception("a bug in the broker, while it wrote scheduled messages")
+                log.exception("a bug in the broker stopped the writing of scheduled messages")
                 self._refuse(writes, FlushFailedError(f"a bug in the broker: {error!r:.200}"))
                 continue
             for write in writes:
@@ -124,10 +127,12 @@ class JournalWriter:
         self._task = None
 
     def _refuse(self, writes: Sequence[_Write], error: KeylaneError) -> None:
-        """Tell the callers of writes that failed; after most failures of the disk nothing more is written."""
+        """Tell the callers of writes that failed; after most failures of the disk nothing more is
+        written.
+        """
         if isinstance(error, StorageError) and not isinstance(error, DiskFullError):
             self._failure = self._failure or error.message
-            log.critical("no scheduled messages until the broker is restarted: %s", error)
+            log.critical("scheduled messages are refused until the broker is restarted: %s", error)
         for write in writes:
             write.undo()
             write.done.set_exception(error.copy(error.fate))

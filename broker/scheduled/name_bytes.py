@@ -1,13 +1,19 @@
-"""Bytes of scheduled messages by the beginning of their subjects' names: one that was asked for is counted from then on.  Pure."""
+"""Bytes of scheduled messages by the beginning of their subjects' names: one that was asked for is
+counted from then on.  Pure.
+"""
 
 from __future__ import annotations
 
 BEGINNINGS_MAX = 2_000
-"""Beginnings that are counted; there are fewer limits, and of more all are forgotten and counted anew."""
+"""Beginnings that are counted; there are fewer limits, and of more all are forgotten and counted
+anew.
+"""
 
 
 class NameBytes:
-    """Sums over all subjects whose names begin alike: there may be thousands of these, and each message asks."""
+    """Sums over all subjects whose names begin alike: there may be thousands of these, and each
+    message asks.
+    """
 
     def __init__(self) -> None:
         self._of: dict[str, int] = {}

@@ -7,9 +7,11 @@
 
     header_crc = CRC-32C of bytes [8, 32); body_crc = CRC-32C of the body; length = header and body
     segment, position: where the frame is, so that bytes at another place are no frame
-    the last byte of the magic is the digit of the format: 2 if a record in the frame is a WaitsForSubject or a DroppedMessages, else 1
+    the last byte of the magic is the digit of the format: 2 if a record in the frame is a
+    WaitsForSubject or a DroppedMessages, else 1
 
-A frame is what one write and one sync made durable, so its records are durable together or not at all.
+A frame is what one write and one sync made durable, so its records are durable together or not at
+all.
 """
 
 from __future__ import annotations
@@ -85,8 +87,9 @@ class Taken(msgspec.Struct, frozen=True, array_like=True, tag=3):
     """
     Messages are about to be stored in their subject, in this order, as one batch.
 
-    The batch goes to the partition of the logical partition `logical`, under the idempotency key `delivery`.  After a
-    crash the same batch is stored again, and the partition tells that it has it.
+    The batch goes to the partition of the logical partition `logical`, under the idempotency key
+    `delivery`.  After a crash the same batch is stored again, and the partition tells that it has
+    it.
     """
 
     delivery: str
@@ -107,7 +110,9 @@ class Delivered(msgspec.Struct, frozen=True, array_like=True, tag=4):
 
 
 class DroppedMessages(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """Messages are never delivered, because their subject never takes them: it was deleted, or they are too large for it."""
+    """Messages are never delivered, because their subject never takes them: it was deleted, or they
+    are too large for it.
+    """
 
     scheduled_ids: tuple[bytes, ...]
 
@@ -152,7 +157,8 @@ def encode_frame(records: Sequence[Record], *, segment: int, position: int) -> b
     Records as a frame of the journal at this place.
 
     Raises:
-        ValueError: they are more than FRAME_BYTES_MAX, which a start would take for a write that was cut.
+        ValueError: they are more than FRAME_BYTES_MAX, which a start would take for a write that
+            was cut.
     """
     body = _encode(records)
     if HEADER_BYTES + len(body) > FRAME_BYTES_MAX:
@@ -165,7 +171,9 @@ def encode_frame(records: Sequence[Record], *, segment: int, position: int) -> b
 def read_frame(
     data: bytes | memoryview, start: int, *, segment: int, position: int
 ) -> tuple[int, list[Record]] | None:
-    """The length and the records of the frame at `start`; None if there is no whole frame of this place."""
+    """The length and the records of the frame at `start`; None if there is no whole frame of this
+    place.
+    """
     if len(data) - start < HEADER_BYTES:
         return None
     magic, header_crc, length, body_crc, its_segment, its_position = _HEADER.unpack_from(
@@ -192,8 +200,8 @@ def scan(data: bytes, segment: int, visit: Callable[[Place, list[Record]], None]
     """
     Call `visit` with each frame of a segment, in order, up to the first bytes that are no frame.
 
-    They are a write that was cut if no whole frame follows them, because a frame is written when the frame before it is
-    durable.  Else they are damage.
+    They are a write that was cut if no whole frame follows them, because a frame is written when
+    the frame before it is durable.  Else they are damage.
     """
     at = 0
     while at < len(data):

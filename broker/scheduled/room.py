@@ -1,4 +1,5 @@
-"""How much a broker keeps for later delivery, of all subjects and of one, so that no subject takes the room of others.  Pure.
+"""How much a broker keeps for later delivery, of all subjects and of one, so that no subject takes
+the room of others.  Pure.
 
 room of a subject = half of what the other subjects leave; where there is no other, half of all
 """
@@ -13,13 +14,15 @@ from ...protocol.errors import ScheduleFullError
 from .agenda import ScheduledAmount
 
 SHARE_HINT = (
-    "Other subjects keep room. Send it again when some of the subject's are delivered (keylane scheduled list --subject), "
+    "Other subjects keep room. Send it again when some of the subject's are delivered (keylane "
+    "scheduled list --subject), "
     "cancel some, or raise scheduled_count_max or scheduled_bytes_max in the broker's settings."
 )
 
 
 NAMES_HINT = (
-    "Other names keep room. Send it again when some are delivered, cancel some, or have the limit raised: "
+    "Other names keep room. Send it again when some are delivered, cancel some, or "
+    "have the limit raised: "
     "keylane access quota set {!r} --subject --scheduled-bytes N"
 )
 
@@ -49,7 +52,8 @@ def check_names(
         kept = kept_of(pattern) + _bytes_of(writing, pattern)
         if kept + wanted > limit:
             error = ScheduleFullError(
-                f"the broker keeps {kept} bytes of scheduled messages of {pattern!r}, and takes {limit} at most",
+                f"the broker keeps {kept} bytes of scheduled messages of {pattern!r}, and takes "
+                f"{limit} at most",
                 limit=limit,
                 broker_group=broker_group,
                 pattern=pattern,
@@ -94,7 +98,8 @@ def check_room(
         share = (limit - (all_kept - own_kept) + 1) // 2
         if own_kept + new > share:
             error = ScheduleFullError(
-                f"the broker keeps {own_kept} {what} of subject {subject!r}, and takes {share} at most: half of what other "
+                f"the broker keeps {own_kept} {what} of subject {subject!r}, and takes {share} at "
+                f"most: half of what other "
                 "subjects leave",
                 limit=share,
                 broker_group=broker_group,

@@ -1,12 +1,15 @@
-"""Keeps scheduled messages durably, and stores each in its subject at its time.  Runs on one event loop.
+"""Keeps scheduled messages durably, and stores each in its subject at its time.  Runs on one event
+loop.
 
     schedule, cancel ─▶ journal ─▶ agenda ──time──▶ "taken" in the journal ─▶ the subject ─▶ "delivered" in the journal
 
-What waits for the disk is written as one frame with one sync.  A delivery is a batch of due messages of one subject:
-its idempotency key is durable before it is stored, so a repeat after a crash is stored once.
+What waits for the disk is written as one frame with one sync.  A delivery is a batch of due
+messages of one subject: its idempotency key is durable before it is stored, so a repeat after a
+crash is stored once.
 
-Times are those of the calendar.  One that is set forward a little is noticed within POLL_MS, one that is set forward by
-hours is not believed at once (`../calendar.py`), one that is set back delays messages that are not due any more.
+Times are those of the calendar.  One that is set forward a little is noticed within POLL_MS, one
+that is set forward by hours is not believed at once (`../calendar.py`), one that is set back delays
+messages that are not due any more.
 """
 
 from __future__ import annotations
@@ -46,14 +49,20 @@ log = logging.getLogger("keylane.broker")
 
 POLL_MS = 1_000
 SETTLE_S = 0.02
-"""How long a segment waits for the records that settle its messages, before it is looked at again."""
+"""How long a segment waits for the records that settle its messages, before it is looked at
+again.
+"""
 COPIED_MAX = 1_000
 COPIED_BYTES_MAX = 1 << 20
-"""Records and bytes that are written again at once, before a segment is removed; one larger record is."""
+"""Records and bytes that are written again at once, before a segment is removed; one larger record
+is.
+"""
 WAITS = Backoff(first_ms=50, max_ms=30_000)
 """Pauses of a subject whose messages cannot be stored now."""
 DELIVERY_S = 3.0
-"""How long a cancel waits for a delivery that is under way: less than a client waits for its answer."""
+"""How long a cancel waits for a delivery that is under way: less than a client waits for its
+answer.
+"""
 UNREADABLE_MS = 60_000
 """Pause of a message that cannot be read from the disk."""
 
@@ -81,8 +90,8 @@ class Scheduler:
         bytes_max: int,
     ) -> None:
         """
-        `rng` is for idempotency keys and pauses, and gives no number a second time after a restart.  `run_blocking` runs
-        one function at a time, in the order of the calls.
+        `rng` is for idempotency keys and pauses, and gives no number a second time after a restart.
+        `run_blocking` runs one function at a time, in the order of the calls.
         """
         self._journal = journal
         self._agenda = agenda
@@ -145,7 +154,7 @@ class Scheduler:
             bytes_max=bytes_max,
         )
 
-    # ── calls ─────────────────────────────────────────────────────────────────────────────────────────
+    # ── calls ─────────────────────────────────────────────────────────────────────────────────────
     @property
     def problem(self) -> str:
         """Why scheduled messages are neither taken nor delivered; "" if they are."""
@@ -178,7 +187,9 @@ class Scheduler:
             await asyncio.sleep(0)
 
     def subject_of(self, scheduled_id: bytes) -> str | None:
-        """The subject of a message that waits, or is being written; None: there is none of this id."""
+        """The subject of a message that waits, or is being written; None: there is none of this
+        id.
+        """
         known = self._agenda.entries.get(scheduled_id) or self._writing.get(scheduled_id)
         return None if known is None else known.subject
 
@@ -188,7 +199,8 @@ class Scheduler:
 
     async def schedule(self, messages: Sequence[Waits]) -> list[bool]:
         """
-        Keep messages of one subject durably, all of them or none; one with a known id is kept already.
+        Keep messages of one subject durably, all of them or none; one with a known id is kept
+        already.
 
         Returns:
             For each message whether it was known.
@@ -295,7 +307,7 @@ class Scheduler:
         await asyncio.shield(done)
         return CancelOutcome.CANCELED
 
-    # ── the journal ───────────────────────────────────────────────────────────────────────────────────
+    # ── the journal ───────────────────────────────────────────────────────────────────────────────
     def _clean(self) -> None:
         """Begin to remove the oldest segments if most of the journal is about settled messages."""
         most = 2 * (self._agenda.journal_bytes + self._journal.segment_bytes)
@@ -314,7 +326,7 @@ class Scheduler:
                 await asyncio.sleep(SETTLE_S)
             await self._run_blocking(self._journal.remove, segment)
         except KeylaneError as error:
-            log.error("the journal of scheduled messages stays large: %s", error.message)
+            log.error("cannot compact the journal of scheduled messages: %s", error.message)
         finally:
             self._cleaner = None
 
@@ -323,7 +335,8 @@ class Scheduler:
         Write again what is needed of a segment, some records in a turn of the event loop.
 
         Returns:
-            False if messages were being settled meanwhile: if that fails, their records are needed after all.
+            False if messages were being settled meanwhile: if that fails, their records are needed
+            after all.
         """
         whole = True
         for start in range(0, len(records), COPIED_MAX):
@@ -335,9 +348,11 @@ class Scheduler:
             await asyncio.sleep(0)
         return whole
 
-    # ── deliveries ────────────────────────────────────────────────────────────────────────────────────
+    # ── deliveries ────────────────────────────────────────────────────────────────────────────────
     async def run(self, target: Subjects, standing: Standing) -> None:
-        """Deliver messages at their times, until cancelled; none before a metaserver has accepted the data folder."""
+        """Deliver messages at their times, until cancelled; none before a metaserver has accepted
+        the data folder.
+        """
         await standing.wait_accepted()
         if self._journal.problems:
             return  # a record that is lost may say that a message is delivered or canceled
@@ -366,7 +381,7 @@ class Scheduler:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            log.error("a delivery of scheduled messages failed", exc_info=task.exception())
+            log.error("scheduled messages could not be delivered", exc_info=task.exception())
 
     async def _deliver(
         self, batch: list[ScheduledEntry], target: Subjects, standing: Standing
@@ -409,7 +424,9 @@ class Scheduler:
     def _without_unread(
         self, batch: list[ScheduledEntry], messages: Sequence[Waits]
     ) -> list[ScheduledEntry]:
-        """The entries that were read; the others of a delivery that has not begun are given back."""
+        """The entries that were read; the others of a delivery that has not begun are given
+        back.
+        """
         read = {each.scheduled_id for each in messages}
         unread = [each.scheduled_id for each in batch if each.scheduled_id not in read]
         self._agenda.give_back(unread, self._clock.boot_ms() + UNREADABLE_MS)
@@ -423,7 +440,7 @@ class Scheduler:
             try:
                 records = await self._run_blocking(self._journal.read, place)
             except StorageError as error:
-                log.error("a scheduled message cannot be read: %s", error.message)
+                log.error("cannot read a scheduled message: %s", error.message)
                 continue
             for record in records:
                 if isinstance(record, Waits) and record.scheduled_id in wanted:
@@ -490,7 +507,9 @@ class Scheduler:
                 await asyncio.sleep(pauses.next_ms() / 1000)
 
     async def _drop(self, subject: str, scheduled_ids: Sequence[bytes], why: KeylaneError) -> None:
-        """Never deliver messages that their subject never takes, durably; if that fails, they wait for the next try."""
+        """Never deliver messages that their subject never takes, durably; if that fails, they wait
+        for the next try.
+        """
         ids = tuple(scheduled_ids)
 
         def end() -> None:
@@ -517,9 +536,11 @@ class Scheduler:
             self._problems.pop(subject, None)
             log.error(
                 "%s of %s dropped, never to be delivered: %s: %s",
-                counted(len(ids), "scheduled message", "scheduled messages"), subject, why.message,
+                counted(len(ids), "scheduled message", "scheduled messages"),
+                subject,
+                why.message,
                 listed([each.hex() for each in ids[:LISTED_MAX]], len(ids)),
-            )  # fmt: skip
+            )
         self._free(subject)
 
     def _give_back(self, subject: str, scheduled_ids: Sequence[bytes], error: KeylaneError) -> None:

@@ -1,4 +1,6 @@
-"""Where scheduled messages go when their time has come: a logical partition for a batch, and its storing.  Pure."""
+"""Where scheduled messages go when their time has come: a logical partition for a batch, and its
+storing.  Pure.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,8 @@ class Subjects(Protocol):
 
         Raises:
             SubjectDeletedError: this subject was deleted.
-            MessageTooLargeError: messages are over the limit of the subject; nothing is stored, nor was by an earlier try.
+            MessageTooLargeError: messages are over the limit of the subject; nothing is stored, nor
+                was by an earlier try.
             KeylaneError: nothing is stored, or its fate is UNKNOWN.
         """
         ...

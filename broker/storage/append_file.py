@@ -1,4 +1,6 @@
-"""A file on the disk that is written at its end: gathered writes, sync, truncate.  Disk; see `AppendFile`."""
+"""A file on the disk that is written at its end: gathered writes, sync, truncate.  Disk; see
+`AppendFile`.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ class RealAppendFile:
         """Bytes of the file when it was opened, cut or last given reserved bytes."""
 
     def append(self, buffers: Sequence[Buffer]) -> None:
-        """See `AppendFile.append`.  One system call writes many buffers; a short write is continued."""
+        """See `AppendFile.append`.  One system call writes many buffers; a short write is
+        continued.
+        """
         for first in range(0, len(buffers), IOV_MAX):
             left: list[Buffer] = list(buffers[first : first + IOV_MAX])
             while left:

@@ -3,8 +3,9 @@
     KEYLANE_FAIL_AT=synced:3      killed after the third sync
     KEYLANE_FAIL_AT=write~:2      killed after half of the second write
 
-The points are before and after each operation that changes the disk.  Points of the index are around calls of its
-library, which writes files of its own.  Without the variable `RealFiles` is used, which has no points.
+The points are before and after each operation that changes the disk.  Points of the index are
+around calls of its library, which writes files of its own.  Without the variable `RealFiles` is
+used, which has no points.
 """
 
 from __future__ import annotations
@@ -22,13 +23,36 @@ from .kernel_syncs import KernelSyncs
 KILL = 9
 VARIABLE = "KEYLANE_FAIL_AT"
 FILE_POINTS = (
-    "create", "created", "write", "write~", "written", "sync", "synced", "reserve", "reserved", "truncate", "truncated",
-    "rename", "renamed", "remove", "removed", "sync-folder", "folder-synced", "make-folder", "folder-made",
-)  # fmt: skip
+    "create",
+    "created",
+    "write",
+    "write~",
+    "written",
+    "sync",
+    "synced",
+    "reserve",
+    "reserved",
+    "truncate",
+    "truncated",
+    "rename",
+    "renamed",
+    "remove",
+    "removed",
+    "sync-folder",
+    "folder-synced",
+    "make-folder",
+    "folder-made",
+)
 LIBRARY_POINTS = (
-    "index-write", "index-written", "index-sync", "index-synced", "index-flush", "index-flushed",
-    "index-clear", "index-cleared",
-)  # fmt: skip
+    "index-write",
+    "index-written",
+    "index-sync",
+    "index-synced",
+    "index-flush",
+    "index-flushed",
+    "index-clear",
+    "index-cleared",
+)
 POINTS = FILE_POINTS + LIBRARY_POINTS
 
 
@@ -160,7 +184,9 @@ class FailingFiles(RealFiles):
 
 
 def reach_of(files: Files) -> Callable[[str], None]:
-    """The function by which a library that does its own I/O in this folder passes its fail points."""
+    """The function by which a library that does its own I/O in this folder passes its fail
+    points.
+    """
     return files.reach if isinstance(files, FailingFiles) else pass_by
 
 

@@ -1,11 +1,14 @@
-"""The interface of the store to the disk (`Files`), and its implementation (`RealFiles`).  I/O: all access to files.
+"""The interface of the store to the disk (`Files`), and its implementation (`RealFiles`).  I/O: all
+access to files.
 
-Paths are relative to the data folder, with "/" between the parts.  Every call blocks, and raises StorageError or a
-subclass.  In tests a simulated disk that loses, tears and damages writes takes the place of `RealFiles`.
+Paths are relative to the data folder, with "/" between the parts.  Every call blocks, and raises
+StorageError or a subclass.  In tests a simulated disk that loses, tears and damages writes takes
+the place of `RealFiles`.
 
 Invariants
-    A write is durable only after `fdatasync` of its file, a new or removed name only after `sync_folder`.
-    `append` writes all buffers or raises.  After an error it is unknown how many bytes were written.
+    A write is durable only after `fdatasync` of its file, a new or removed name only after
+    `sync_folder`. `append` writes all buffers or raises.  After an error it is unknown how many
+    bytes were written.
 """
 
 from __future__ import annotations
@@ -44,16 +47,19 @@ class AppendFile(Protocol):
 
     @property
     def reserved(self) -> int:
-        """Bytes behind the end that are reserved; when the file is opened they count as written, and are zeros."""
+        """Bytes behind the end that are reserved; when the file is opened they count as written,
+        and are zeros.
+        """
         ...
 
     def reserve(self, length: int) -> None:
         """
-        Give the file `length` bytes of zeros behind its end, which appends overwrite: their syncs need note no new size.
+        Give the file `length` bytes of zeros behind its end, which appends overwrite: their syncs
+        need note no new size.
 
         Raises:
-            StorageError: the disk is full, or has no such way; nothing that was written is changed, and a part of the
-                bytes may be reserved.
+            StorageError: the disk is full, or has no such way; nothing that was written is changed,
+                and a part of the bytes may be reserved.
         """
         ...
 
@@ -62,14 +68,18 @@ class AppendFile(Protocol):
         ...
 
     def fdatasync(self) -> None:
-        """Make all writes durable.  Raises FlushFailedError; after it the file must not be synced again."""
+        """Make all writes durable.  Raises FlushFailedError; after it the file must not be synced
+        again.
+        """
         ...
 
     def begin_sync(self, syncs: KernelSyncs, done: Callable[[Exception | None], None]) -> None:
         """
-        Have the kernel make all writes durable, and `done` called with None or the error, as of `fdatasync`.
+        Have the kernel make all writes durable, and `done` called with None or the error, as of
+        `fdatasync`.
 
-        The error, or what is raised, is a SyncNotTakenError if no sync was begun: `fdatasync` may be called then.
+        The error, or what is raised, is a SyncNotTakenError if no sync was begun: `fdatasync` may
+        be called then.
         """
         ...
 
@@ -102,7 +112,9 @@ class Files(Protocol):
         ...
 
     def outside(self, path: str) -> str:
-        """The path in the file system, for a library that does its own I/O.  Raises StorageError."""
+        """The path in the file system, for a library that does its own I/O.  Raises
+        StorageError.
+        """
         ...
 
     def list(self, path: str = "") -> list[str]:
@@ -163,7 +175,9 @@ class Files(Protocol):
 
 
 def replace_file(files: Files, path: str, *pieces: Buffer) -> None:
-    """Replace a file's content atomically and durably: a reader sees the old content or the new one."""
+    """Replace a file's content atomically and durably: a reader sees the old content or the new
+    one.
+    """
     replace_large_file(files, path, [pieces])
 
 
@@ -190,10 +204,11 @@ def replace_large_file(files: Files, path: str, parts: Iterable[Sequence[Buffer]
 
 def write_again(files: Files, path: str, file: AppendFile, *, start: int, end: int) -> None:
     """
-    Write the bytes `[start, end)` of a file over themselves; `file` is open on `path`, and the caller syncs it.
+    Write the bytes `[start, end)` of a file over themselves; `file` is open on `path`, and the
+    caller syncs it.
 
-    After a failed sync the kernel marks bytes in the page cache as clean although they are not on the disk.  Another
-    sync would not write them, and that of later bytes would leave a hole there.
+    After a failed sync the kernel marks bytes in the page cache as clean although they are not on
+    the disk.  Another sync would not write them, and that of later bytes would leave a hole there.
     """
     while start < end:
         data = files.pread(path, start, min(READ_BYTES, end - start))
@@ -245,7 +260,7 @@ def narrow_rights(root: str) -> None:
             except FileNotFoundError:
                 continue
             except OSError as error:
-                log.warning("other users may read %s: %s", path, error.strerror)
+                log.warning("cannot keep other users from reading %s: %s", path, error.strerror)
 
 
 class RealFiles:
@@ -280,7 +295,8 @@ class RealFiles:
 
     def lock_to_read(self) -> None:
         """
-        As `lock`, also of a folder in a file system that is mounted read only, as a snapshot of a disk is.
+        As `lock`, also of a folder in a file system that is mounted read only, as a snapshot of a
+        disk is.
 
         No broker writes such a folder here; one that has it by another mount is found by the lock.
         """
@@ -310,7 +326,8 @@ class RealFiles:
         except FileExistsError:
             if not Path(self._path(path)).is_dir():
                 raise self._no_folder(path) from None
-            # It is synced all the same: the process that made it may have been killed before its sync.
+            # It is synced all the same: the process that made it may have been killed before its
+            # sync.
         except OSError as error:
             raise disk_error("mkdir", path, error) from error
         self.sync_folder(path.rpartition("/")[0])

@@ -3,7 +3,8 @@
     {"format": 1, "broker_id": "9f…", "broker_group": "g1"}
 
 Invariants
-    A folder of another broker group, of a newer format, or with files of other programs is refused and not changed.
+    A folder of another broker group, of a newer format, or with files of other programs is refused
+    and not changed.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ class FolderIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
     format: int
     broker_id: str
-    """Random, written at the folder's first use.  It tells a folder from another one of the same broker group."""
+    """Random, written at the folder's first use.  It tells a folder from another one of the same
+    broker group.
+    """
     broker_group: str
 
 
@@ -36,7 +39,8 @@ def claim_folder(files: Files, *, broker_group: str, rng: random.Random) -> Fold
     Read the identity of a locked data folder, or write it if the folder is empty.
 
     Raises:
-        DataFolderError: the folder is another broker group's, of a newer format, not a broker's, or unreadable.
+        DataFolderError: the folder is another broker group's, of a newer format, not a broker's, or
+            unreadable.
     """
     check_name("broker group", broker_group)
     if files.size(PATH) is None:
@@ -54,7 +58,8 @@ def claim_folder(files: Files, *, broker_group: str, rng: random.Random) -> Fold
     identity = read_identity(files)
     if identity.broker_group != broker_group:
         raise DataFolderError(
-            f"{files.name()} belongs to broker group {identity.broker_group}, not to {broker_group}",
+            f"{files.name()} belongs to broker group {identity.broker_group}, not to "
+            f"{broker_group}",
             path=files.name(),
             broker_group=identity.broker_group,
         )

@@ -1,8 +1,10 @@
-"""Syncs of files that the kernel does beside the process, without a thread of ours that waits.  Disk; Linux.
+"""Syncs of files that the kernel does beside the process, without a thread of ours that waits.
+Disk; Linux.
 
     begin ─▶ the kernel's worker syncs ─▶ `descriptor` is readable ─▶ collect ─▶ done(errno)
 
-Source: io_submit(2), IOCB_CMD_FDSYNC, since Linux 4.18 for every file system; aio-max-nr bounds the queues of a machine.
+Source: io_submit(2), IOCB_CMD_FDSYNC, since Linux 4.18 for every file system; aio-max-nr bounds the
+queues of a machine.
 """
 
 from __future__ import annotations

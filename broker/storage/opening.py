@@ -5,10 +5,9 @@
 An opening is *heard* when a metaserver has taken a report of it.
 
 Invariants
-    Each opening has a random name and lists the openings before it.  An older copy of the folder lacks the newest
-    opening, so the metaserver recognises it as a copy.
-    The name is durable before it is reported.
-    The list always has the last heard opening, after any number of unheard ones.
+    Each opening has a random name and lists the openings before it.  An older copy of the folder
+    lacks the newest opening, so the metaserver recognises it as a copy. The name is durable before
+    it is reported. The list always has the last heard opening, after any number of unheard ones.
 """
 
 from __future__ import annotations
@@ -26,12 +25,17 @@ log = logging.getLogger("keylane.broker")
 PATH = "opening.json"
 FORMAT = 1
 HEARD_MAX = 25
-"""Heard openings that are listed, the newest ones: a database restored from a backup may know an older opening."""
+"""Heard openings that are listed, the newest ones: a database restored from a backup may know an
+older opening.
+"""
 FIRST_MAX = 25
-"""Unheard openings that are listed from the first on.  Any of them may have been heard: that is written only when the
-list is nearly full, so that most starts cost one write."""
+"""Unheard openings that are listed from the first on.  Any of them may have been heard: that is
+written only when the list is nearly full, so that most starts cost one write.
+"""
 NEWEST_MAX = 50
-"""Unheard openings that are listed beyond those, the newest ones: a report may be taken although its answer is lost."""
+"""Unheard openings that are listed beyond those, the newest ones: a report may be taken although
+its answer is lost.
+"""
 
 
 class Opening(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,8 +47,9 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
     heard: tuple[str, ...] = ()
     """The newest openings that a metaserver has taken a report of."""
     unheard: tuple[str, ...] = ()
-    """The openings since `heard` was written.  If a metaserver has heard any of them, it is one of the first FIRST_MAX
-    or of the newest."""
+    """The openings since `heard` was written.  If a metaserver has heard any of them, it is one of
+    the first FIRST_MAX or of the newest.
+    """
 
     @property
     def before(self) -> tuple[str, ...]:
@@ -56,7 +61,8 @@ def begin_opening(files: Files, *, rng: random.Random) -> Opening:
     """
     Name a new opening of a locked and claimed data folder, durably.
 
-    If the disk takes no writes, the previous opening is returned, so that the broker can still serve reads.
+    If the disk takes no writes, the previous opening is returned, so that the broker can still
+    serve reads.
     """
     last = read_opening(files)
     unheard = last.unheard
@@ -75,7 +81,8 @@ def begin_opening(files: Files, *, rng: random.Random) -> Opening:
 
 def note_heard(files: Files, opening: Opening) -> None:
     """
-    Write that a metaserver has taken a report of this opening, if the list of unheard openings is nearly full.
+    Write that a metaserver has taken a report of this opening, if the list of unheard openings is
+    nearly full.
 
     If the disk takes no writes, the list stays as it is.
     """
@@ -88,7 +95,9 @@ def note_heard(files: Files, opening: Opening) -> None:
 
 
 def read_opening(files: Files) -> Opening:
-    """The last opening of a data folder; an opening without a name if the file is missing or unreadable."""
+    """The last opening of a data folder; an opening without a name if the file is missing or
+    unreadable.
+    """
     if files.size(PATH) is None:
         return Opening()
     try:

@@ -1,4 +1,5 @@
-"""The tokens that a broker takes itself, kept in `operators.json` for starts without a metaserver.  Disk, through `Files`.
+"""The tokens that a broker takes itself, kept in `operators.json` for starts without a metaserver.
+Disk, through `Files`.
 
     {"format": 1, "operators": {"3b4e…": "admin", "9c01…": "cluster"}}
 

@@ -1,4 +1,5 @@
-"""The reserve: a file that is removed when the disk is full, so that retention can write and free space.  Disk.
+"""The reserve: a file that is removed when the disk is full, so that retention can write and free
+space.  Disk.
 
 reserve      zeros: 4 MiB, at most a hundredth of the disk; it exists once the disk is half full
 """
@@ -35,13 +36,13 @@ class Reserve:
             if (self._files.size(PATH) or 0) < size:
                 replace_file(self._files, PATH, bytes(size))
         except StorageError as error:
-            log.warning("cannot write the reserve: %s", error.message)
+            log.warning("cannot write the reserve file: %s", error.message)
 
     def give_up(self) -> bool:
         """Remove the reserve, durably; False if it does not exist."""
         if self._files.size(PATH) is None:
             return False
-        log.warning("the disk is full: the reserve is removed")
+        log.warning("the disk is full; removed the reserve file")
         self._files.remove(PATH)
         self._files.sync_folder()
         return True

@@ -1,4 +1,5 @@
-"""Snapshots of the broker's state, so that a start reads only the log behind them.  Disk, through `Files`.
+"""Snapshots of the broker's state, so that a start reads only the log behind them.  Disk, through
+`Files`.
 
     snapshot/0000000007.snap      all partitions, or those changed since the snapshot before; little-endian
 
@@ -8,13 +9,14 @@
      ├───────┴─────────┼───────┴──────────┼──────┴───────┴─────────┴──────────┘
   24 │ position     u64│ file bytes    u64│ 40  extra: msgpack, `extra` bytes long, and its crc u32
      └─────────────────┴──────────────────┘
-    chunk:  crc u32 of what follows │ count u32 │ bytes u32 │ ids u64×count │ lengths u32×count │ images
+    chunk:  crc u32 of what follows │ count u32 │ bytes u32 │ ids u64×count │ lengths u32×count │
+        images
 
 Invariants
     A file is replaced atomically and durably; a damaged file counts as missing.
-    A snapshot at position p has the effect of every record below p.  It may have effects of durable later records,
-    which do not change when the record is folded again.
-    The newest two whole snapshots are kept, each with the snapshots of changes after it.
+    A snapshot at position p has the effect of every record below p.  It may have effects of durable
+    later records, which do not change when the record is folded again. The newest two whole
+    snapshots are kept, each with the snapshots of changes after it.
 """
 
 from __future__ import annotations
@@ -114,10 +116,11 @@ class Snapshots:
         self._whole_bytes = 0
         self._changed_bytes = 0
 
-    # ── reading ───────────────────────────────────────────────────────────────────────────────────────
+    # ── reading ───────────────────────────────────────────────────────────────────────────────────
     def load(self, take: Callable[[int, bytes], None]) -> Loaded:
         """
-        Call `take` with every partition id and image of the newest snapshot; the last image of a partition counts.
+        Call `take` with every partition id and image of the newest snapshot; the last image of a
+        partition counts.
 
         Raises:
             DataFolderError: a newer broker wrote a snapshot.
@@ -134,7 +137,7 @@ class Snapshots:
             if loaded is not None:
                 return loaded
         if numbers:
-            log.warning("every snapshot is damaged: the state is made from the log")
+            log.warning("every snapshot is damaged; rebuilding the state from the log")
         return Loaded()
 
     def _load_chain(self, chain: list[int], take: Callable[[int, bytes], None]) -> Loaded | None:
@@ -202,7 +205,7 @@ class Snapshots:
             _take_chunk(data, start, take)
         return Loaded(position, bool(clean), extra)
 
-    # ── writing ───────────────────────────────────────────────────────────────────────────────────────
+    # ── writing ───────────────────────────────────────────────────────────────────────────────────
     def wants_whole(self) -> bool:
         """True if the next snapshot has to be a whole one."""
         last = self._next - 1

@@ -4,12 +4,14 @@
     the commit queue is full                       ─▶ waits; later appends of any size wait behind it
     too many wait, or one waits WAIT_MS            ─▶ refused, before anything is decided
 
-Without this order a large append would starve: smaller appends would take all room that becomes free.
+Without this order a large append would starve: smaller appends would take all room that becomes
+free.
 
 Invariants
-    Appends are admitted in the order of arrival, so the appends of a connection are decided in their order.
-    Room that is promised to an admitted append is kept until the append is decided.
-    The end of each turn admits the next append.  A commit does that as well, but a refused or repeated append makes none.
+    Appends are admitted in the order of arrival, so the appends of a connection are decided in
+    their order. Room that is promised to an admitted append is kept until the append is decided.
+    The end of each turn admits the next append.  A commit does that as well, but a refused or
+    repeated append makes none.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ from ...protocol.errors import OverloadedError
 WAITING_MAX = 32
 """Appends that may wait at a broker: 36 MB, if each has the largest batch."""
 WAIT_MS = 2_000
-"""Less than a producer's time-out: a refusal says that the batch was not stored, a time-out does not."""
+"""Less than a producer's time-out: a refusal says that the batch was not stored, a time-out does
+not.
+"""
 
 
 class AdmissionQueue:
@@ -32,8 +36,8 @@ class AdmissionQueue:
     The queue of appends that wait for room in the commit queue.
 
     Args:
-        waiting_max: appends that may wait, each with a batch in memory.  Bytes are not counted, so that a large batch
-            is refused no more often than a small one.
+        waiting_max: appends that may wait, each with a batch in memory.  Bytes are not counted, so
+            that a large batch is refused no more often than a small one.
         fits: whether the commit queue has room for this number of bytes.
     """
 
@@ -55,7 +59,8 @@ class AdmissionQueue:
     @asynccontextmanager
     async def turn(self, length: int) -> AsyncIterator[None]:
         """
-        Wait until an append of `length` bytes is admitted; the block decides it, without another await.
+        Wait until an append of `length` bytes is admitted; the block decides it, without another
+        await.
 
         The end of the block admits the next append.
 
@@ -90,7 +95,9 @@ class AdmissionQueue:
         self.empty = not self._waiting and not self.promised_bytes
 
     def admit(self, *, all_of_them: bool = False) -> None:
-        """Admit waiting appends that fit; with `all_of_them` every append, each of which is then refused."""
+        """Admit waiting appends that fit; with `all_of_them` every append, each of which is then
+        refused.
+        """
         while self._waiting:
             ours, length = next(iter(self._waiting.items()))
             if not (all_of_them or self._fits(length)):

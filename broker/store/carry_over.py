@@ -1,14 +1,15 @@
-"""Removes the oldest segments, after writing again the states of partitions that only these segments have.
+"""Removes the oldest segments, after writing again the states of partitions that only these
+segments have.
 
     partitions whose PARTITION or STATE record lies in the segments ─▶ a STATE record each (a large one: several), durable
     dropped partitions, of which only DROPPED records know          ─▶ DROPPED records of all of them, durable
       ─▶ a snapshot at a position behind the segments ─▶ the segments are removed
 
 Invariants
-    The log alone, from its first segment on, has the whole state of every partition, except removed messages.
-    A crash in between may leave records twice; folding them twice gives the same state.
-    The records of a partition are queued together, with no other record between them.
-    If unexplained damage may hide records of partitions, all partitions are written again.
+    The log alone, from its first segment on, has the whole state of every partition, except removed
+    messages. A crash in between may leave records twice; folding them twice gives the same state.
+    The records of a partition are queued together, with no other record between them. If
+    unexplained damage may hide records of partitions, all partitions are written again.
 """
 
 from __future__ import annotations
@@ -30,14 +31,19 @@ from .snapshotter import Snapshotter
 
 STATE_BYTES_MAX = 1 << 19
 """
-The largest image that is written as one STATE record.  A larger partition is written as several STATE records, each
-with some of its producers, and a FENCE and a CURSOR for each of its consumer groups.
+The largest image that is written as one STATE record.  A larger partition is written as several
+STATE records, each with some of its producers, and a FENCE and a CURSOR for each of its consumer
+groups.
 """
 PRODUCERS_TOGETHER = 1_000
-"""Producers in a STATE record of a large partition.  Each takes at most 295 bytes, the other fields about 10,000."""
+"""Producers in a STATE record of a large partition.  Each takes at most 295 bytes, the other fields
+about 10,000.
+"""
 TOGETHER = 200
 TOGETHER_BYTES = 4 << 20
-"""Partitions, and bytes, that are submitted before the next wait, so that appends come between them."""
+"""Partitions, and bytes, that are submitted before the next wait, so that appends come between
+them.
+"""
 
 
 class CarryOver:
@@ -95,7 +101,8 @@ class CarryOver:
         """
         Remove the segments below `position`, which `prepare` has prepared.
 
-        First offsets must be above `position` before this call.  The segment that is written to must not be among them.
+        First offsets must be above `position` before this call.  The segment that is written to
+        must not be among them.
 
         Returns:
             The number of removed segments.
@@ -154,7 +161,8 @@ class CarryOver:
         return self._commit.submit(Entry(encode_body(0, body)))
 
     def _submit(self, partition: HostedPartition, record: bytes) -> asyncio.Future[None]:
-        # The record is made and queued without an await.  So records that were decided before are before it in the log.
+        # The record is made and queued without an await.  So records that were decided before are
+        # before it in the log.
         entry = Entry(
             record,
             partition_id=partition.partition_id,

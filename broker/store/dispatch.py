@@ -1,7 +1,8 @@
 """Fills the index from the log at a start: a unit for each batch, and for each lost batch.  Pure.
 
-The index has no gap, as offsets have none.  A lost batch has its own unit if its header is known, or else a unit that
-points at the damage.  A read of such a unit fails with the position of the damage.
+The index has no gap, as offsets have none.  A lost batch has its own unit if its header is known,
+or else a unit that points at the damage.  A read of such a unit fails with the position of the
+damage.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ class Dispatch:
         self._start = start
         self._units: list[tuple[int, Unit]] = []
         self._ends: dict[int, tuple[int, int]] = {}
-        """Partition id → next offset and position; for a partition that is missing the index is asked."""
+        """Partition id → next offset and position; for a partition that is missing the index is
+        asked.
+        """
         self._hole = 0
 
     def record(self, header: Header) -> None:

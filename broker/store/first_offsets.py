@@ -1,16 +1,18 @@
 """Raises first offsets when retention removes messages, in service and at a start.
 
-    decided ─▶ pending: partition → first offset ─▶ rise, some at a time ─▶ segments removed ─▶ the index forgets
+    decided ─▶ pending: partition → first offset ─▶ rise, some at a time ─▶ segments removed ─▶ the
+        index forgets
                        ▲
            an acquire of the partition meanwhile raises its first offset at once
 
-If a subject's retention is TIME, messages are removed that a group has not acked.  They are counted for the group, and
-the count is durable before the segments are removed.
+If a subject's retention is TIME, messages are removed that a group has not acked.  They are counted
+for the group, and the count is durable before the segments are removed.
 
 Invariants
     Segments are removed only when the acks that allow it are durable.
-    A group is registered before the decision and counts in it, or it gets the first offset that was decided.
-    The beginning of the log tells which messages are removed.  A start corrects first offsets and the index by it.
+    A group is registered before the decision and counts in it, or it gets the first offset that was
+    decided. The beginning of the log tells which messages are removed.  A start corrects first
+    offsets and the index by it.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ class FirstOffsets:
         self.pending: dict[int, int] = {}
         """Partition id → first offset that is decided and not raised yet."""
         self.removed: dict[tuple[str, str], tuple[int, int]] = {}
-        """(subject, group) → number of messages removed unread, number of partitions; since this was emptied."""
+        """(subject, group) → number of messages removed unread, number of partitions; since this
+        was emptied.
+        """
         self._unsaved: dict[tuple[int, str], tuple[HostedPartition, Group]] = {}
         """Groups whose progress, or count of messages removed unread, may not be durable."""
 
@@ -64,7 +68,8 @@ class FirstOffsets:
         Wait until the progress of the groups whose messages are removed is durable.
 
         Raises:
-            StorageError, BrokerReadOnlyError: some progress is not durable; the next call tries again.
+            StorageError, BrokerReadOnlyError: some progress is not durable; the next call tries
+                again.
         """
         unsaved = list(self._unsaved.items())
         await asyncio.gather(
@@ -78,7 +83,8 @@ def correct_first_offsets(
     state: BrokerState, queues: ConsumeQueues, *, first_position: int
 ) -> None:
     """
-    Raise every first offset to the partition's first message in the log, which begins at `first_position`.
+    Raise every first offset to the partition's first message in the log, which begins at
+    `first_position`.
 
     The index must be complete.  Blocks.
     """

@@ -1,20 +1,22 @@
-"""Group commit: decided records wait in a queue, and one writer at a time makes them durable with one sync.
+"""Group commit: decided records wait in a queue, and one writer at a time makes them durable with
+one sync.
 
     decide ▶ submit ▶ queue ─┐                                  ┌▶ durable, `ended` called
                              ├▶ take ▶ write, fdatasync, index ─┤
     mark ▶ late records ─────┘                                  └▶ failed: see below
 
-A commit is written by a thread, or, if it is small, into memory here and synced by the kernel (`quick_sync`), whose
-callback ends it without a task.  While it is written, records for the next one gather.  "Late" records (cursors) are made
-when a commit is taken: one per key, with everything that was decided until then.  A commit that is full leaves only
-messages for the next one, because a late record must not come before a record that was decided earlier.
+A commit is written by a thread, or, if it is small, into memory here and synced by the kernel
+(`quick_sync`), whose callback ends it without a task.  While it is written, records for the next
+one gather.  "Late" records (cursors) are made when a commit is taken: one per key, with everything
+that was decided until then.  A commit that is full leaves only messages for the next one, because a
+late record must not come before a record that was decided earlier.
 
 Invariants
-    `ended` is called, or a future resolved, only after the sync of its record; what raises there concerns no other record.
-    After a failure every decision that is not durable is undone, newest first.  The state is then the durable state.
-    After a failed write or sync nothing is written again.  The records of that commit fail with UNKNOWN fate, waiting
-    records with NOT_DONE.
-    If the disk is full, no record of the commit is kept.  The next append after RETRY_FULL_MS tries again.
+    `ended` is called, or a future resolved, only after the sync of its record; what raises there
+    concerns no other record. After a failure every decision that is not durable is undone, newest
+    first.  The state is then the durable state. After a failed write or sync nothing is written
+    again.  The records of that commit fail with UNKNOWN fate, waiting records with NOT_DONE. If the
+    disk is full, no record of the commit is kept.  The next append after RETRY_FULL_MS tries again.
 
 Source: Gray's group commit; PostgreSQL's fsyncgate shows why a failed sync must not be repeated.
 """
@@ -50,7 +52,9 @@ log = logging.getLogger("keylane.broker")
 
 RETRY_FULL_MS = 1_000
 OWN_QUEUED_BYTES_MAX = 1 << 20
-"""Room in the queue for records that are not messages, so that fast producers never keep out fences and seals."""
+"""Room in the queue for records that are not messages, so that fast producers never keep out fences
+and seals.
+"""
 _NOTHING = bytearray()
 T = TypeVar("T")
 Ended = Callable[[KeylaneError | None], object]
@@ -68,12 +72,23 @@ class RunBlocking(Protocol):
 
 
 class Entry:
-    """A record that is to be written.  `count` is 0 if it has no messages.  A marker has no bytes, only who waits for it."""
+    """A record that is to be written.  `count` is 0 if it has no messages.  A marker has no bytes,
+    only who waits for it.
+    """
 
     __slots__ = (
-        "appended_at_ms", "base_offset", "count", "ended", "partition_id", "position", "record", "on_durable", "size_bytes",
-        "stamped", "undo",
-    )  # fmt: skip
+        "appended_at_ms",
+        "base_offset",
+        "count",
+        "ended",
+        "partition_id",
+        "position",
+        "record",
+        "on_durable",
+        "size_bytes",
+        "stamped",
+        "undo",
+    )
 
     def __init__(
         self,
@@ -220,7 +235,9 @@ class GroupCommit:
             return False
 
     def refuse_messages(self, reason: str) -> None:
-        """Refuse messages for this reason; "" takes them again.  Fences, seals and acks are still written."""
+        """Refuse messages for this reason; "" takes them again.  Fences, seals and acks are still
+        written.
+        """
         self._refusal = reason
 
     def _has_room(self, length: int) -> bool:
@@ -228,13 +245,17 @@ class GroupCommit:
         return taken + length <= self._queued_bytes_max or not taken
 
     def takes_now(self, length: int) -> bool:
-        """True if messages of `length` bytes need not wait for room; then decide on them, with `in_turn=True`."""
+        """True if messages of `length` bytes need not wait for room; then decide on them, with
+        `in_turn=True`.
+        """
         taken = self.queued_bytes
         fits = taken + length <= self._queued_bytes_max or not taken
         return (fits and self._admission.empty) or bool(self.reason)  # `check_room` raises it
 
     def turn(self, length: int) -> AbstractAsyncContextManager[None]:
-        """Wait for room for messages of `length` bytes; the block decides on them, with `in_turn=True`."""
+        """Wait for room for messages of `length` bytes; the block decides on them, with
+        `in_turn=True`.
+        """
         if self.takes_now(length):
             return nullcontext()
         return self._admission.turn(length)
@@ -244,7 +265,8 @@ class GroupCommit:
         Check that a record of `length` bytes may be decided on.
 
         Args:
-            own: the record has no messages.  It has extra room, and is taken while messages are refused.
+            own: the record has no messages.  It has extra room, and is taken while messages are
+                refused.
             in_turn: the caller has waited for room with `turn`.
 
         Raises:
@@ -263,7 +285,9 @@ class GroupCommit:
             raise OverloadedError(f"{self.queued_bytes} bytes wait for the disk", retry_after_ms=10)
 
     def check_takes_messages(self) -> None:
-        """Raises BrokerReadOnlyError: a write has failed, the disk is full, or messages are refused."""
+        """Raises BrokerReadOnlyError: a write has failed, the disk is full, or messages are
+        refused.
+        """
         if reason := self.reason:
             raise self._read_only(reason)
 
@@ -281,7 +305,9 @@ class GroupCommit:
         return future
 
     def add(self, entry: Entry, ended: Ended) -> None:
-        """Queue a record, after `check_room`; `ended` is called once it is durable, or has failed."""
+        """Queue a record, after `check_room`; `ended` is called once it is durable, or has
+        failed.
+        """
         entry.ended = ended
         size = entry.size_bytes
         self._queue.append(entry)
@@ -292,7 +318,9 @@ class GroupCommit:
             self._start()
 
     def add_late(self, key: Hashable, make: Callable[[], Entry], ended: Ended) -> None:
-        """Have the next commit call `make` and write its record, if it has bytes; calls with the same key share a record."""
+        """Have the next commit call `make` and write its record, if it has bytes; calls with the
+        same key share a record.
+        """
         late = self._late.get(key)
         if late is None:
             late = self._late[key] = _Late(make)
@@ -301,7 +329,9 @@ class GroupCommit:
             self._start()
 
     def roll(self) -> asyncio.Future[None]:
-        """Begin a segment, also if no record is to be written; the future is resolved when that is durable."""
+        """Begin a segment, also if no record is to be written; the future is resolved when that is
+        durable.
+        """
         self._rolls = True
         return self.submit(Entry(b""))
 
@@ -314,7 +344,9 @@ class GroupCommit:
         return future
 
     def when_flushed(self, ended: Ended) -> None:
-        """Have `ended` called when all submitted records are durable, or as they fail; not before this returns."""
+        """Have `ended` called when all submitted records are durable, or as they fail; not before
+        this returns.
+        """
         if self._running:
             self.add(Entry(b""), ended)
         else:
@@ -331,7 +363,9 @@ class GroupCommit:
         return self._loop
 
     def _start(self) -> None:
-        """Begin a commit soon.  Where the last one had more than one record, others may come in this turn of the loop."""
+        """Begin a commit soon.  Where the last one had more than one record, others may come in
+        this turn of the loop.
+        """
         self._running = True
         loop = self._loop or self._find_loop()
         if self._shared:
@@ -406,7 +440,9 @@ class GroupCommit:
         self._shared = len(entries) > 1
 
     def _begin(self, commit: _Commit) -> None:
-        """Begin to make a commit durable: as `_write`, without a thread if it is small and nothing else is being written."""
+        """Begin to make a commit durable: as `_write`, without a thread if it is small and nothing
+        else is being written.
+        """
         quick, plan = self._quick, commit.plan
         small = plan.end - plan.start <= SMALL_BYTES_MAX and self._queues.dispatches_in_memory
         if quick is not None and small and quick.is_ready():
@@ -452,7 +488,8 @@ class GroupCommit:
             if commit.full is not None:
                 raise commit.full
         except asyncio.CancelledError:
-            # The file may have bytes that are never noted as durable, so nothing may be written behind them.
+            # The file may have bytes that are never noted as durable, so nothing may be written
+            # behind them.
             self._failure = FlushFailedError("a commit was cancelled")
             self._stop()
             raise
@@ -488,7 +525,9 @@ class GroupCommit:
         return self._dispatch(units)
 
     def _write(self, plan: WritePlan, units: list[tuple[int, Unit]]) -> bool:
-        """Write a commit; False if only the index is full.  Its units then wait in memory, where readers find them."""
+        """Write a commit; False if only the index is full.  Its units then wait in memory, where
+        readers find them.
+        """
         began_ns = self._clock.boot_ns()
         self._log.write(plan)
         self._durations.observe(self._clock.boot_ns() - began_ns)
@@ -513,7 +552,7 @@ class GroupCommit:
                 if entry.on_durable is not None:
                     entry.on_durable(entry)
             except Exception as failure:
-                log.exception("a durable record cannot be applied")
+                log.exception("a bug: cannot apply a durable record")
                 error = _bug(failure)
             _tell(entry.ended, error)
         for ended in commit.waiting:
@@ -523,7 +562,7 @@ class GroupCommit:
         self.on_commit()
 
     def _full(self, plan: WritePlan) -> None:
-        log.error("the disk is full: no writes for %d ms", RETRY_FULL_MS)
+        log.error("the disk is full; writing pauses for %d ms", RETRY_FULL_MS)
         self._full_bytes = plan.end - plan.start
         self._full_until_ms = self._clock.boot_ms() + RETRY_FULL_MS
 
@@ -538,7 +577,7 @@ class GroupCommit:
         if isinstance(error, DiskFullError):
             self._full(commit.plan)
         else:
-            log.critical("no writes until the broker is restarted: %s", error)
+            log.critical("the broker refuses writes until it is restarted: %s", error)
             self._failure = error
         waiting = self._undo_all(commit.entries)
         for ended in (*(entry.ended for entry in commit.entries), *commit.waiting):
@@ -546,7 +585,9 @@ class GroupCommit:
         self._refuse_all(waiting, error)
 
     def _undo_all(self, taken: list[Entry]) -> list[Ended | None]:
-        """Undo all that waits, then what a commit has `taken`, newest first; returns who waited for what waited."""
+        """Undo all that waits, then what a commit has `taken`, newest first; returns who waited for
+        what waited.
+        """
         queued = list(self._queue)
         self._queue.clear()
         self._own = 0
@@ -572,12 +613,14 @@ class GroupCommit:
 
 
 def _tell(ended: Ended | None, error: KeylaneError | None) -> None:
-    """Tell who waits for a record, if anyone does; a fault there leaves the other records of the commit to be told."""
+    """Tell who waits for a record, if anyone does; a fault there leaves the other records of the
+    commit to be told.
+    """
     try:
         if ended is not None:
             ended(error)
     except Exception:
-        log.exception("who waits for a commit cannot be told")
+        log.exception("a bug in a callback of a commit")
 
 
 def _resolve(future: asyncio.Future[None], error: KeylaneError | None) -> None:

@@ -4,10 +4,11 @@
     a renewal                      ─▶ no record, only a later end
 
 Invariants
-    Retention removes no message from `from_offset` on while the hold has not expired; whatever the subject's retention.
-    A hold ends at most its ttl after it was set or renewed, and at most its ttl after the broker's start: ends are
-    instants of the boot clock, and a hold that was read from the log is counted from the start of the broker.
-    A hold is set only on messages that are there: first offsets that are decided rise before.
+    Retention removes no message from `from_offset` on while the hold has not expired; whatever the
+    subject's retention. A hold ends at most its ttl after it was set or renewed, and at most its
+    ttl after the broker's start: ends are instants of the boot clock, and a hold that was read from
+    the log is counted from the start of the broker. A hold is set only on messages that are there:
+    first offsets that are decided rise before.
 """
 
 from __future__ import annotations
@@ -38,9 +39,11 @@ class MessageHolds:
         self._opened_ms = clock.boot_ms()
         self._ends_ms: dict[int, dict[str, int]] = {}
         """
-        Partition id → job → boot time at which the hold expires; of holds that were set since the start.
+        Partition id → job → boot time at which the hold expires; of holds that were set since the
+        start.
 
-        Not in the hosted partition: that one cools to its image, and a hold that is counted from the start ends too early.
+        Not in the hosted partition: that one cools to its image, and a hold that is counted from
+        the start ends too early.
         """
 
     def set(self, partition: HostedPartition, ask: SetHold) -> asyncio.Future[None]:
@@ -51,7 +54,8 @@ class MessageHolds:
             A future that is resolved when the hold, or its end, is durable.
 
         Raises:
-            OffsetOutOfRangeError: retention has removed messages from the offset on, or it is behind the end.
+            OffsetOutOfRangeError: retention has removed messages from the offset on, or it is
+                behind the end.
             OverloadedError: the partition has HOLDS_PER_PARTITION_MAX holds.
             InvalidNameError, BrokerReadOnlyError: nothing was changed.
         """
@@ -105,7 +109,9 @@ class MessageHolds:
         )
 
     def needed_from(self, partition: HostedPartition) -> int | None:
-        """The first offset that is held, or None.  Holds that have expired are ended, so that a restart finds none."""
+        """The first offset that is held, or None.  Holds that have expired are ended, so that a
+        restart finds none.
+        """
         if not partition.holds:
             return None
         self._end_expired(partition)

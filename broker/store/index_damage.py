@@ -1,4 +1,6 @@
-"""Handles damage of the index while the broker serves: health reports it, and the next start rebuilds the index."""
+"""Handles damage of the index while the broker serves: health reports it, and the next start
+rebuilds the index.
+"""
 
 from __future__ import annotations
 

@@ -1,17 +1,19 @@
-"""Registers groups at a partition before they read it, so that retention keeps its messages for them.
+"""Registers groups at a partition before they read it, so that retention keeps its messages for
+them.
 
     POST /v1/partitions             groups            ─▶ PARTITION, then as below
     POST /v1/partitions/{id}/groups groups, complete  ─▶ CURSOR [group, 0, first offset, []]    of each that is not known
                                                       ─▶ TOLD                                   if these are all groups
 
-A group acquires a partition only when a consumer is granted it, and a child only after the parents are drained.  Until
-then the broker would not know the group, and retention could remove messages that the group has not read.
+A group acquires a partition only when a consumer is granted it, and a child only after the parents
+are drained.  Until then the broker would not know the group, and retention could remove messages
+that the group has not read.
 
 Invariants
-    A partition whose broker was told all groups gets no other one by being acquired: a client cannot make groups.
-    A partition counts as told only when TOLD and every group before it are durable.
-    When the metaserver says that the broker may lack a group, no partition counts as told until its groups are told
-    again.
+    A partition whose broker was told all groups gets no other one by being acquired: a client
+    cannot make groups. A partition counts as told only when TOLD and every group before it are
+    durable. When the metaserver says that the broker may lack a group, no partition counts as told
+    until its groups are told again.
 """
 
 from __future__ import annotations
@@ -47,8 +49,10 @@ def know_groups(
         A future that is resolved when the groups are durable.
 
     Raises:
-        GroupDeletedError: a group was deleted after the call was made; none of the groups is registered.
-        InvalidNameError, OverloadedError, BrokerReadOnlyError: none or some of the groups are registered.
+        GroupDeletedError: a group was deleted after the call was made; none of the groups is
+            registered.
+        InvalidNameError, OverloadedError, BrokerReadOnlyError: none or some of the groups are
+            registered.
     """
     for name in names:
         if partition.forgotten.get(name, 0) > tokens_above:
@@ -73,11 +77,13 @@ def check_told(partition: HostedPartition, name: str) -> None:
     """
     Check that an owner of this group may acquire the partition, which has no progress of the group.
 
-    A metaserver grants a partition only once its broker has the group on its disk, so an owner whose group is not among
-    all groups has no grant.  Where retention is by time alone, a grant does not wait for that.
+    A metaserver grants a partition only once its broker has the group on its disk, so an owner
+    whose group is not among all groups has no grant.  Where retention is by time alone, a grant
+    does not wait for that.
 
     Raises:
-        GroupUnknownError: the metaserver has told all groups of the subject, and this is none of them.
+        GroupUnknownError: the metaserver has told all groups of the subject, and this is none of
+            them.
     """
     if partition.groups_told and partition.facts.retention is Retention.ACKED:
         raise GroupUnknownError(
@@ -88,7 +94,9 @@ def check_told(partition: HostedPartition, name: str) -> None:
 
 
 def forget_told(store: Store) -> None:
-    """Let no partition count as told: the metaserver may know groups that this broker was never told."""
+    """Let no partition count as told: the metaserver may know groups that this broker was never
+    told.
+    """
     for partition in store.state.partitions.values():
         if partition.groups_told:
             store.state.touch(partition)
@@ -105,7 +113,9 @@ def _keep(store: Store, partition: HostedPartition, group: Group) -> asyncio.Fut
 
 
 def _mark(store: Store, partition: HostedPartition) -> asyncio.Future[None]:
-    """Mark the registered groups as all groups of the subject; retention relies on the mark once it is durable."""
+    """Mark the registered groups as all groups of the subject; retention relies on the mark once it
+    is durable.
+    """
     store.state.touch(partition)
 
     def on_durable(_entry: Entry) -> None:

@@ -1,12 +1,13 @@
-"""Fences tokens that were granted before an operator accepted this data folder, before any client is served.
+"""Fences tokens that were granted before an operator accepted this data folder, before any client
+is served.
 
     BrokerWelcome.fence ─▶ FENCE [group, token, "=reset"] of every group that had a token ─▶ served
 
-For a group without a token the fence is in memory only (`Store.fence_floor`).  A token below it can only come from a
-consumer whose group the accepted copy lacks.
+For a group without a token the fence is in memory only (`Store.fence_floor`).  A token below it can
+only come from a consumer whose group the accepted copy lacks.
 
-An accepted copy gives offsets to messages that the original gave to others.  A consumer that has read the original may
-still ack such offsets, and would ack messages that it never handled.
+An accepted copy gives offsets to messages that the original gave to others.  A consumer that has
+read the original may still ack such offsets, and would ack messages that it never handled.
 """
 
 from __future__ import annotations

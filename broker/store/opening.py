@@ -1,4 +1,5 @@
-"""Restores a store at a start: the state from the snapshot and the log behind it, and the index.  Blocks.
+"""Restores a store at a start: the state from the snapshot and the log behind it, and the index.
+Blocks.
 
 snapshot, position p ─▶ state      index ─▶ position q ≤ p ─▶ read the log from q on
                                       records from q on ─▶ index      records from p on ─▶ state
@@ -84,7 +85,8 @@ def _open_state(files: Files, queues: ConsumeQueues, *, clock: Clock) -> Opened:
         state.retained = loaded.extra.retained
         state.damaged.update(loaded.extra.damaged)
         for ranges, names in loaded.extra.dropped:
-            # The whole snapshot before snapshots of changes may still have images of these partitions.
+            # The whole snapshot before snapshots of changes may still have images of these
+            # partitions.
             state.apply_dropped(DroppedBody(ranges, names))
     first = min(segment_bases(files), default=0)
     if loaded.position < first:
@@ -107,7 +109,9 @@ def _open_state(files: Files, queues: ConsumeQueues, *, clock: Clock) -> Opened:
 
 
 def _mark_missing_offsets_lost(state: BrokerState, queues: ConsumeQueues, *, hole: Hole) -> None:
-    """Mark offsets as lost that are below the snapshot's next offset and neither in the index nor in the log."""
+    """Mark offsets as lost that are below the snapshot's next offset and neither in the index nor
+    in the log.
+    """
     fillers = []
     for partition_id, partition in state.partitions.items():
         bounds = queues.bounds(partition_id)

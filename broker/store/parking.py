@@ -1,8 +1,10 @@
-"""Makes changes of parked messages durable: a PARKED record, and the cursor that passes the messages behind it.
+"""Makes changes of parked messages durable: a PARKED record, and the cursor that passes the
+messages behind it.
 
 Invariants
-    PARKED comes before the first CURSOR that has its messages as acked: a log that ends between them loses none.
-    A write that fails takes both back: the messages are parked no longer, and not acked.
+    PARKED comes before the first CURSOR that has its messages as acked: a log that ends between
+    them loses none. A write that fails takes both back: the messages are parked no longer, and not
+    acked.
 """
 
 from __future__ import annotations
@@ -31,13 +33,15 @@ def change_parked(
     next_tries: Sequence[NextTry] = (),
 ) -> asyncio.Future[None]:
     """
-    Make these changes, all or none; those that are made already change nothing.  The future ends when they are durable.
+    Make these changes, all or none; those that are made already change nothing.  The future ends
+    when they are durable.
 
     Args:
         next_tries: when messages that wait for retry behind the changes are tried.
 
     Raises:
-        ParkFullError, ParkMovedError, InvalidRequestError, OverloadedError, BrokerReadOnlyError, MessageTooLargeError:
+        ParkFullError, ParkMovedError, InvalidRequestError, OverloadedError, BrokerReadOnlyError,
+        MessageTooLargeError:
             nothing was changed.
     """
     parked = group.parked_on(partition.partition_id)

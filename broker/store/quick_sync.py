@@ -1,7 +1,8 @@
-"""Makes small commits durable without a thread: written on the event loop, into memory, and synced by the kernel.
+"""Makes small commits durable without a thread: written on the event loop, into memory, and synced
+by the kernel.
 
-A write of a few kilobytes goes to the page cache, in microseconds.  Where it takes longer, because the machine has more
-to write than its disk takes, commits go to the thread for a while.
+A write of a few kilobytes goes to the page cache, in microseconds.  Where it takes longer, because
+the machine has more to write than its disk takes, commits go to the thread for a while.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ class QuickSync(Protocol):
         ...
 
     def sync(self, file: AppendFile, done: Callable[[Exception | None], None]) -> None:
-        """Make all writes to a file durable, then call `done` with None, or a FlushFailedError as of `AppendFile.fdatasync`."""
+        """Make all writes to a file durable, then call `done` with None, or a FlushFailedError as
+        of `AppendFile.fdatasync`.
+        """
         ...
 
 
@@ -99,7 +102,7 @@ class KernelQuickSync:
         self, file: AppendFile, done: Callable[[Exception | None], None], error: Exception
     ) -> None:
         """Sync by the thread, from now on: the kernel has begun no sync."""
-        log.info("commits are synced by a thread: %s", error)
+        log.info("commits are synced by a thread, not by the kernel's asynchronous I/O: %s", error)
         self.close()
 
         def synced(sync: asyncio.Future[Any]) -> None:

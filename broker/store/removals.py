@@ -3,12 +3,13 @@
     POST /v1/partitions/{id}/forget ─▶ FORGET [group, token]
     POST /v1/partitions/{id}/drop   ─▶ DROPPED [[[id, id + 1]], {subject: highest partition id}]
 
-From the decision on, calls for the group or the partition are refused.  A write that fails undoes the decision.
+From the decision on, calls for the group or the partition are refused.  A write that fails undoes
+the decision.
 
 Invariants
-    No record of the group or the partition that was decided before is behind this record in the log.
-    A token up to that of the deletion never belongs to a later group of the same name.
-    The id of a dropped partition is never hosted again.
+    No record of the group or the partition that was decided before is behind this record in the
+    log. A token up to that of the deletion never belongs to a later group of the same name. The id
+    of a dropped partition is never hosted again.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ def forget_group(
     Forget a deleted group; a repeat changes nothing.
 
     Returns:
-        The highest token of the group that is refused, and a future that is resolved when that is durable.
+        The highest token of the group that is refused, and a future that is resolved when that is
+        durable.
 
     Raises:
         InvalidNameError, OverloadedError, BrokerReadOnlyError

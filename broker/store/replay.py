@@ -17,7 +17,8 @@ The words of damage recovery
 
 Invariants
     Without damage, the state is the same from every snapshot of the log.
-    A partition that is not known to be complete is stopped, and the problem names its position; others are served.
+    A partition that is not known to be complete is stopped, and the problem names its position;
+    others are served.
 """
 
 from __future__ import annotations
@@ -66,9 +67,11 @@ class Replay:
         self._known_fences: set[tuple[int, str]] = set()
         """(partition id, group) whose fence has a record after that hole."""
         self._producers_read: dict[int, int] = {}
-        """Partition id → producers read, for partitions restored only from STATE records, some of which are missing."""
+        """Partition id → producers read, for partitions restored only from STATE records, some of
+        which are missing.
+        """
 
-    # ── records ───────────────────────────────────────────────────────────────────────────────────────
+    # ── records ───────────────────────────────────────────────────────────────────────────────────
     def record(self, header: Header, body: memoryview) -> None:
         """
         Fold a whole record.
@@ -123,7 +126,8 @@ class Replay:
                 if known is not None:
                     self._restore(header, restored, known)
                 elif part.before:
-                    # Earlier parts are lost, or were removed by retention, which has written all parts again.
+                    # Earlier parts are lost, or were removed by retention, which has written all
+                    # parts again.
                     self._state.orphans.setdefault(header.partition_id, header.position)
                 else:
                     self._add(header, restored)
@@ -152,7 +156,9 @@ class Replay:
         self._complete.add(header.partition_id)
 
     def _count_producers(self, header: Header, part: Part, count: int) -> None:
-        """Count the producers of a partition that is restored only from STATE records; forget it when all were read."""
+        """Count the producers of a partition that is restored only from STATE records; forget it
+        when all were read.
+        """
         so_far = self._producers_read.get(header.partition_id)
         if so_far is None or part.before not in {0, so_far}:
             return
@@ -224,7 +230,7 @@ class Replay:
             partition.groups[said.group].durable_fence = said.token
             partition.groups[said.group].kept = True
 
-    # ── holes ─────────────────────────────────────────────────────────────────────────────────────────
+    # ── holes ─────────────────────────────────────────────────────────────────────────────────────
     def hole(self, hole: Hole) -> None:
         """Fold a hole: restore known records, mark lost offsets."""
         self._hole_position = hole.start
@@ -276,17 +282,19 @@ class Replay:
             partition.fences_lost = True
             self._state.touch(partition)
             self._problem(
-                f"what is parked on partition {header.partition_id} is not known: no consumer may acquire it"
+                f"what is parked on partition {header.partition_id} is not known: no "
+                f"consumer may acquire it"
             )
         elif header.kind == Kind.CURSOR:
-            # It may be the only record of its group, so the metaserver has to tell the groups again.
+            # It may be the only record of its group, so the metaserver has to tell the groups
+            # again.
             partition.groups_told = False
             self._state.touch(partition)
 
     def _lose(self, partition: HostedPartition, start: int, end: int, position: int) -> None:
         self._state.lose(partition, start, end, position=position)
 
-    # ── the end ───────────────────────────────────────────────────────────────────────────────────────
+    # ── the end ───────────────────────────────────────────────────────────────────────────────────
     def finish(self) -> None:
         """End the fold: stop the partitions that are not known to be complete."""
         for partition_id, position in self._state.orphans.items():
@@ -301,12 +309,14 @@ class Replay:
             if partition_id not in self._complete and not partition.sealed:
                 self._lose(partition, partition.next_offset, END_UNKNOWN, self._unexplained.start)
             if partition.groups_told:
-                # A group's only record may be in the hole, so the metaserver has to tell the groups again.
+                # A group's only record may be in the hole, so the metaserver has to tell the groups
+                # again.
                 partition.groups_told = False
                 self._state.touch(partition)
             for name, group in partition.groups.items():
                 if (partition_id, name) not in self._known_fences:
-                    # The fence of a newer owner may be in the hole, so this token's session is no longer the owner.
+                    # The fence of a newer owner may be in the hole, so this token's session is no
+                    # longer the owner.
                     group.lock.session = ""
                     self._state.touch(partition)
 

@@ -5,13 +5,14 @@
 Invariants
     The earlier owner is refused from the decision on, so none of its acks changes the new cursor.
     A repeat with the same token sets the same cursor, because no other call has that token.
-    What is parked is forgotten behind the new cursor: a log that ends between them has lost no message, and a repeat
-    clears what it still has.
-    Messages of its own that children keep parked though it is set without them are kept for them (`passed`).
-    What was taken over of an ancestor that is not set with it stays parked, and is not taken over again: the reset sets no
-    cursor from which it would come again.  Children may have some of it or all: then it may be handled twice.
-    An ancestor is told by the owner of the partition, or by the owners of its children if these have taken something
-    over that they keep, of the partition or of the ancestor: they learn of it when they take the partition over once more.
+    What is parked is forgotten behind the new cursor: a log that ends between them has lost no
+    message, and a repeat clears what it still has. Messages of its own that children keep parked
+    though it is set without them are kept for them (`passed`). What was taken over of an ancestor
+    that is not set with it stays parked, and is not taken over again: the reset sets no cursor from
+    which it would come again.  Children may have some of it or all: then it may be handled twice.
+    An ancestor is told by the owner of the partition, or by the owners of its children if these
+    have taken something over that they keep, of the partition or of the ancestor: they learn of it
+    when they take the partition over once more.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from .store import OWN_RECORD_BYTES, Store
 
 def set_cursor(store: Store, partition: HostedPartition, ask: SetCursor) -> asyncio.Future[None]:
     """
-    Set a group's cursor; a cursor below the first offset is raised to it.  What the group has parked of the
-    partition is forgotten.
+    Set a group's cursor; a cursor below the first offset is raised to it.  What the group has
+    parked of the partition is forgotten.
 
     Returns:
         A future that is resolved when fence and cursor are durable.
@@ -41,7 +42,8 @@ def set_cursor(store: Store, partition: HostedPartition, ask: SetCursor) -> asyn
     Raises:
         FencedError: the fence is higher, or a consumer has this token.
         OffsetOutOfRangeError: the cursor is above the end of the durable messages.
-        InvalidNameError, OverloadedError, BrokerReadOnlyError, CorruptLogError: nothing was changed.
+        InvalidNameError, OverloadedError, BrokerReadOnlyError, CorruptLogError: nothing was
+            changed.
     """
     partition.check_owners()
     store.firsts.rise(partition.partition_id)
@@ -66,7 +68,8 @@ def set_cursor(store: Store, partition: HostedPartition, ask: SetCursor) -> asyn
     if not group.parked:
         return durable
     parked = group.parked
-    # Children that have taken something over need the ancestors: these would forget what the owner of this one says.
+    # Children that have taken something over need the ancestors: these would forget what the owner
+    # of this one says.
     keeps = bool(ask.kept_children or ask.kept_parents)
     tell = keeps and (parked.frozen or parked.children_tell)
     passed = passed_on(parked, ask.kept_children, partition.facts.partition.range_start)
@@ -88,6 +91,7 @@ def _submit(
 
     def undo() -> None:
         group.acked, group.attempts, group.suspects = before
-        group.changed()  # a record with the new cursor may be durable, so the old cursor must be written again
+        # a record with the new cursor may be durable, so the old cursor must be written again
+        group.changed()
 
     return store.save_now(partition, group, undo=undo)

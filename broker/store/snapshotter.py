@@ -1,10 +1,12 @@
-"""Writes snapshots of the state when they are due, in slices, so that requests do not wait for them.
+"""Writes snapshots of the state when they are due, in slices, so that requests do not wait for
+them.
 
-    position := end of the log ─▶ images of changed partitions, in slices ─▶ wait until that state is durable
+    position := end of the log ─▶ images of changed partitions, in slices ─▶ wait until that state
+        is durable
                                        ─▶ index, then file, off the event loop ─▶ done
 
-A partition that changes while the slices are made is in this snapshot, before or after the change, and in the next one.
-A start folds the log's records after `position` into both alike.
+A partition that changes while the slices are made is in this snapshot, before or after the change,
+and in the next one. A start folds the log's records after `position` into both alike.
 
 Invariants
     A snapshot has the effects of durable records only: if the wait fails, the snapshot is dropped.
@@ -27,9 +29,13 @@ log = logging.getLogger("keylane.broker")
 SLICE = 1_000
 """Partitions whose images are made without a pause: about five milliseconds."""
 IDS_AT_ONCE = 10_000
-"""Hosted partitions that are looked for among dropped ones without a pause: about five milliseconds."""
+"""Hosted partitions that are looked for among dropped ones without a pause: about five
+milliseconds.
+"""
 DIRTY_MAX = 100_000
-"""At this number of changed partitions a snapshot is written before the log has grown by `snapshot_bytes`."""
+"""At this number of changed partitions a snapshot is written before the log has grown by
+`snapshot_bytes`.
+"""
 
 
 class Snapshotter:
@@ -131,7 +137,8 @@ class Snapshotter:
         """
         Join ranges of dropped ids, a portion of the hosted partitions at a time.
 
-        A partition that comes meanwhile is among the dirty ones, which began anew with this snapshot.
+        A partition that comes meanwhile is among the dirty ones, which began anew with this
+        snapshot.
         """
         state = self._state
         joining = state.dropped.joining()

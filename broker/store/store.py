@@ -1,8 +1,8 @@
 """The store of a broker: its state, log, index and cache.  Runs on one event loop.
 
-The store decides appends, new partitions, seals and fences, and makes them durable; `service.py` decides acks.  A method
-that decides does so before it returns, and returns a future of the durable record, or takes whom to tell of it.  So calls
-are decided in the order in which they are made.
+The store decides appends, new partitions, seals and fences, and makes them durable; `service.py`
+decides acks.  A method that decides does so before it returns, and returns a future of the durable
+record, or takes whom to tell of it.  So calls are decided in the order in which they are made.
 """
 
 from __future__ import annotations
@@ -116,14 +116,21 @@ class Store:
             run_blocking=run_background,
         )
         self.carry_over = CarryOver(
-            files, state=state, log=log, commit=self.commit, snapshotter=self.snapshotter,
-            run_read=run_background, run_commit=run_commit,
-        )  # fmt: skip
+            files,
+            state=state,
+            log=log,
+            commit=self.commit,
+            snapshotter=self.snapshotter,
+            run_read=run_background,
+            run_commit=run_commit,
+        )
         self.index_damage = IndexDamage(state, files, settings.index, run_blocking=run_read)
         self.firsts = FirstOffsets(state, save=self.save_progress)
         self.holds = MessageHolds(state, self.commit, self.firsts, clock=clock)
         self.fence_floor = 0
-        """Tokens up to this one are refused: they were granted before an operator accepted this data folder."""
+        """Tokens up to this one are refused: they were granted before an operator accepted this
+        data folder.
+        """
         self._wake: Callable[[int], None] = lambda _partition_id: None
 
     @classmethod
@@ -168,14 +175,16 @@ class Store:
         )
 
     def on_change(self, wake: Callable[[int], None]) -> None:
-        """Have `wake(partition_id)` called when a partition has new messages, has a newer owner, or is sealed."""
+        """Have `wake(partition_id)` called when a partition has new messages, has a newer owner, or
+        is sealed.
+        """
         self._wake = wake
 
     def wake(self, partition_id: int) -> None:
         """Have the pulls answered that wait for a change of the partition."""
         self._wake(partition_id)
 
-    # ── appends ───────────────────────────────────────────────────────────────────────────────────────
+    # ── appends ───────────────────────────────────────────────────────────────────────────────────
     def append(
         self,
         partition_id: int,
@@ -191,14 +200,16 @@ class Store:
         Args:
             ended: called once the batch is durable, or has failed; not before this returns.
             in_turn: the caller has waited for room with `commit.turn`.
-            unpacks: the caller has checked that a packed batch unpacks; else it is unpacked here, where it is to be stored.
+            unpacks: the caller has checked that a packed batch unpacks; else it is unpacked here,
+                where it is to be stored.
 
         Returns:
             Its base offset, and True if it is a duplicate.
 
         Raises:
-            CorruptBatchError, UnpackError, InvalidRequestError, PartitionUnknownError, StaleRouteError,
-            SequenceGapError, SequenceReusedError, ProducerFencedError, MessageTooLargeError, OverloadedError, BrokerReadOnlyError:
+            CorruptBatchError, UnpackError, InvalidRequestError, PartitionUnknownError,
+            StaleRouteError, SequenceGapError, SequenceReusedError, ProducerFencedError,
+            MessageTooLargeError, OverloadedError, BrokerReadOnlyError:
                 nothing was stored.
         """
         header = check_batch(record)
@@ -252,7 +263,7 @@ class Store:
         )
         self._wake(entry.partition_id)
 
-    # ── partitions ────────────────────────────────────────────────────────────────────────────────────
+    # ── partitions ────────────────────────────────────────────────────────────────────────────────
     def host(self, facts: HostPartition) -> tuple[HostedPartition, asyncio.Future[None]]:
         """
         Host a partition; a repeat with the same facts changes nothing.
@@ -271,7 +282,8 @@ class Store:
             return known, self.commit.flushed()
         self.state.check_no_orphan(partition_id)
         self.state.check_not_dropped(partition_id)
-        # Not where messages are refused; but where they queue, or a resize would wait for as long as producers are fast.
+        # Not where messages are refused; but where they queue, or a resize would wait for as long
+        # as producers are fast.
         self.commit.check_takes_messages()
         self.commit.check_room(OWN_RECORD_BYTES, own=True)
         partition = self.state.host(facts)
@@ -291,10 +303,12 @@ class Store:
 
     def begin_times(self, partition: HostedPartition, from_ms: int) -> asyncio.Future[None]:
         """
-        Let no message of an unused partition have a time before `from_ms`; a repeat changes nothing.
+        Let no message of an unused partition have a time before `from_ms`; a repeat changes
+        nothing.
 
-        The partition goes on behind others, which ended then by the calendars of other brokers (milliseconds since 1970).
-        What is too far ahead of this broker's calendar counts for nothing, and the log says so.
+        The partition goes on behind others, which ended then by the calendars of other brokers
+        (milliseconds since 1970). What is too far ahead of this broker's calendar counts for
+        nothing, and the log says so.
 
         Raises:
             OverloadedError, BrokerReadOnlyError
@@ -306,18 +320,22 @@ class Store:
         number, subject = partition.partition_id, partition.facts.subject
         if not counts_as_end(from_ms, now_ms):
             log.warning(
-                "partition %d of %s begins with this broker's calendar: the one of what it continues was %d s ahead of it, "
-                "so reads of a range of times may pass over messages between the two",
-                number, subject, ahead_ms // 1_000,
-            )  # fmt: skip
+                "partition %d of %s starts with this broker's clock, which is %d s behind the "
+                "clock of the partition it continues; reads by time may skip messages in between",
+                number,
+                subject,
+                ahead_ms // 1_000,
+            )
             return self.commit.flushed()
         self.commit.check_room(OWN_RECORD_BYTES, own=True)
         if ahead_ms > HELD_MS_MIN:
             log.warning(
                 "messages of partition %d of %s have one time for %d s, that of what it continues: "
                 "this broker's calendar is behind; `keylane cluster check` compares the calendars",
-                number, subject, ahead_ms // 1_000,
-            )  # fmt: skip
+                number,
+                subject,
+                ahead_ms // 1_000,
+            )
         self.state.touch(partition)
         partition.appended_at_ms = from_ms
         entry = Entry(
@@ -355,12 +373,15 @@ class Store:
         return partition, self.commit.submit(entry)
 
     def check_seal(self, partition: HostedPartition) -> None:
-        """Raises CorruptLogError, OverloadedError or BrokerReadOnlyError if the partition cannot be sealed now."""
+        """Raises CorruptLogError, OverloadedError or BrokerReadOnlyError if the partition cannot be
+        sealed now.
+        """
         partition.check_end_known()
-        # With `own`: a disk that is too full for messages has room for a seal, which moves them to another broker.
+        # With `own`: a disk that is too full for messages has room for a seal, which moves them to
+        # another broker.
         self.commit.check_room(OWN_RECORD_BYTES, own=True)
 
-    # ── consumer groups ───────────────────────────────────────────────────────────────────────────────
+    # ── consumer groups ───────────────────────────────────────────────────────────────────────────
     def raise_fence(
         self, partition: HostedPartition, group: Group, *, token: int, session: str
     ) -> asyncio.Future[None]:
@@ -447,12 +468,13 @@ class Store:
         self.state.touch(partition)
         return self.commit.submit(self._progress(partition, group, undo=undo))
 
-    # ── reading ───────────────────────────────────────────────────────────────────────────────────────
+    # ── reading ───────────────────────────────────────────────────────────────────────────────────
     async def read(
         self, partition: HostedPartition, offset: int, *, bytes_max: int
     ) -> tuple[bytes, int]:
         """
-        Read durable batches from the batch that has `offset` on; returns them and one past their last offset.
+        Read durable batches from the batch that has `offset` on; returns them and one past their
+        last offset.
 
         Raises:
             CorruptLogError: the first batch is damaged on the disk.
@@ -493,9 +515,10 @@ class Store:
         """
         The offset of a message by the time at which it was stored.
 
-        LOWER: the first message at this time or later.  UPPER: the last message at this time or earlier.  None: there
-        is no such message.  Messages that are being written are waited for: they have their times, so a range that ends
-        at a time has all of them, or the one that begins there.
+        LOWER: the first message at this time or later.  UPPER: the last message at this time or
+        earlier.  None: there is no such message.  Messages that are being written are waited for:
+        they have their times, so a range that ends at a time has all of them, or the one that
+        begins there.
 
         Raises:
             CorruptLogError: the index is damaged there.
@@ -541,7 +564,8 @@ class Store:
         """
         Write queued records and a snapshot at the end of the log, and close the files.
 
-        No method that decides may be called after this.  If the snapshot fails, the next start reads more of the log.
+        No method that decides may be called after this.  If the snapshot fails, the next start
+        reads more of the log.
         """
         await self.commit.close()
         await self.snapshotter.ended()

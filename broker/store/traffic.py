@@ -1,9 +1,11 @@
 """Counts what a broker stores and hands out, by subject, since its start or the subject's.  Pure.
 
-    a partition is dropped ─▶ `note_left` ─▶ GONE_MS later, if the broker hosts none of its subject ─▶ `free`
+    a partition is dropped ─▶ `note_left` ─▶ GONE_MS later, if the broker hosts none of its subject
+        ─▶ `free`
 
-A subject that was deleted is scraped for GONE_MS more, so that its last messages are seen.  Then its series end.  A subject
-of the same name goes on with them if it is made before that, else it begins at 0.
+A subject that was deleted is scraped for GONE_MS more, so that its last messages are seen.  Then
+its series end.  A subject of the same name goes on with them if it is made before that, else it
+begins at 0.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ SUBJECTS_MAX = 10_000
 """Subjects that are counted apart; what further ones send and get counts under OTHER."""
 OTHER = "(other)"
 GONE_MS = 300_000
-"""How long the series of a subject stay after its last partition went: Prometheus looks back 5 minutes as well."""
+"""How long the series of a subject stay after its last partition went: Prometheus looks back 5
+minutes as well.
+"""
 
 
 class Flow:
@@ -39,7 +43,9 @@ class Traffic:
         self.handed: dict[str, Flow] = {}
         """Subject → what answers of pulls and reads held."""
         self._left_ms: dict[str, int] = {}
-        """Subject → when a partition of it was last dropped; bounded, since what is due is taken out of it."""
+        """Subject → when a partition of it was last dropped; bounded, since what is due is taken
+        out of it.
+        """
         self.appends = Histogram()
         """From the arrival of an append to its ack, the wait for room included."""
         self.commits = Histogram()
@@ -71,7 +77,9 @@ class Traffic:
         return {name for name, left_ms in self._left_ms.items() if now_ms - left_ms >= GONE_MS}
 
     def free(self, due: Collection[str], hosted: Collection[str]) -> None:
-        """End the series of the `due` subjects that are not `hosted` any more, so that others get their places."""
+        """End the series of the `due` subjects that are not `hosted` any more, so that others get
+        their places.
+        """
         for subject in due:
             self._left_ms.pop(subject, None)
             if subject not in hosted:

@@ -1,4 +1,6 @@
-"""`keylane consume`: print messages as a member of a consumer group; a message is acked after it is printed."""
+"""`keylane consume`: print messages as a member of a consumer group; a message is acked after it is
+printed.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,8 @@ def parse_format(text: str) -> Callable[[Message], str]:
     """
     A printer of messages from a template such as "{partition}:{offset} {key} {value}".
 
-    Bytes are shown as UTF-8, with control characters escaped, so that a message cannot command the terminal.
+    Bytes are shown as UTF-8, with control characters escaped, so that a message cannot command the
+    terminal.
 
     Raises:
         ConfigError: the template names an unknown field.
@@ -107,7 +110,8 @@ async def consume(
     tags: list[str] | None = None,
 ) -> None:
     """
-    Print messages until `count` are printed, none comes for `idle_s` seconds, or an interrupt; then leave the group.
+    Print messages until `count` are printed, none comes for `idle_s` seconds, or an interrupt; then
+    leave the group.
 
     Raises:
         KeylaneError: an impossible option, or the error that ended the consumer.

@@ -1,6 +1,7 @@
 """Deletions of subjects and consumer groups: confirmed on a terminal, begun, followed to their end.
 
-The metaserver does the work, whether the command watches or not: the same command again shows how far it is.
+The metaserver does the work, whether the command watches or not: the same command again shows how
+far it is.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ def asks(*, yes: bool) -> bool:
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask on a terminal; input from elsewhere needs no answer.  Exits with status 1 if the answer is no."""
+    """Ask on a terminal; input from elsewhere needs no answer.  Exits with status 1 if the answer
+    is no.
+    """
     if asks(yes=yes):
         typer.confirm(question, abort=True, err=True)
 
@@ -45,7 +48,8 @@ async def delete(
 
     Args:
         what: the subject or the group, for people.
-        ask: the call of an admin client; its second argument is the id that the call before has answered, at first 0.
+        ask: the call of an admin client; its second argument is the id that the call before has
+            answered, at first 0.
         wait: return when it is gone, not at once.
     """
     shown = ""

@@ -47,7 +47,8 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
 
 def broker_count(data: Path, asked: int | None) -> int:
     """
-    How many brokers to run: the number asked for, and at least one for each broker folder in `data`.
+    How many brokers to run: the number asked for, and at least one for each broker folder in
+    `data`.
     """
     count = BROKERS_DEFAULT if asked is None else asked
     while (data / f"broker-{count + 1}").is_dir():
@@ -86,7 +87,8 @@ async def _start(
     check_port(port)
     if port > PORT_MAX - brokers:
         raise AddressError(
-            f"ports are 0 to {PORT_MAX}, and those after {port} are for {counted(brokers, 'broker')}",
+            f"ports are 0 to {PORT_MAX}, and those after {port} are for "
+            f"{counted(brokers, 'broker')}",
             port=port,
         )
     for number in range(brokers + 1 if port else 0):
@@ -128,7 +130,10 @@ def next_steps(cluster: Cluster) -> str:
     """Addresses, and commands to copy."""
     subject = cluster.subjects[0] if cluster.subjects else "flights"
     lines = [
-        f"keylane is running, after {cluster.seconds:.1f} s; everything stored is in {cluster.data}",
+        (
+            f"keylane is running, after {cluster.seconds:.1f} s; everything stored is in "
+            f"{cluster.data}"
+        ),
         f"  metaserver  {cluster.metaserver}",
         *(f"  {group:<11} {address}" for group, address in cluster.brokers.items()),
         "next, in another terminal:",

@@ -38,7 +38,9 @@ class Outgoing(NamedTuple):
 
 
 class LineFormat(NamedTuple):
-    """How a line is a message: JSON, key and value with a separator between them, or a value alone."""
+    """How a line is a message: JSON, key and value with a separator between them, or a value
+    alone.
+    """
 
     separator: bytes | None = None
     as_json: bool = False
@@ -76,7 +78,8 @@ def without_end(line: bytes) -> bytes:
 
 def parse_separator(text: str) -> bytes:
     r"""
-    The bytes of a separator as a user types it: `\t` is a tab, `\0` a zero byte, `\\` a backslash, `\x1f` that byte.
+    The bytes of a separator as a user types it: `\t` is a tab, `\0` a zero byte, `\\` a backslash,
+    `\x1f` that byte.
 
     Raises:
         ConfigError: empty, an unknown escape, or a line end, which no line contains.
@@ -101,7 +104,8 @@ def parse_separator(text: str) -> bytes:
 
 def parse_ranges(text: str) -> list[tuple[int, int | None]]:
     """
-    The lines that `text` names, numbered from 1: "3,7-9,26386-" is `[(3, 4), (7, 10), (26386, None)]`, half-open.
+    The lines that `text` names, numbered from 1: "3,7-9,26386-" is `[(3, 4), (7, 10), (26386,
+    None)]`, half-open.
 
     Raises:
         ConfigError: not such a list, or not in rising order.
@@ -121,7 +125,9 @@ def parse_ranges(text: str) -> list[tuple[int, int | None]]:
 
 
 def show_ranges(ranges: Sequence[tuple[int, int | None]]) -> str:
-    """The text from which `parse_ranges` gives `ranges`; of more than RANGES_MAX the last shown has no end."""
+    """The text from which `parse_ranges` gives `ranges`; of more than RANGES_MAX the last shown has
+    no end.
+    """
     shown = list(ranges[:RANGES_MAX])
     if len(ranges) > RANGES_MAX:
         shown[-1] = (shown[-1][0], None)
@@ -194,7 +200,8 @@ async def read_lines(
     stream: BinaryIO, name: str = STANDARD_INPUT, *, with_ends: bool = False
 ) -> AsyncIterator[bytes]:
     """
-    The lines of `stream` without their ends, as they come; read by a thread that may be left waiting.
+    The lines of `stream` without their ends, as they come; read by a thread that may be left
+    waiting.
 
     Args:
         with_ends: the lines have their ends, which a quoted field of CSV keeps.
@@ -240,7 +247,9 @@ async def read_lines(
 
 
 def _read_some(source: Any) -> bytes | OSError:
-    """The next bytes, none at the end, or the error; waits also for a `source` that does not block."""
+    """The next bytes, none at the end, or the error; waits also for a `source` that does not
+    block.
+    """
     try:
         while (data := source.read(CHUNK_BYTES)) is None:  # it does not block, and has nothing now
             # select.select takes no file number above 1,023.

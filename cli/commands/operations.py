@@ -1,7 +1,7 @@
 """Changes of partitions: begun, watched, listed, canceled.
 
-The metaserver does the work, whether the command watches or not: an interrupted command's operation is shown by
-`keylane subject operations NAME`.
+The metaserver does the work, whether the command watches or not: an interrupted command's operation
+is shown by `keylane subject operations NAME`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def change_partitions(
     wait: bool,
 ) -> None:
     """
-    Begin operations and show what becomes of them; exit status 1 if a subject stays on an evacuated broker group.
+    Begin operations and show what becomes of them; exit status 1 if a subject stays on an evacuated
+    broker group.
 
     Args:
         begin: the call of an admin client.
@@ -70,7 +71,9 @@ def change_partitions(
 
 
 def confirm_loss(meta: str, output: OutputFormat, group: str, *, yes: bool) -> None:
-    """Before the loss of a broker group is accepted on a terminal: show what is given up, and ask, unless `yes`."""
+    """Before the loss of a broker group is accepted on a terminal: show what is given up, and ask,
+    unless `yes`.
+    """
     if not asks(yes=yes):
         return
 
@@ -91,7 +94,9 @@ def confirm_loss(meta: str, output: OutputFormat, group: str, *, yes: bool) -> N
 
 
 def _show_left(answer: OperationList, output: OutputFormat) -> None:
-    """What stays on an evacuated broker group, and that it is cordoned; beside the JSON, not in it."""
+    """What stays on an evacuated broker group, and that it is cordoned; beside the JSON, not in
+    it.
+    """
     errors = output is OutputFormat.JSON
     for left in answer.busy:
         which = f"operation {left.operation_id}" if left.operation_id else "no operation"
@@ -142,7 +147,8 @@ def _show_views(views: list[OperationView], *, planned: bool) -> None:
             _show_children(view, what)
         else:
             show_line(
-                f"{view.kind} of {view.subject}: {what}, no longer waits for partitions {_ids(view.sealed)}"
+                f"{view.kind} of {view.subject}: {what}, no longer waits for partitions "
+                f"{_ids(view.sealed)}"
             )
     if planned:
         _show_group_losses(views)
@@ -200,7 +206,9 @@ def _show_children(view: OperationView, what: str) -> None:
 
 
 async def list_operations(meta: str, output: OutputFormat, subject: str) -> None:
-    """Show the operations of a subject, the newest first, and what groups have not acked of what they sealed."""
+    """Show the operations of a subject, the newest first, and what groups have not acked of what
+    they sealed.
+    """
     async with open_admin(meta) as admin:
         operations = await admin.list_operations(subject)
         undrained = await admin.undrained(subject) if operations else []

@@ -1,4 +1,5 @@
-"""`keylane produce`: send one message, or one for each line or row of the input, and tell what is stored.
+"""`keylane produce`: send one message, or one for each line or row of the input, and tell what is
+stored.
 
 line ─▶ message ─▶ future ─▶ receipt        after a failed line no more is read; lines that were sent are waited for
 """
@@ -193,7 +194,8 @@ def _input_of(options: SendOptions) -> SendInput:
     own_key = options.separator is not None or options.key_field is not None
     of_lines = (options.separator, options.lines, options.file, options.format, options.key_field)
     impossible = {
-        "--key-separator, --key-field, --json, --format, --file and --lines are for lines, not for VALUE": (
+        "--key-separator, --key-field, --json, --format, --file and --lines are for "
+        "lines, not for VALUE": (
             options.value is not None and (options.as_json or any(v is not None for v in of_lines))
         ),
         "--json and --format are two formats": (
@@ -329,7 +331,9 @@ class _Lines:
         self._doubtful = self._doubtful or error.fate is Fate.UNKNOWN
 
     async def _abort(self, reader: asyncio.Task[None], settler: asyncio.Task[None]) -> None:
-        """Let what is queued be stored within INTERRUPT_FLUSH_S, give the rest up, and settle all of it."""
+        """Let what is queued be stored within INTERRUPT_FLUSH_S, give the rest up, and settle all
+        of it.
+        """
         reader.cancel()
         with contextlib.suppress(TimeoutError, KeylaneError):
             async with asyncio.timeout(INTERRUPT_FLUSH_S):
@@ -350,7 +354,8 @@ class _Lines:
         text = f"line {failed[0]}: {cause}" if failed else cause
         doubt = "; some of them may be stored" if self._doubtful else ""
         error = InputUnfinishedError(
-            f"{text}. Lines stored: {self._tally.count}{self._tally.declared}; lines not stored: {shown}{doubt}",
+            f"{text}. Lines stored: {self._tally.count}{self._tally.declared}; lines not stored: "
+            f"{shown}{doubt}",
             stored=self._tally.count,
             line=failed[0] if failed else self._next_line,
             lines=shown,

@@ -1,6 +1,8 @@
-"""`keylane broker run`, `keylane metaserver run` and `keylane config show`: programs of their own, and their settings.
+"""`keylane broker run`, `keylane metaserver run` and `keylane config show`: programs of their own,
+and their settings.
 
-The flags are those of the settings themselves, which the programs declare; so every setting can be given.
+The flags are those of the settings themselves, which the programs declare; so every setting can be
+given.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""`keylane read`: print messages of a subject by time, offset and key; no group, no lock, no acks."""
+"""`keylane read`: print messages of a subject by time, offset and key; no group, no lock, no
+acks.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Rows of CSV and NDJSON input as messages: the value is a JSON object, and a field of it is the order key.
+"""Rows of CSV and NDJSON input as messages: the value is a JSON object, and a field of it is the
+order key.
 
-CSV is UTF-8, with commas, `"` around fields that need it, and a header.  A row may have several lines, whose ends in a
-quoted field are kept, and its number is that of the first.  Blank lines are passed over.
+CSV is UTF-8, with commas, `"` around fields that need it, and a header.  A row may have several
+lines, whose ends in a quoted field are kept, and its number is that of the first.  Blank lines are
+passed over.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ BY_SUFFIX = {".csv": InputFormat.CSV, ".ndjson": InputFormat.NDJSON, ".jsonl": I
 
 
 def format_of(path: Path | None) -> InputFormat:
-    """The format that the suffix of a file's name says; LINES for any other, and for standard input."""
+    """The format that the suffix of a file's name says; LINES for any other, and for standard
+    input.
+    """
     return (
         InputFormat.LINES if path is None else BY_SUFFIX.get(path.suffix.lower(), InputFormat.LINES)
     )
@@ -57,7 +61,8 @@ class Ndjson:
         The message of one line.
 
         Raises:
-            InvalidRequestError: no JSON object, or its key is missing, or neither text nor a whole number.
+            InvalidRequestError: no JSON object, or its key is missing, or neither text nor a whole
+                number.
         """
         try:
             fields = msgspec.json.decode(line, type=dict[str, object])
@@ -148,12 +153,14 @@ class CsvTable:
         The message of one row.
 
         Raises:
-            InvalidRequestError: no UTF-8, a wrong quote, another number of fields than the header has, or no key.
+            InvalidRequestError: no UTF-8, a wrong quote, another number of fields than the header
+                has, or no key.
         """
         fields = _fields(record)
         if len(fields) != len(self._columns):
             raise InvalidRequestError(
-                f"the header has {counted(len(self._columns), 'column')}, and this row {len(fields)}"
+                f"the header has {counted(len(self._columns), 'column')}, and this row "
+                f"{len(fields)}"
             )
         row = dict(zip(self._columns, fields, strict=True))
         value = msgspec.json.encode(row)

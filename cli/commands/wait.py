@@ -1,4 +1,6 @@
-"""`keylane wait`: wait until a metaserver is ready and enough broker groups are available, for scripts."""
+"""`keylane wait`: wait until a metaserver is ready and enough broker groups are available, for
+scripts.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,15 @@ async def wait_for_servers(
     meta: str, output: OutputFormat, *, brokers: int, timeout_s: float
 ) -> None:
     """
-    Wait until a metaserver is ready and `brokers` broker groups are available, at most `timeout_s` seconds.
+    Wait until a metaserver is ready and `brokers` broker groups are available, at most `timeout_s`
+    seconds.
 
     Raises:
         NotSentError, OutcomeUnknownError: no metaserver answers after this time.
-        StorageError, NotEnoughBrokersError: one answers and is not ready, or too few broker groups are available.
-        KeylaneError: at once, an answer that does not change by waiting, as that of another program.
+        StorageError, NotEnoughBrokersError: one answers and is not ready, or too few broker groups
+            are available.
+        KeylaneError: at once, an answer that does not change by waiting, as that of another
+            program.
     """
     started = time.monotonic()
     lack: KeylaneError = OutcomeUnknownError.of_read("no metaserver answered")

@@ -51,9 +51,21 @@ class DemoCluster:
             file = folder / f"{name}.csv"
             self.tails[name] = RecordTail(file)
             self.consumers[name] = self._program(
-                name, "cli.demo.consumer", "--meta", self.meta_address, "--subject", SUBJECT,
-                "--group", GROUP, "--name", name, "--file", str(file), "--ttl-ms", str(TTL_MS),
-            )  # fmt: skip
+                name,
+                "cli.demo.consumer",
+                "--meta",
+                self.meta_address,
+                "--subject",
+                SUBJECT,
+                "--group",
+                GROUP,
+                "--name",
+                name,
+                "--file",
+                str(file),
+                "--ttl-ms",
+                str(TTL_MS),
+            )
         self.spark = self._program(
             "spark", "cli.demo.spark_job", "--meta", self.meta_address, "--subject", SUBJECT
         )
@@ -64,12 +76,22 @@ class DemoCluster:
     def _broker(self, number: int, *, port: str) -> Program:
         name = f"broker-{number}"
         return self._program(
-            name, "broker", "--group", name, "--data", str(self.folder / name),
-            "--meta", self.meta_address, "--port", port,
-        )  # fmt: skip
+            name,
+            "broker",
+            "--group",
+            name,
+            "--data",
+            str(self.folder / name),
+            "--meta",
+            self.meta_address,
+            "--port",
+            port,
+        )
 
     async def start_servers(self, on_ready: Callable[[Program], None]) -> None:
-        """Start metaserver and brokers; `on_ready` is called for each that is ready.  Raises as `Program.ready`."""
+        """Start metaserver and brokers; `on_ready` is called for each that is ready.  Raises as
+        `Program.ready`.
+        """
         servers = [self.metaserver, *self.brokers]
         for server in servers:
             server.start()
@@ -135,7 +157,9 @@ class DemoCluster:
         return statuses
 
     async def restart_broker(self, number: int) -> None:
-        """SIGKILL the broker, start it again on the same port and folder, wait until it is ready."""
+        """SIGKILL the broker, start it again on the same port and folder, wait until it is
+        ready.
+        """
         old = self.brokers[number - 1]
         self.runs[number] += 1
         await old.kill()

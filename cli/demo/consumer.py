@@ -1,7 +1,7 @@
 """One consumer of the demo, a process of its own: records each message before it is acked.
 
-A record is handed to the kernel before the handler returns, and an ack goes out only after that: so a SIGKILL
-may cost an ack, and never a record of a message that was acked.
+A record is handed to the kernel before the handler returns, and an ack goes out only after that: so
+a SIGKILL may cost an ack, and never a record of a message that was acked.
 """
 
 from __future__ import annotations

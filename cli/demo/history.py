@@ -1,10 +1,11 @@
-"""The demo's run as a history for the checker: rows sent, logs read back, records of consumers, cursors seen.  Pure.
+"""The demo's run as a history for the checker: rows sent, logs read back, records of consumers,
+cursors seen.  Pure.
 
     source rows ──▶ log of each partition ──▶ records of each consumer by time, cursors seen at the brokers
 
 The value of a message is the number of its row; with another key or value it is a value of its own.
-Records are ordered by the boot-time clock, which all processes share: a consumer writes a record before its ack, so
-those of the next owner come later.
+Records are ordered by the boot-time clock, which all processes share: a consumer writes a record
+before its ack, so those of the next owner come later.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ _PRODUCER = "demo"
 
 @dataclass(frozen=True, slots=True)
 class SentRows:
-    """What was sent: row i has `keys[i]` (b"" for none) and a value with the digest `digests[i]`."""
+    """What was sent: row i has `keys[i]` (b"" for none) and a value with the digest
+    `digests[i]`.
+    """
 
     keys: Sequence[bytes]
     digests: Sequence[int]
@@ -119,7 +122,9 @@ def _by_time(lines: Sequence[Record], name: str) -> list[tuple[Record, str]]:
 
 
 def _when(line: tuple[Record, str]) -> tuple[int, int]:
-    """A consumer's own records stay in their order: of one millisecond, those of the older grant first."""
+    """A consumer's own records stay in their order: of one millisecond, those of the older grant
+    first.
+    """
     return line[0].at_ms, line[0].token
 
 

@@ -44,7 +44,8 @@ async def read_log(network: Network, partition: Partition) -> PartitionLog:
             for start, header in batch_starts(payload):
                 if header.base_offset != offset:
                     raise InternalError(
-                        f"partition {partition.partition_id}: offset {header.base_offset} follows {offset}"
+                        f"partition {partition.partition_id}: offset "
+                        f"{header.base_offset} follows {offset}"
                     )
                 offset = header.next_offset
                 batch = columns(payload, header, start)

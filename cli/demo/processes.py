@@ -21,7 +21,8 @@ class Program:
     """
     One of our own programs as a process: its first line on standard output says that it is ready.
 
-    A plain child process: the event loop would kill its own ones when it ends, and some have to outlive it.
+    A plain child process: the event loop would kill its own ones when it ends, and some have to
+    outlive it.
     """
 
     def __init__(self, name: str, module: str, arguments: list[str], log: Path) -> None:
@@ -50,7 +51,8 @@ class Program:
         Wait for the ready line.
 
         Raises:
-            InternalError: no ready line in time, or the program ended; its last words are in the message.
+            InternalError: no ready line in time, or the program ended; its last words are in the
+                message.
         """
         line = await self.line(timeout_s)
         try:

@@ -1,4 +1,6 @@
-"""What the demo shows: progress while it runs, the verdict as a table, the result as one JSON object."""
+"""What the demo shows: progress while it runs, the verdict as a table, the result as one JSON
+object.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     order_violations: int
     stale_acks: int
     failover_seconds: float
-    """From the SIGKILL until the last of the dead consumer's partitions was handled by another one."""
+    """From the SIGKILL until the last of the dead consumer's partitions was handled by another
+    one.
+    """
     spark_rows: int
     spark_matches_csv: bool
     seconds: float
@@ -72,7 +76,9 @@ class Screen(Protocol):
         ...
 
     def working(self, text: str) -> AbstractContextManager[None]:
-        """Show that `text` is going on, and for how long, until the block ends; then what it took."""
+        """Show that `text` is going on, and for how long, until the block ends; then what it
+        took.
+        """
         ...
 
     def close(self) -> None:
@@ -228,7 +234,9 @@ def same_table(actual: CarrierTable, expected: CarrierTable) -> bool:
 
 
 def show_verdict(form: OutputFormat, verdict: Verdict, *, left: str = "") -> None:
-    """The tables, what is off if anything is, what is `left` behind, and as the last line the result."""
+    """The tables, what is off if anything is, what is `left` behind, and as the last line the
+    result.
+    """
     if form is OutputFormat.TABLE:
         _show_tables(verdict)
         sys.stdout.flush()

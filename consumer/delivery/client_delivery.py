@@ -1,4 +1,6 @@
-"""Some of the messages of a pull client, which are handled and end in a way of their own: stated once what such a delivery is."""
+"""Some of the messages of a pull client, which are handled and end in a way of their own: stated
+once what such a delivery is.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ class DeliveringClient(Protocol):
 
     @property
     def note_hangs(self) -> Callable[[Message, Failure, int], None]:
-        """Has the broker show that a message has been with its handler, or the program, for a number of milliseconds."""
+        """Has the broker show that a message has been with its handler, or the program, for a
+        number of milliseconds.
+        """
         ...
 
     def done(self, offset: int) -> None:
@@ -59,10 +63,11 @@ class DeliveringClient(Protocol):
 
 class ClientDelivery(UserAcks):
     """
-    A delivery of a pull client beside the client itself: a hand-out, a window of redriven messages, suspects.
+    A delivery of a pull client beside the client itself: a hand-out, a window of redriven messages,
+    suspects.
 
-    What never changes of the client is copied; what happens to a message is told to the client, unless the delivery
-    does something else.
+    What never changes of the client is copied; what happens to a message is told to the client,
+    unless the delivery does something else.
     """
 
     __slots__ = ("client", "codec", "exclusive", "group", "leased_id", "logic_start", "queue")
@@ -102,7 +107,9 @@ class ClientDelivery(UserAcks):
         self.client.note_failed(message, failure)
 
     def note_hangs(self, message: Message, why: Failure, running_ms: int) -> None:
-        """Have the broker show that a message has been with its handler, or the program, for so long."""
+        """Have the broker show that a message has been with its handler, or the program, for so
+        long.
+        """
         self.client.note_hangs(message, why, running_ms)
 
     def park(self, message: Message, failure: Failure, waiting: list[Message]) -> None:

@@ -14,9 +14,11 @@ from ...protocol.message import Delivery, Message
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class CopiedDelivery:
     """
-    The delivery of a message that was pickled: what the real one said then, without the client that takes acks.
+    The delivery of a message that was pickled: what the real one said then, without the client that
+    takes acks.
 
-    A sink keeps what it knows of a delivery for as long as that lives, so it is compared by identity.
+    A sink keeps what it knows of a delivery for as long as that lives, so it is compared by
+    identity.
     """
 
     queue: int
@@ -35,7 +37,8 @@ class CopiedDelivery:
     def refusal(self, message: Message) -> ClosedError:
         """Make the error of an ack of a copy."""
         error = ClosedError(
-            f"this is a copy of message {message.offset} of partition {message.partition_id}, made by pickle"
+            f"this is a copy of message {message.offset} of partition "
+            f"{message.partition_id}, made by pickle"
         )
         error.hint = (
             "Ack or give back the message itself, in the process whose consumer delivered it."
@@ -52,7 +55,9 @@ class CopiedDelivery:
 
 
 def copied_delivery(delivery: Delivery) -> tuple[type[CopiedDelivery], tuple[Any, ...]]:
-    """What `__reduce_ex__` of `delivery` returns; a codec that cannot be pickled raises its own error."""
+    """What `__reduce_ex__` of `delivery` returns; a codec that cannot be pickled raises its own
+    error.
+    """
     return CopiedDelivery, (
         delivery.queue,
         delivery.logic_start,

@@ -25,7 +25,8 @@ def decode_messages(
     Args:
         batch: the columns of the batch; keys, values and properties are slices of `batch.blob`.
         header: has the offset of the first message.
-        token: the fencing token under which the messages are delivered; 0 for messages that are only read.
+        token: the fencing token under which the messages are delivered; 0 for messages that are
+            only read.
         delivery: takes the acks of the messages.
     """
     blob, props = batch.blob, batch.property_edges

@@ -1,4 +1,5 @@
-"""Which messages a consumer wants: by tags, by equal properties, or by a function of the program.  Pure but for that.
+"""Which messages a consumer wants: by tags, by equal properties, or by a function of the program.
+Pure but for that.
 
     pulled ─▶ matches? ─┬─ yes ─▶ handled
                         ├─ no ──▶ counts as handled: it is acked without a handler
@@ -32,10 +33,12 @@ class MessageFilter:
 
     Args:
         tags: a message needs one of them; None: any message passes.
-        wanted: properties that a message needs with these values, or a plain function of a message; None: none.
+        wanted: properties that a message needs with these values, or a plain function of a message;
+            None: none.
 
     Raises:
-        ConfigError: a tag or a property that no message can have, or a function that cannot be called so.
+        ConfigError: a tag or a property that no message can have, or a function that cannot be
+            called so.
     """
 
     __slots__ = ("_predicate", "_properties", "_tag_bytes", "tags", "text")
@@ -51,13 +54,14 @@ class MessageFilter:
         elif wanted is not None:
             if not callable(wanted) or inspect.iscoroutinefunction(wanted):
                 raise ConfigError(
-                    f"filter is a plain function of a message, or a dict of properties, not {wanted!r:.60}"
+                    f"filter is a plain function of a message, or a dict of properties, not "
+                    f"{wanted!r:.60}"
                 )
             self._predicate = wanted
         self.text = self._described()
         """
-        The same for two filters that leave the same messages out, as far as can be told of a function: by its name; a lambda
-        has none, and is told by its code.
+        The same for two filters that leave the same messages out, as far as can be told of a
+        function: by its name; a lambda has none, and is told by its code.
         """
 
     def _described(self) -> str:
@@ -76,7 +80,8 @@ class MessageFilter:
         Whether the consumer wants a message.
 
         Raises:
-            FilterError: it cannot be told: the function raised, or the properties of the message are not readable.
+            FilterError: it cannot be told: the function raised, or the properties of the message
+                are not readable.
         """
         if self._tag_bytes and not any(tag in message.packed_properties for tag in self._tag_bytes):
             return False
@@ -120,7 +125,8 @@ def check_tags(tags: Collection[str]) -> tuple[str, ...]:
     The wanted tags, sorted, each once.
 
     Raises:
-        ConfigError: no collection of texts without commas; none; more than TAGS_WANTED_MAX; one over TAG_BYTES_MAX.
+        ConfigError: no collection of texts without commas; none; more than TAGS_WANTED_MAX; one
+            over TAG_BYTES_MAX.
     """
     listed = items_of(tags)
     for tag in listed:
@@ -137,16 +143,20 @@ def check_tags(tags: Collection[str]) -> tuple[str, ...]:
 
 def _name_of(function: Callable[..., object]) -> str:
     """
-    The name of a function; with a digest of its code if it is a lambda, whose name is that of all lambdas.
+    The name of a function; with a digest of its code if it is a lambda, whose name is that of all
+    lambdas.
 
-    The digest is the same wherever the lambda stands.  It is another one in another minor version of Python, and does not
-    know the values that the lambda takes from around it.
+    The digest is the same wherever the lambda stands.  It is another one in another minor version
+    of Python, and does not know the values that the lambda takes from around it.
     """
     name: str = getattr(function, "__qualname__", type(function).__qualname__)
     code = getattr(function, "__code__", None)
     if not name.endswith("<lambda>") or not isinstance(code, CodeType):
         return name
-    return f"{name} {blake2b(_code_text(code).encode(errors='backslashreplace'), digest_size=8).hexdigest()}"
+    return (
+        f"{name} "
+        f"{blake2b(_code_text(code).encode(errors='backslashreplace'), digest_size=8).hexdigest()}"
+    )
 
 
 def _code_text(code: CodeType) -> str:
@@ -175,7 +185,8 @@ def _checked(properties: PropertyFilter) -> dict[str, str | bytes]:
     for name, value in properties.items():
         if not isinstance(name, str) or not isinstance(value, str | bytes):
             raise ConfigError(
-                f"filter maps names of properties to text or bytes, not {name!r:.40} to {value!r:.40}"
+                f"filter maps names of properties to text or bytes, not {name!r:.40} to "
+                f"{value!r:.40}"
             )
     if not properties:
         raise ConfigError("filter={} names no property: leave it out to get every message")
@@ -184,7 +195,8 @@ def _checked(properties: PropertyFilter) -> dict[str, str | bytes]:
 
 def _error(message: Message[Any], why: str) -> FilterError:
     return FilterError(
-        f"the filter failed for message {message.offset} of partition {message.partition_id}: {why:.500}",
+        f"the filter failed for message {message.offset} of partition "
+        f"{message.partition_id}: {why:.500}",
         partition_id=message.partition_id,
         offset=message.offset,
     )

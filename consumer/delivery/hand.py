@@ -1,4 +1,6 @@
-"""What a program has in hand while nothing else is: a message, or several that were taken together.  Pure."""
+"""What a program has in hand while nothing else is: a message, or several that were taken together.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ class Hand:
         """The same by delivery, each by offset."""
 
     def spread(self) -> None:
-        """Note the messages in their lanes and at their deliveries, before anything else is done with any of them."""
+        """Note the messages in their lanes and at their deliveries, before anything else is done
+        with any of them.
+        """
         if self.message is not None:
             message = self.message
             self.message = None
@@ -49,7 +53,8 @@ class Hand:
         """
         Forget the messages and the lanes: the consumer is closed.
 
-        A delivery refers to its hand and a message to its delivery, and the garbage collector does not look into messages.
+        A delivery refers to its hand and a message to its delivery, and the garbage collector does
+        not look into messages.
         """
         self.message = None
         self.messages = None

@@ -1,4 +1,5 @@
-"""A batch as its broker stored it, pulled and not opened yet, and which of its messages are to be handed out.  Pure.
+"""A batch as its broker stored it, pulled and not opened yet, and which of its messages are to be
+handed out.  Pure.
 
 It is opened when it is known what the program wants: messages, or Arrow columns.
 """
@@ -30,7 +31,8 @@ class PulledBatch:
     Args:
         client: pulled it.
         record: header and body.
-        ranges: half-open, sorted, inside of the batch: the offsets that were neither pulled before nor acked.
+        ranges: half-open, sorted, inside of the batch: the offsets that were neither pulled before
+            nor acked.
     """
 
     __slots__ = ("client", "count", "header", "ranges", "record")

@@ -15,12 +15,15 @@ from .copied import copied_delivery
 from .hand import Hand
 
 LYING_S = 30.0
-"""A refused ack is waited for so long, and once more, while a message lies ready that the program does not take."""
+"""A refused ack is waited for so long, and once more, while a message lies ready that the program
+does not take.
+"""
 
 
 class UserAcks(ABC):
     """
-    What was taken of a delivery: of a pull client, a hand-out of a shared group, or a window of redriven messages.
+    What was taken of a delivery: of a pull client, a hand-out of a shared group, or a window of
+    redriven messages.
 
     Each counts for itself, because their messages may come from several partitions.
     """
@@ -31,7 +34,9 @@ class UserAcks(ABC):
     client: Any
     """The pull client whose messages end together."""
     is_apart = False
-    """Messages are of another account than what the client has pulled: they were parked, and are handled again."""
+    """Messages are of another account than what the client has pulled: they were parked, and are
+    handled again.
+    """
     is_copied = False
     """As Delivery says."""
     is_loose = False
@@ -59,7 +64,9 @@ class UserAcks(ABC):
         return self
 
     runs = False
-    """It has `deadline_s`, and messages that are handled one after another may be told to `done_all` together."""
+    """It has `deadline_s`, and messages that are handled one after another may be told to
+    `done_all` together.
+    """
 
     @abstractmethod
     def done(self, offset: int) -> None:
@@ -99,14 +106,16 @@ class UserAcks(ABC):
         Take the user's ack; a second ack only waits, if it has to, until the first is durable.
 
         Raises:
-            InvalidRequestError: a handler has the message.  It is raised before the wait: a handler that is no coroutine
-                cannot await, and its ack would be left out in silence.
+            InvalidRequestError: a handler has the message.  It is raised before the wait: a handler
+                that is no coroutine cannot await, and its ack would be left out in silence.
         """
         check_by_hand(message)
         return self._take_ack(message)
 
     def nack(self, message: Message, after_s: float) -> Coroutine[Any, Any, None]:
-        """Hand a message out again that the user has.  Raises InvalidRequestError, as `ack` does."""
+        """Hand a message out again that the user has.  Raises InvalidRequestError, as `ack`
+        does.
+        """
         check_by_hand(message)
         return self._take_back(message, after_s)
 
@@ -150,13 +159,15 @@ class UserAcks(ABC):
 
     async def acked_each(self, messages: list[Message]) -> None:
         """
-        Wait until messages that are handled are acked durably, and only then let later ones of their keys be handed out.
+        Wait until messages that are handled are acked durably, and only then let later ones of
+        their keys be handed out.
 
         They are let go at that time also if this wait is cancelled, or raises OverloadedError.
 
         Raises:
             LeaseLostError: they are delivered to another consumer.
-            OverloadedError: the broker takes no more ranges, and the program takes none of the messages that could make room.
+            OverloadedError: the broker takes no more ranges, and the program takes none of the
+                messages that could make room.
         """
         acking, lying = start_task(self._let_go_later(messages)), None
         client, offset = self.client, messages[0].offset
@@ -174,7 +185,9 @@ class UserAcks(ABC):
         return durable
 
     def take_acks(self, messages: list[Message]) -> bool:
-        """Take acks of messages that were not given back; False if all of them were acked before."""
+        """Take acks of messages that were not given back; False if all of them were acked
+        before.
+        """
         self._spread()
         offsets = {message.offset for message in messages}
         taken = self._taken
@@ -204,13 +217,16 @@ class UserAcks(ABC):
                 )
 
     async def _take_back(self, message: Message, after_s: float) -> None:
-        """Hand a message out again that no handler has.  Raises InvalidRequestError, LeaseLostError, ConfigError."""
+        """Hand a message out again that no handler has.  Raises InvalidRequestError,
+        LeaseLostError, ConfigError.
+        """
         client = self.client
         client.check_takes_acks(message.offset)
         self._spread()
         if message.offset not in self._taken:
             raise InvalidRequestError(
-                f"message {message.offset} of partition {message.partition_id} is acked or given back already"
+                f"message {message.offset} of partition {message.partition_id} is acked or given "
+                f"back already"
             )
         for each in client.owner.nack(message, after_s):
             each.delivery.take_back(each.offset)
@@ -227,11 +243,14 @@ _by_offset = attrgetter("offset")
 
 def _no_room(partition_id: int, offset: int) -> OverloadedError:
     error = OverloadedError(
-        f"the ack of message {offset} of partition {partition_id} is not durable: too many messages behind one that is not "
-        "acked are acked, and one that may be taken now, given back or behind such a one, is not taken"
+        f"the ack of message {offset} of partition {partition_id} is not durable: too many "
+        f"messages behind one that is not "
+        "acked are acked, and one that may be taken now, given back or behind such "
+        "a one, is not taken"
     )
     error.hint = (
-        "Go on taking messages, which makes room.  This ack is kept and sent again by itself, and later messages of its key "
+        "Go on taking messages, which makes room.  This ack is kept and sent again by itself, and "
+        "later messages of its key "
         "wait until it is durable."
     )
     return error
@@ -247,14 +266,17 @@ def check_by_hand(message: Message) -> None:
         "whose return acks it: ack() and nack() are of messages that a program takes itself"
     )
     error.hint = (
-        "Take the call out of the handler: return to ack the message, raise keylane.Retry or return keylane.NACK to "
+        "Take the call out of the handler: return to ack the message, raise keylane.Retry or "
+        "return keylane.NACK to "
         "have it tried again.  To ack by hand, make the consumer without a handler."
     )
     raise error
 
 
 def are_parked_together(failed: Message, other: Message) -> bool:
-    """True if `other`, of the same key, is set aside with a failed message: it was handed out in the same way."""
+    """True if `other`, of the same key, is set aside with a failed message: it was handed out in
+    the same way.
+    """
     first: UserAcks = failed.delivery  # type: ignore[assignment]
     second: UserAcks = other.delivery  # type: ignore[assignment]
     if first is second:

@@ -1,7 +1,9 @@
-"""Calls a handler only once its messages are acked; it is never called again for them, whatever it raises.
+"""Calls a handler only once its messages are acked; it is never called again for them, whatever it
+raises.
 
     taken ─▶ acked, durably ─▶ handler ─▶ returned
-                                   ╰─ raised, or cancelled: the messages are lost, and the log says so
+                                   ╰─ raised, or cancelled: the messages are lost, and the log says
+                                       so
 
 The workers see a handler that always returns, so that they try nothing again.
 """
@@ -39,7 +41,9 @@ class AckedFirst:
         self._handler = handler
         self._boot_ms = boot_ms
         self.timed_out: Callable[[], HandlerTimeoutError | None] = lambda: None
-        """The error of the handler in the running task, if it was cancelled because it took too long; given once."""
+        """The error of the handler in the running task, if it was cancelled because it took too
+        long; given once.
+        """
         self._lost = 0
         """Messages since the last line."""
         self._silent_until_ms = 0

@@ -14,7 +14,9 @@ from ..pulling.pull_client import PullClient
 from .not_acked import asked_wait_ms, wait_ms_of
 
 BATCH_BYTES_MAX = 2 << 20
-"""Bytes of the stored batches of an Arrow batch of several, at most: it is made of a copy, which larger ones make of fresh memory."""
+"""Bytes of the stored batches of an Arrow batch of several, at most: it is made of a copy, which
+larger ones make of fresh memory.
+"""
 
 
 class ArrowOwner(Protocol):
@@ -42,13 +44,15 @@ class ArrowBatch:
     Messages of one partition, one after another.
 
     Attributes:
-        record_batch: a `pyarrow.RecordBatch` with columns `offset` (int64), `key` and `value` (binary), `timestamp` (sent, in UTC) and `properties` (map of
-            texts; bytes come as base64); a row for each message, by offset.
+        record_batch: a `pyarrow.RecordBatch` with columns `offset` (int64), `key` and `value`
+            (binary), `timestamp` (sent, in UTC) and `properties` (map of texts; bytes come as
+            base64); a row for each message, by offset.
         partition_id: the partition.
         queue: the number of its logic queue.
         start_offset: the offset of the first row.
         next_offset: one past the offset of the last row.
-        lease: the lease under which the messages were delivered, as of `Message`; None without a group.
+        lease: the lease under which the messages were delivered, as of `Message`; None without a
+            group.
         fencing_token: its token.
         attempt: how often the batch was handed out, this time included.
     """
@@ -78,16 +82,19 @@ class ArrowBatch:
 
     def __repr__(self) -> str:
         return (
-            f"<ArrowBatch of partition {self.partition_id}, offsets [{self.start_offset}, {self.next_offset}), "
+            f"<ArrowBatch of partition {self.partition_id}, offsets [{self.start_offset}, "
+            f"{self.next_offset}), "
             f"attempt {self.attempt}>"
         )
 
     async def ack(self) -> None:
         """
-        Ack all messages of the batch; the next batch of its partition may come then.  A repeated ack is harmless.
+        Ack all messages of the batch; the next batch of its partition may come then.  A repeated
+        ack is harmless.
 
         Raises:
-            LeaseLostError: another consumer owns the partition now, and the messages are delivered to it again.
+            LeaseLostError: another consumer owns the partition now, and the messages are delivered
+                to it again.
             InvalidRequestError: the batch was given back, and comes again.
         """
         client = self._client
@@ -105,7 +112,9 @@ class ArrowBatch:
             raise InvalidRequestError(f"{self!r} was given back; ack it when it comes again")
 
     async def _let_go_later(self) -> bool:
-        """Once the ack is durable, let the next batch be handed out; also if the wait for that was cancelled."""
+        """Once the ack is durable, let the next batch be handed out; also if the wait for that was
+        cancelled.
+        """
         durable = await self._client.acked(self.next_offset - 1)
         if durable and self._owner.has(self):
             self._owner.acked(self)
@@ -120,7 +129,8 @@ class ArrowBatch:
 
         Raises:
             InvalidRequestError: the batch is acked, or given back already.
-            LeaseLostError: another consumer owns the partition now, and the messages are delivered to it again.
+            LeaseLostError: another consumer owns the partition now, and the messages are delivered
+                to it again.
             InvalidRequestError: `after_s` is no such number.
         """
         self._client.check_takes_acks(self.start_offset)
@@ -142,10 +152,12 @@ def check_arrow() -> None:
 
 def arrow_batch_of(batches: list[PulledBatch], owner: ArrowOwner) -> tuple[ArrowBatch, int]:
     """
-    The first messages of some batches of one partition, up to a gap between them, or to BATCH_BYTES_MAX.
+    The first messages of some batches of one partition, up to a gap between them, or to
+    BATCH_BYTES_MAX.
 
     Returns:
-        The Arrow batch, and how many of the stored batches it has whole; what is left of the next one is in its `ranges`.
+        The Arrow batch, and how many of the stored batches it has whole; what is left of the next
+        one is in its `ranges`.
 
     Raises:
         CorruptBatchError: the first batch does not unpack; nothing is taken.

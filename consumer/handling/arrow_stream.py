@@ -61,7 +61,9 @@ class ArrowStream:
         self._partitions[client].stored.append(batch)
 
     def put_all(self, batches: deque[PulledBatch]) -> None:
-        """Add the batches one after another, and take them out of `batches`; one whose parked rows cannot be read stays, and raises."""
+        """Add the batches one after another, and take them out of `batches`; one whose parked rows
+        cannot be read stays, and raises.
+        """
         while batches:
             self.put(batches[0])
             batches.popleft()
@@ -71,7 +73,8 @@ class ArrowStream:
         The next batch, which is then in hand; None if there is none now.
 
         Raises:
-            CorruptBatchError: the next one of a partition does not unpack; it stays before the later ones.
+            CorruptBatchError: the next one of a partition does not unpack; it stays before the
+                later ones.
         """
         now_ns = self._boot_ns()
         for _ in range(len(self._turns)):
@@ -105,7 +108,9 @@ class ArrowStream:
         return batch
 
     def next_ns(self) -> int | None:
-        """When a batch that was given back comes again; None if none does, or only after the pause of its partition."""
+        """When a batch that was given back comes again; None if none does, or only after the pause
+        of its partition.
+        """
         return min(
             (
                 each.due_ns
@@ -139,7 +144,9 @@ class ArrowStream:
         self._wake()
 
     def put_back(self, batch: ArrowBatch) -> None:
-        """Take a batch back that the program never saw: it comes again at once, and this time does not count."""
+        """Take a batch back that the program never saw: it comes again at once, and this time does
+        not count.
+        """
         if self.has(batch):
             self.give_back(batch, 0)
             batch.attempt -= 1

@@ -1,4 +1,5 @@
-"""Messages of one partition that a handler gets together, which workers hold as they hold one message.  Pure.
+"""Messages of one partition that a handler gets together, which workers hold as they hold one
+message.  Pure.
 
     workers ask a message for:   partition_id  offset  key  attempt  delivery.deadline_ns  delivery.done  delivery.forget
     a batch answers for:         all its messages; the offset and the digest of the key are those of the first
@@ -30,7 +31,9 @@ class BatchClient(Protocol):
 
 
 class BatchKey(bytes):
-    """The key of the first message, and the batch: lanes find it when workers say that its key is finished."""
+    """The key of the first message, and the batch: lanes find it when workers say that its key is
+    finished.
+    """
 
     batch: Batch
 
@@ -41,9 +44,11 @@ class Batch:
 
     Args:
         messages: by offset; at least one.
-        keys: those of the messages, without b""; empty if they have no order; None: found when they are asked for.
+        keys: those of the messages, without b""; empty if they have no order; None: found when they
+            are asked for.
         one_delivery: all messages end with the same lease.
-        acked_each: messages are acked and forgotten at their deliveries; False: together, at their pull client.
+        acked_each: messages are acked and forgotten at their deliveries; False: together, at their
+            pull client.
         attempt: how often the batch was tried, its next time included.
     """
 
@@ -71,7 +76,9 @@ class Batch:
 
     @property
     def key(self) -> BatchKey:
-        """The key of the first message, which knows its batch; the batch does not keep it, so that its end frees the messages."""
+        """The key of the first message, which knows its batch; the batch does not keep it, so that
+        its end frees the messages.
+        """
         key = BatchKey(self.messages[0].key)
         key.batch = self
         return key
@@ -107,7 +114,9 @@ class Batch:
 
     @property
     def attempt(self) -> int:
-        """How often the batch was tried, its next time included; each of its messages may have been tried more often."""
+        """How often the batch was tried, its next time included; each of its messages may have been
+        tried more often.
+        """
         return self._attempt
 
     @attempt.setter
@@ -117,7 +126,7 @@ class Batch:
         for message in self.messages:
             message.attempt += more
 
-    # ── as the delivery of its messages ──────────────────────────────────────────────────────────────
+    # ── as the delivery of its messages ───────────────────────────────────────────────────────────
     @property
     def delivery(self) -> Batch:
         """What takes note of the end of the messages: the batch itself."""
@@ -153,7 +162,9 @@ class Batch:
             message.delivery.done(message.offset)  # type: ignore[union-attr]
 
     async def answered(self, _offset: int) -> bool:
-        """Wait for the broker's answer to the acks of all messages; False if some are not durable now."""
+        """Wait for the broker's answer to the acks of all messages; False if some are not durable
+        now.
+        """
         lasts = self._last_offsets().items()
         return all([await delivery.answered(offset) for delivery, offset in lasts])
 
@@ -173,7 +184,9 @@ class Batch:
             message.delivery.note_failed(message, own)  # type: ignore[union-attr]
 
     def note_hangs(self, _message: Message, why: Failure, running_ms: int) -> None:
-        """Have the broker show of the first message that the batch has been with its handler for so long."""
+        """Have the broker show of the first message that the batch has been with its handler for so
+        long.
+        """
         first = self.messages[0]
         first.delivery.note_hangs(first, replace(why, attempts=first.attempt - 1), running_ms)  # type: ignore[union-attr]
 
@@ -185,7 +198,7 @@ class Batch:
         for message in self.messages:
             message.delivery.forget(1)  # type: ignore[union-attr]
 
-    # ── smaller batches ──────────────────────────────────────────────────────────────────────────────
+    # ── smaller batches ───────────────────────────────────────────────────────────────────────────
     def split(self) -> list[Message]:
         """
         Keep the first half, and return the messages of the other one, which may be empty.

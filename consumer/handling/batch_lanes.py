@@ -8,15 +8,14 @@
              ╰─ finish, release, drop: the keys are free again
 
 Invariants
-    Two batches never have messages of the same key, and messages of a key run in the order they were put: the keys of a
-    batch are busy from `take` until `finish` or `release`.
-    A batch has messages of one partition, by offset, and at most `max_records` of them.  Redriven ones are in batches of
-    their own.
-    Messages without a key (b"") have no order and never wait for each other.
-    While a batch's worth of messages is held for running batches of a partition, no further batch of it is begun; what is
-    held for failed ones does not count.
-    A batch whose keys are all free costs no Python code for each message.  The keys of one that ends before anything else is
-    taken are not looked at.
+    Two batches never have messages of the same key, and messages of a key run in the order they
+    were put: the keys of a batch are busy from `take` until `finish` or `release`. A batch has
+    messages of one partition, by offset, and at most `max_records` of them.  Redriven ones are in
+    batches of their own. Messages without a key (b"") have no order and never wait for each other.
+    While a batch's worth of messages is held for running batches of a partition, no further batch
+    of it is begun; what is held for failed ones does not count. A batch whose keys are all free
+    costs no Python code for each message.  The keys of one that ends before anything else is taken
+    are not looked at.
 """
 
 from __future__ import annotations
@@ -37,11 +36,15 @@ _by_offset = attrgetter("offset")
 WHOLE_TRIES = 2
 """A batch that failed so often is halved."""
 PART_BITS = 4
-"""One whose messages failed so often under earlier owners comes in 16 parts, after one more try in 256, and so on."""
+"""One whose messages failed so often under earlier owners comes in 16 parts, after one more try in
+256, and so on.
+"""
 
 
 class _Queue:
-    """The messages of one partition that no batch has and no busy key holds back; redriven ones have queues of their own."""
+    """The messages of one partition that no batch has and no busy key holds back; redriven ones
+    have queues of their own.
+    """
 
     __slots__ = (
         "acked_each",
@@ -62,7 +65,9 @@ class _Queue:
 
     def __init__(self, partition_id: int, *, lasts: bool) -> None:
         self.partition_id = self.leased_id = partition_id
-        """`leased_id` is that of the partition whose pull client hands the messages out: redriven ones may be an ancestor's."""
+        """`leased_id` is that of the partition whose pull client hands the messages out: redriven
+        ones may be an ancestor's.
+        """
         self.lasts = lasts
         """More messages will come; False: it ends when it is empty."""
         self.acked_each = False
@@ -74,7 +79,9 @@ class _Queue:
         self.held = 0
         """Messages that wait for running batches."""
         self.ripe = False
-        """A batch may be smaller than `max_records`: the oldest message has waited for long enough."""
+        """A batch may be smaller than `max_records`: the oldest message has waited for long
+        enough.
+        """
         self.number = 0
         """Counts the waits, so that the end of an earlier one is told apart."""
         self.waits = False
@@ -116,7 +123,9 @@ class _Queue:
         return self.number
 
     def end_wait(self) -> int:
-        """End the wait: what is here may be a smaller batch; or, if all it was for is gone, begin the next one."""
+        """End the wait: what is here may be a smaller batch; or, if all it was for is gone, begin
+        the next one.
+        """
         self.waits = False
         if not self.count:
             return 0
@@ -126,14 +135,18 @@ class _Queue:
         return 0
 
     def open(self, count: int) -> None:
-        """Open batches until `count` messages are ready, or all are; those of parked keys are left out."""
+        """Open batches until `count` messages are ready, or all are; those of parked keys are left
+        out.
+        """
         while self.stored and len(self.ready) < count:
             batch = self.stored.popleft()
             self.stored_count -= batch.count
             self.add(batch.messages())
 
     def keep(self, kept: Callable[[Message], bool]) -> int:
-        """Leave out the messages that are not `kept`, but for those of stored batches; returns how many were left out."""
+        """Leave out the messages that are not `kept`, but for those of stored batches; returns how
+        many were left out.
+        """
         before = len(self.ready)
         self.ready = [message for message in self.ready if kept(message)]
         return before - len(self.ready)
@@ -148,13 +161,15 @@ class _Queue:
 
 class BatchLanes:
     """
-    Messages waiting, by partition and key; any number of workers of one event loop take batches of them.
+    Messages waiting, by partition and key; any number of workers of one event loop take batches of
+    them.
 
     Args:
         max_records: messages of a batch, at most.
         waits: a batch of fewer messages is taken only after `ripen`.
         ordered: False: every message is treated as one without a key.
-        wake: called when more batches may be there to take than the one for the worker that freed the keys.
+        wake: called when more batches may be there to take than the one for the worker that freed
+            the keys.
     """
 
     def __init__(
@@ -186,7 +201,9 @@ class BatchLanes:
         self._held: dict[bytes, list[Message]] = {}
         """For busy keys: the messages that wait for them."""
         self._lone: Batch | None = None
-        """A running batch whose keys are not among the busy ones yet: nothing was taken since, and no other batch has keys."""
+        """A running batch whose keys are not among the busy ones yet: nothing was taken since, and
+        no other batch has keys.
+        """
 
     def take_only(self) -> None:
         """As of `Lanes`: none."""
@@ -212,7 +229,8 @@ class BatchLanes:
 
     def put(self, messages: list[Message]) -> int:
         """
-        Add messages of one partition, in the order of their offsets, before the batches that are stored.
+        Add messages of one partition, in the order of their offsets, before the batches that are
+        stored.
 
         Returns:
             The number of a wait that begins now, and which `ripen` should end; 0 if none does.
@@ -260,7 +278,8 @@ class BatchLanes:
 
     def ripen(self, partition_id: int, number: int) -> int:
         """
-        End a wait: what is there of its partition since it began may be taken now, however little it is.
+        End a wait: what is there of its partition since it began may be taken now, however little
+        it is.
 
         Returns:
             As `put`: the number of a wait that begins now, for messages that came later.
@@ -269,7 +288,9 @@ class BatchLanes:
         return 0 if queue is None or queue.number != number else queue.end_wait()
 
     def pause(self, partition_id: int) -> None:
-        """Let no message of a partition run until `resume`, but for batches that are due again: see `take_due`."""
+        """Let no message of a partition run until `resume`, but for batches that are due again: see
+        `take_due`.
+        """
         self._paused.add(partition_id)
 
     def take_due(self, partition_id: int) -> list[Batch]:
@@ -309,7 +330,9 @@ class BatchLanes:
         return None
 
     def _fill(self, queue: _Queue) -> Batch | None:
-        """A batch of ready messages; None if all that were looked at are parked, or their keys are busy."""
+        """A batch of ready messages; None if all that were looked at are parked, or their keys are
+        busy.
+        """
         queue.open(self._max)
         most = self._most(queue)
         chunk, unsorted = queue.ready[:most], queue.unsorted
@@ -419,14 +442,18 @@ class BatchLanes:
             queue.acked_each |= not all(map(_is_plain, group))
 
     def fail(self, batch: Batch) -> None:
-        """Note that a batch failed: its keys are busy until it is handled, and other keys do not wait for it."""
+        """Note that a batch failed: its keys are busy until it is handled, and other keys do not
+        wait for it.
+        """
         self._note_lone()
         for key in batch.keys - self._failed:
             self._count_held(self._held.get(key, []), -1)
         self._failed |= batch.keys
 
     def split(self, batch: Batch) -> Batch | None:
-        """Halve a failed batch; returns the other half, if it may be tried beside this one: its keys are others."""
+        """Halve a failed batch; returns the other half, if it may be tried beside this one: its
+        keys are others.
+        """
         self._note_lone()
         rest = batch.split()
         if not rest:
@@ -443,7 +470,9 @@ class BatchLanes:
         return Batch(rest, keys, one_delivery=alike, acked_each=each, attempt=batch.attempt)
 
     def collect(self, failed: Batch, ours: Callable[[Message], bool]) -> list[Message]:
-        """Take out the messages that are `ours` and wait behind a failed batch of one key, which is not tried again here."""
+        """Take out the messages that are `ours` and wait behind a failed batch of one key, which is
+        not tried again here.
+        """
         self._note_lone()
         (key,) = failed.keys
 
@@ -495,7 +524,9 @@ class BatchLanes:
         return count, due
 
     def drop_batches(self, client: Any) -> int:
-        """Forget the batches of a pull client that are not opened; returns how many messages they have."""
+        """Forget the batches of a pull client that are not opened; returns how many messages they
+        have.
+        """
         return sum(queue.drop_batches(client) for queue in self._queues.values())
 
     @property

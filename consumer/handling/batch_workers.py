@@ -1,4 +1,5 @@
-"""Runs batch handlers: workers that take batches in place of messages, and try failed ones again, whole or in halves.
+"""Runs batch handlers: workers that take batches in place of messages, and try failed ones again,
+whole or in halves.
 
     batch fails ─▶ once more, whole ─▶ fails again ─▶ two halves, by key ─▶ … ─▶ one message
          │                                                                       ╰─ failed too often: set aside

@@ -23,9 +23,11 @@ class Failing:
     The policy of a consumer, which may change while handlers run.
 
     Attributes:
-        tries_max: the try after which `policy` applies; under RETRY that is the first one, and `retry_tries_max` the last.
+        tries_max: the try after which `policy` applies; under RETRY that is the first one, and
+            `retry_tries_max` the last.
         retry_backoff: the pauses under RETRY.
-        in_place: under RETRY a message stays where it is between its tries, as in a shared group, where none waits for it.
+        in_place: under RETRY a message stays where it is between its tries, as in a shared group,
+            where none waits for it.
         client: the name of the consumer, for people.
         wall_ms: the calendar, in milliseconds since 1970.
     """
@@ -47,7 +49,9 @@ class Failing:
         self.retry_backoff = settings.retry_backoff
 
     def is_last(self, message: Message, error: BaseException) -> bool:
-        """True if `message`, which just failed with `error`, is set aside; a handler that asks for another try gets it."""
+        """True if `message`, which just failed with `error`, is set aside; a handler that asks for
+        another try gets it.
+        """
         if self.policy is FailurePolicy.RETRY:
             return self.is_last_try(message)
         return self.is_last_try(message) and not isinstance(only_retry(error) or error, Retry)
@@ -70,14 +74,18 @@ class Failing:
         return max(asked_ms or 0, self.retry_backoff.wait_ms(message.attempt, self.rng))
 
     def asked_ms(self, asked_ms: int, attempt: int) -> int:
-        """Milliseconds until the next try in place, if try number `attempt` asked for a pause of `asked_ms`."""
+        """Milliseconds until the next try in place, if try number `attempt` asked for a pause of
+        `asked_ms`.
+        """
         wait_ms = asked_wait_ms(asked_ms, attempt)
         if self.policy is FailurePolicy.RETRY and self.in_place:
             return max(wait_ms, self.retry_backoff.wait_ms(attempt, self.rng))
         return wait_ms
 
     def parks(self, message: Message) -> bool:
-        """True if later messages of its key are set aside with a message of an exclusive group; False: it is alone."""
+        """True if later messages of its key are set aside with a message of an exclusive group;
+        False: it is alone.
+        """
         return (
             self.policy is FailurePolicy.PARK
             and bool(message.key)
@@ -89,13 +97,17 @@ class Failing:
         return failure_of(error, client=self.client, at_ms=self.wall_ms(), attempts=attempts)
 
     def given_back(self, attempts: int, error: BaseException | None = None) -> Failure:
-        """What is kept of a message that the program gave back, or whose loop body ended with `error`."""
+        """What is kept of a message that the program gave back, or whose loop body ended with
+        `error`.
+        """
         if error is not None:
             return self.failure(error, attempts)
         return nack_of(client=self.client, at_ms=self.wall_ms(), attempts=attempts)
 
     def passed_over(self, attempts: int) -> Failure:
-        """What is kept of a message of a shared group that the program neither acked nor gave back in time."""
+        """What is kept of a message of a shared group that the program neither acked nor gave back
+        in time.
+        """
         return passed_over_of(client=self.client, at_ms=self.wall_ms(), attempts=attempts)
 
     def hanging(self, what: str, attempt: int) -> Failure:

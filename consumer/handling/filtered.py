@@ -22,7 +22,9 @@ class Filtering:
 
 
 def filtered(handler: Handler[Any], wanted: MessageFilter) -> Handler[Any]:
-    """The handler, of the messages that are wanted; a filter that fails is an error of the handler."""
+    """The handler, of the messages that are wanted; a filter that fails is an error of the
+    handler.
+    """
     matches = wanted.matches
 
     async def handle_async(message: Message) -> Any:
@@ -35,7 +37,9 @@ def filtered(handler: Handler[Any], wanted: MessageFilter) -> Handler[Any]:
 
 
 def filtered_batches(handler: Any, wanted: MessageFilter) -> Any:
-    """As `filtered`, of a handler of several messages; it is not called if none of them is wanted."""
+    """As `filtered`, of a handler of several messages; it is not called if none of them is
+    wanted.
+    """
 
     def handle(messages: list[Message]) -> Any:
         kept = [message for message in messages if wanted.matches(message)]

@@ -1,12 +1,13 @@
-"""Words the lines about failing and hanging messages; the log filter says how often they are logged.  Pure.
+"""Words the lines about failing and hanging messages; the log filter says how often they are
+logged.  Pure.
 
     failed, running ─▶ a line at once ─▶ again after 10, 20, 40 … s ─▶ over: a last line
                  ╰─▶ above LINES_PER_MINUTE: counted in a summary line, at growing intervals
 
 Invariants
-    A message with a line of its own gets another one when it is over; every other message is in the next summary.
-    At most 2 * LINES_PER_MINUTE messages get their first line within a minute.
-    Keys are logged as a digest: `printf %s KEY | b2sum -l 64` prints the same.
+    A message with a line of its own gets another one when it is over; every other message is in the
+    next summary. At most 2 * LINES_PER_MINUTE messages get their first line within a minute. Keys
+    are logged as a digest: `printf %s KEY | b2sum -l 64` prints the same.
 """
 
 from __future__ import annotations
@@ -23,11 +24,14 @@ from ..log_names import consumer_name, message_name
 
 LINES_PER_MINUTE = 10
 TRACEBACK_EVERY_MS = 60_000
-"""The first failure of a kind of error is logged with its traceback, and then one failure in this time."""
+"""The first failure of a kind of error is logged with its traceback, and then one failure in this
+time.
+"""
 KINDS_TOLD = 5
 TEXT_CHARS_MAX = 200
 SEALED_WAITS = (
-    "; its partition is sealed, and the partitions that continue it wait for this message: park it with "
+    "; its partition is sealed, and the partitions that continue it wait for this "
+    "message: park it with "
     'on_failure="park", give it up with on_failure="dead", or pass it with `keylane group reset`'
 )
 
@@ -54,12 +58,14 @@ class _Trouble:
 
 class HandlerLog:
     """
-    The failing and hanging messages of one consumer; every time is in milliseconds of the boot clock.
+    The failing and hanging messages of one consumer; every time is in milliseconds of the boot
+    clock.
 
     Args:
         runner: the words for what handles messages.
         done: the words for a message that is handled.
-        ordered: later messages of a key wait for one that fails; False: no message waits for another.
+        ordered: later messages of a key wait for one that fails; False: no message waits for
+            another.
     """
 
     def __init__(
@@ -92,12 +98,15 @@ class HandlerLog:
         sealed: bool = False,
     ) -> LogLine | None:
         """
-        Note that attempt `message.attempt` failed with an error of `kind`, and that the next is in `wait_ms`.
+        Note that attempt `message.attempt` failed with an error of `kind`, and that the next is in
+        `wait_ms`.
 
         Args:
             text: the error's own.
-            asked_for: the reason, maybe empty, of a handler that asked for another try; None: it failed.
-            sealed: the message's partition is sealed, so that those that continue it wait for the message.
+            asked_for: the reason, maybe empty, of a handler that asked for another try; None: it
+                failed.
+            sealed: the message's partition is sealed, so that those that continue it wait for the
+                message.
         """
         trouble = self._trouble(message, now_ms)
         trouble.kind = kind
@@ -132,13 +141,17 @@ class HandlerLog:
             return None
         self._logged(trouble, now_ms)
         return LogLine(
-            f"{self._runner} has been running for {seconds(now_ms - since_ms)} on {message_name(message)}: "
-            f"attempt {message.attempt}, {seconds(now_ms - trouble.repeats.since_ms)} since the first"
+            f"{self._runner} has been running for {seconds(now_ms - since_ms)} on "
+            f"{message_name(message)}: "
+            f"attempt {message.attempt}, "
+            f"{seconds(now_ms - trouble.repeats.since_ms)} since the first"
             f"{self._behind(message, ';')}"
         )
 
     def stopped(self, message: Message, now_ms: int) -> LogLine | None:
-        """Note that the handler that was `running` has left `message`; a failure was logged already."""
+        """Note that the handler that was `running` has left `message`; a failure was logged
+        already.
+        """
         trouble = self._troubles.get(_where(message))
         return self.handled(message, now_ms) if trouble is not None and trouble.hangs else None
 
@@ -197,7 +210,9 @@ class HandlerLog:
         return self._over(message, now_ms, handled=False)
 
     def summary(self, now_ms: int, *, last: bool = False) -> LogLine | None:
-        """The messages without a line of their own, if a summary is due; with `last` at once.  Call it every second or so."""
+        """The messages without a line of their own, if a summary is due; with `last` at once.  Call
+        it every second or so.
+        """
         if not self._summed and not self._handled and not self._given_up:
             self._summary = None
             return None
@@ -222,7 +237,9 @@ class HandlerLog:
         return LogLine(text)
 
     def _worst(self, now_ms: int) -> str:
-        """The errors of the messages without a line of their own, and the oldest of these messages."""
+        """The errors of the messages without a line of their own, and the oldest of these
+        messages.
+        """
         summed = [trouble for trouble in self._troubles.values() if not trouble.repeats.open]
         if not summed:
             return ""
@@ -238,7 +255,9 @@ class HandlerLog:
         )
 
     def _behind(self, message: Message, mark: str) -> str:
-        """What waits for a message: nothing if it has no key, or is handled apart from the others of it."""
+        """What waits for a message: nothing if it has no key, or is handled apart from the others
+        of it.
+        """
         waits = self._ordered and message.key and not getattr(message.delivery, "is_loose", False)
         return f"{mark} later messages of its key wait" if waits else ""
 
@@ -269,7 +288,8 @@ class HandlerLog:
         how = (
             f"{self._done} {after}"
             if handled
-            else f"is given up here {after}, because its lease has ended or its partition is handed "
+            else f"is given up here {after}, because its lease has ended or its "
+            f"partition is handed "
             "over; the next owner tries it again"
         )
         return LogLine(f"{message_name(message)} {how}")

@@ -1,9 +1,9 @@
 """Which callables are handlers, and how their results are awaited.
 
-An awaitable result (a coroutine, a task, a future, a future of a thread pool) is awaited before the message is acked.
-A generator is an error: its body would run only if it were iterated; and so is the context manager that
-`contextlib.contextmanager` makes of one.  NACK asks for another try.  Any other result is
-ignored.
+An awaitable result (a coroutine, a task, a future, a future of a thread pool) is awaited before the
+message is acked. A generator is an error: its body would run only if it were iterated; and so is
+the context manager that `contextlib.contextmanager` makes of one.  NACK asks for another try.  Any
+other result is ignored.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ async def _nothing_async() -> AsyncIterator[None]:
 
 
 _GENERATOR_MANAGERS = (type(_nothing()), type(_nothing_async()))
-"""The classes of context managers whose body is a generator: nothing of it has run when one is returned."""
+"""The classes of context managers whose body is a generator: nothing of it has run when one is
+returned.
+"""
 
 
 BatchHandler = Callable[[list[Message[V]]], Awaitable[Any]] | Callable[[list[Message[V]]], Any]
@@ -55,9 +57,10 @@ def check_handler(handler: object, takes: str = "one message") -> None:
         takes: the one argument that it is called with, for the error.
 
     Raises:
-        HandlerTypeError: not callable; a class, whose call only makes an object, unless that can be awaited; a
-            generator function, whose body runs only while it is iterated; or a function of other arguments than one
-            message.  A handler whose arguments cannot be told, as of some builtins, passes.
+        HandlerTypeError: not callable; a class, whose call only makes an object, unless that can be
+            awaited; a generator function, whose body runs only while it is iterated; or a function
+            of other arguments than one message.  A handler whose arguments cannot be told, as of
+            some builtins, passes.
     """
     if not callable(handler):
         raise HandlerTypeError(f"handler is a function of {takes}, not {handler!r:.80}")
@@ -70,7 +73,8 @@ def check_handler(handler: object, takes: str = "one message") -> None:
         if inspect.isgeneratorfunction(function) and not _makes_awaitables(function):
             raise HandlerTypeError(f"handler {handler!r:.80} is a generator function")
     try:
-        # What a decorator returns is called, with its own arguments, and not the function that it wraps.
+        # What a decorator returns is called, with its own arguments, and not the function that it
+        # wraps.
         signature = inspect.signature(handler, follow_wrapped=False)
     except (TypeError, ValueError):
         return
@@ -92,11 +96,13 @@ def _check_annotation(handler: object, signature: inspect.Signature, takes: str)
         name = annotation.partition("[")[0].rpartition(".")[2].lower()
         if takes == "one message" and name in _LISTS:
             raise HandlerTypeError(
-                f"handler {handler!r:.80} takes a list of messages, and gets {takes}: give it as batch_handler="
+                f"handler {handler!r:.80} takes a list of messages, and gets {takes}: give it as "
+                f"batch_handler="
             )
         if takes != "one message" and name == "message":
             raise HandlerTypeError(
-                f"batch_handler {handler!r:.80} takes one message, and gets {takes}: give it as handler="
+                f"batch_handler {handler!r:.80} takes one message, and gets {takes}: "
+                f"give it as handler="
             )
         break  # the others have defaults
 
@@ -111,7 +117,8 @@ async def await_result(result: object) -> None:
     Await what a handler returned, if it is awaitable.  Need not be called for None.
 
     Raises:
-        HandlerTypeError: `result` is a generator, a context manager of one, or awaitables deeper than AWAITED_MAX.
+        HandlerTypeError: `result` is a generator, a context manager of one, or awaitables deeper
+            than AWAITED_MAX.
         Retry: it is, or was awaited to, NACK or a Retry.
         BaseException: raised by the awaitable.
     """
@@ -145,7 +152,8 @@ async def _ended(future: asyncio.Future[object]) -> object:
     """
     As `await future`, but a task that ended with a GeneratorExit raises it here.
 
-    With a plain `await` the event loop would close every coroutine that awaits the task, up to the outermost one.
+    With a plain `await` the event loop would close every coroutine that awaits the task, up to the
+    outermost one.
     """
     while not future.done():
         try:
@@ -157,7 +165,9 @@ async def _ended(future: asyncio.Future[object]) -> object:
 
 
 def _bodies(handler: object) -> tuple[object, object]:
-    """The function behind the partials of a handler, and the `__call__` of that object: a call runs one of them."""
+    """The function behind the partials of a handler, and the `__call__` of that object: a call runs
+    one of them.
+    """
     while isinstance(handler, partial):
         handler = handler.func
     return handler, getattr(handler, "__call__", None)  # noqa: B004 - an object may define it

@@ -1,15 +1,16 @@
-"""The keys of which the user has messages in hand, or gave some back, and the later messages that wait behind these.  Pure.
+"""The keys of which the user has messages in hand, or gave some back, and the later messages that
+wait behind these.  Pure.
 
     collect ─▶ in hand  ─acked─▶ the next of the lane             take: once it is due, and nothing of its lane is in hand
                    │                                                ▲
                    ╰─ give_back: with the later ones in hand ─▶ lane of the key, by offset ◀─ later messages that arrive
 
 Invariants
-    While a message of a lane is in hand, no later one is handed out, unless both are handed out in one call of `collect`.
-    Messages of a lane are handed out by offset; one that is given back comes again before all later ones.
-    With a message that is given back or set aside, the user has none any longer that was handed out behind it: a dead letter
-    that is redriven may come behind a message with a higher offset.
-    A lane ends when its last message is acked.
+    While a message of a lane is in hand, no later one is handed out, unless both are handed out in
+    one call of `collect`. Messages of a lane are handed out by offset; one that is given back comes
+    again before all later ones. With a message that is given back or set aside, the user has none
+    any longer that was handed out behind it: a dead letter that is redriven may come behind a
+    message with a higher offset. A lane ends when its last message is acked.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ class _Lane:
         self.messages: list[Message] = []
         """Waiting, by offset."""
         self.due_ns: dict[tuple[int, int], int] = {}
-        """By partition and offset of a message that was given back: when it is handed out again, at the earliest."""
+        """By partition and offset of a message that was given back: when it is handed out again, at
+        the earliest.
+        """
         self.out: dict[int, Message] = {}
         """By `id`: handed out, and neither acked nor given back; in the order of their hand-out."""
 
@@ -68,7 +71,9 @@ class InHand:
         return not (self._lanes or self._due or hand.message is not None or hand.messages)
 
     def take_alone(self, arrived: deque[Message], boot_ns: Callable[[], int]) -> Message | None:
-        """The first message that arrived, into the hand; None: something else is in hand, or it needs more than that."""
+        """The first message that arrived, into the hand; None: something else is in hand, or it
+        needs more than that.
+        """
         hand = self.hand
         if self._lanes or self._due or hand.message is not None or hand.messages or not arrived:
             return None
@@ -83,7 +88,9 @@ class InHand:
     def take_together(
         self, arrived: deque[Message], count: int, now_ns: int
     ) -> list[Message] | None:
-        """As `take_alone`, of up to `count` messages, which came by offset within each partition."""
+        """As `take_alone`, of up to `count` messages, which came by offset within each
+        partition.
+        """
         if not arrived or not self.is_free:
             return None
         messages = list(islice(arrived, count))
@@ -103,7 +110,9 @@ class InHand:
         return messages.copy()
 
     def ack_hand(self, messages: list[Message]) -> bool:
-        """Ack what was taken together, if it is these messages; False: they are to be acked in another way."""
+        """Ack what was taken together, if it is these messages; False: they are to be acked in
+        another way.
+        """
         hand = self.hand
         if hand.messages is None or hand.messages != messages:
             return False
@@ -151,10 +160,12 @@ class InHand:
 
     def give_back(self, message: Message, due_ns: int) -> list[Message]:
         """
-        Take a message back; it is handed out again at `due_ns` at the earliest, before later ones of its key.
+        Take a message back; it is handed out again at `due_ns` at the earliest, before later ones
+        of its key.
 
         Returns:
-            The message, and those of its key that were handed out behind it, which are given back with it.
+            The message, and those of its key that were handed out behind it, which are given back
+            with it.
         """
         self.hand.spread()
         key = _key(message)
@@ -167,7 +178,9 @@ class InHand:
         return back
 
     def give_back_behind(self, failed: Message) -> list[Message]:
-        """Take the messages of its key back that were handed out behind `failed`; they are handed out again once that has ended."""
+        """Take the messages of its key back that were handed out behind `failed`; they are handed
+        out again once that has ended.
+        """
         self.hand.spread()
         key = _key(failed)
         lane = self._lanes.get(key)
@@ -183,11 +196,12 @@ class InHand:
         self, failed: Message, ours: Callable[[Message], bool]
     ) -> tuple[list[Message], list[Message], list[Message]]:
         """
-        Take a message out that is not handed out again, with the later ones of its lane that are `ours`.
+        Take a message out that is not handed out again, with the later ones of its lane that are
+        `ours`.
 
         Returns:
-            Those that are in hand, the failed one first; others that were handed out behind it, which are given back; and
-            those that wait and are `ours`.
+            Those that are in hand, the failed one first; others that were handed out behind it,
+            which are given back; and those that wait and are `ours`.
         """
         self.hand.spread()
         key = _key(failed)
@@ -221,7 +235,9 @@ class InHand:
             del self._lanes[key]
 
     def take(self, now_ns: int) -> Message | None:
-        """The next message that is due; None if there is none.  It counts as in hand until `acked` or `give_back`."""
+        """The next message that is due; None if there is none.  It counts as in hand until `acked`
+        or `give_back`.
+        """
         self.hand.spread()
         while self._due and self._due[0][0] <= now_ns:
             key = heapq.heappop(self._due)[2]
@@ -245,11 +261,13 @@ class InHand:
         self, arrived: deque[Message], count: int, now_ns: int, *, ordered: bool
     ) -> list[Message]:
         """
-        Take up to `count` messages that may be in hand together: those that are due, and then those that arrived.
+        Take up to `count` messages that may be in hand together: those that are due, and then those
+        that arrived.
 
         Args:
             arrived: by offset within each partition; what has to wait goes from here to its lane.
-            ordered: keys have an order; False: only messages that were given back make others of their key wait.
+            ordered: keys have an order; False: only messages that were given back make others of
+                their key wait.
         """
         self.hand.spread()
         taken = self._collect_due(count, now_ns)
@@ -304,12 +322,16 @@ class InHand:
         return None
 
     def _hold(self, message: Message) -> None:
-        """Put a message that arrived behind an earlier one of its key, which waits or is in hand."""
+        """Put a message that arrived behind an earlier one of its key, which waits or is in
+        hand.
+        """
         insort(self._lane(_key(message)).messages, message, key=_by_offset)
         self.waiting += 1
 
     def hold(self, messages: list[Message]) -> list[Message]:
-        """Have messages that were paused wait in the lanes of their keys, where later ones may be; returns those whose key has none."""
+        """Have messages that were paused wait in the lanes of their keys, where later ones may be;
+        returns those whose key has none.
+        """
         self.hand.spread()
         free = []
         for message in messages:
@@ -326,7 +348,9 @@ class InHand:
         return self._due[0][0] if self._due else None
 
     def lying(self, now_ns: int) -> Message | None:
-        """The message that `take` would return: the same one at two looks was not asked for between."""
+        """The message that `take` would return: the same one at two looks was not asked for
+        between.
+        """
         while self._due and self._due[0][0] <= now_ns:
             lane = self._lanes.get(self._due[0][2])
             if type(lane) is _Lane and lane.messages and not lane.out:
@@ -335,7 +359,9 @@ class InHand:
         return None
 
     def acked(self, message: Message) -> bool:
-        """Note that a message that was handed out is acked, or will not be; True if its lane has another one."""
+        """Note that a message that was handed out is acked, or will not be; True if its lane has
+        another one.
+        """
         self.hand.spread()
         key = message.key or _place(message)
         lane = self._lanes.get(key)
@@ -374,7 +400,9 @@ class InHand:
         return None if longest is None else next(iter(longest.out.values()))
 
     def out(self) -> Iterator[Message]:
-        """Messages in hand that have a key, or were given back, about in the order in which they were handed out."""
+        """Messages in hand that have a key, or were given back, about in the order in which they
+        were handed out.
+        """
         self.hand.spread()
         for lane in self._lanes.values():
             if type(lane) is not _Lane:
@@ -421,7 +449,9 @@ def _runs(messages: list[Message]) -> list[tuple[Any, list[Message]]]:
 
 
 def _behind(lane: _Lane, message: Message) -> list[Message]:
-    """What was handed out behind a message of the lane; if it is of no lane, as in a shared group, what has a higher offset."""
+    """What was handed out behind a message of the lane; if it is of no lane, as in a shared group,
+    what has a higher offset.
+    """
     out = list(lane.out.values())
     if id(message) not in lane.out:
         return [each for each in out if each.offset > message.offset]

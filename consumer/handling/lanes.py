@@ -7,13 +7,14 @@
                    │   ╰─▶ lane of its key, if a message of that key runs or failed
                    ╰─ release, drop: the lane is free again
 
-    A batch is opened as late as that, because messages that were just made lie in the processor's cache: each that is made
-    early costs about as much again.
+    A batch is opened as late as that, because messages that were just made lie in the processor's
+    cache: each that is made early costs about as much again.
 
 Invariants
-    At most one message of a key runs at a time, and messages of a key run in the order they were put: a message that
-    failed and waits for its next try (`attempt` above 1) blocks its lane until `finish` or `release`.
-    Messages without a key (b"") have no order and never wait for each other, but for the ack of one that was refused.
+    At most one message of a key runs at a time, and messages of a key run in the order they were
+    put: a message that failed and waits for its next try (`attempt` above 1) blocks its lane until
+    `finish` or `release`. Messages without a key (b"") have no order and never wait for each other,
+    but for the ack of one that was refused.
 """
 
 from __future__ import annotations
@@ -49,10 +50,11 @@ class UnopenedBatch(Protocol):
 
 class Run:
     """
-    Messages of one pull client that a worker handles one after another: none of their handlers has waited yet.
+    Messages of one pull client that a worker handles one after another: none of their handlers has
+    waited yet.
 
-    No lane is noted for them, and nothing is told of those that were handled.  A call that looks at lanes ends the run, and
-    so does a handler that waits.
+    No lane is noted for them, and nothing is told of those that were handled.  A call that looks at
+    lanes ends the run, and so does a handler that waits.
 
     Args:
         messages: the first of those that have arrived, with free keys.
@@ -96,26 +98,36 @@ class Lanes:
         self.arrived: deque[Message] = deque()
         """Messages that no worker has looked at yet, in the order they were put."""
         self._plain: Any = None
-        """The pull client whose first tries all of `arrived` are, by offset; None if they are of several kinds."""
+        """The pull client whose first tries all of `arrived` are, by offset; None if they are of
+        several kinds.
+        """
         self._stored: dict[Any, deque[UnopenedBatch]] = {}
         """
-        By pull client, the one first whose turn is next: pulled after all that has arrived.  Pull clients take turns, so that
-        a partition does not wait for all that was pulled of the others before, which takes minutes where handlers are slow.
+        By pull client, the one first whose turn is next: pulled after all that has arrived.  Pull
+        clients take turns, so that a partition does not wait for all that was pulled of the others
+        before, which takes minutes where handlers are slow.
         """
         self.due: deque[Message] = deque()
-        """Messages whose next try is due: their lanes are their own, and they come before all others."""
+        """Messages whose next try is due: their lanes are their own, and they come before all
+        others.
+        """
         self.run: Run | None = None
         self.alone: Message | None = None
         """
-        A running message whose lane is not noted yet: nothing was taken since, so none can run beside it.  A call that looks
-        at lanes notes it first; a handler that never waits ends before, and costs no lane.
+        A running message whose lane is not noted yet: nothing was taken since, so none can run
+        beside it.  A call that looks at lanes notes it first; a handler that never waits ends
+        before, and costs no lane.
         """
         self.busy: dict[bytes, deque[Message] | None] = {}
-        """For each key of which a message runs or waits for its next try: the messages behind it; None if none."""
+        """For each key of which a message runs or waits for its next try: the messages behind it;
+        None if none.
+        """
         self._paused: dict[int, list[Message]] = {}
         """By partition that is paused: its waiting messages, by offset."""
         self._unacked: dict[int, tuple[list[Message], list[Message]]] = {}
-        """By partition: messages without a key whose acks were refused, and those without a key that wait for these acks."""
+        """By partition: messages without a key whose acks were refused, and those without a key
+        that wait for these acks.
+        """
 
     @property
     def has_waiting(self) -> bool:
@@ -136,9 +148,11 @@ class Lanes:
 
     def put(self, messages: Sequence[Message]) -> None:
         """
-        Add messages of one partition, in the order of their offsets, before the batches that are stored.
+        Add messages of one partition, in the order of their offsets, before the batches that are
+        stored.
 
-        A suspect comes before all that has arrived, because nothing of its partition waits and all other suspects wait for it.
+        A suspect comes before all that has arrived, because nothing of its partition waits and all
+        other suspects wait for it.
         """
         if messages and getattr(messages[0].delivery, "goes_first", False) and not self._paused:
             self.note_alone()
@@ -156,7 +170,9 @@ class Lanes:
             self._stored.setdefault(batch.client, deque()).append(batch)
 
     def _open(self, client: Any = None) -> None:
-        """Open the next batch, or the next one of a pull client, while nothing else has arrived; the other clients are next."""
+        """Open the next batch, or the next one of a pull client, while nothing else has arrived;
+        the other clients are next.
+        """
         client = client or next(iter(self._stored))
         batches = self._stored.pop(client)
         batch = batches.popleft()
@@ -172,7 +188,8 @@ class Lanes:
 
     def take_only(self) -> Message | None:
         """
-        Take the message that alone waits, which counts as running; None if it is not plain, or not the only one.
+        Take the message that alone waits, which counts as running; None if it is not plain, or not
+        the only one.
 
         It needs no run, whose callback would cost a turn of the event loop even if it is cancelled.
         """
@@ -188,14 +205,18 @@ class Lanes:
 
     @property
     def _goes_on(self) -> bool:
-        """True if the next batch is of the pull client of all that has arrived, and both together are few messages."""
+        """True if the next batch is of the pull client of all that has arrived, and both together
+        are few messages.
+        """
         if self._plain is None:
             return False
         batches = self._stored.get(self._plain)
         return batches is not None and len(self.arrived) + batches[0].count <= OPENED_MAX
 
     def begin_run(self, most: int, holder: Any) -> Run | None:
-        """Let up to `most` messages that have arrived, and whose keys are free, run; None if there are none."""
+        """Let up to `most` messages that have arrived, and whose keys are free, run; None if there
+        are none.
+        """
         while not self.arrived and self._stored:
             self._open()
         while RUN_MIN < most > len(self.arrived) and self._goes_on:
@@ -246,7 +267,9 @@ class Lanes:
         self.due.extendleft(reversed(messages))
 
     def collect(self, failed: Message, ours: Callable[[Message], bool]) -> list[Message]:
-        """Take out the messages that are `ours` and wait behind a failed one of their key, which is not tried again here."""
+        """Take out the messages that are `ours` and wait behind a failed one of their key, which is
+        not tried again here.
+        """
         self.note_alone()
 
         def behind(message: Message) -> bool:
@@ -302,7 +325,9 @@ class Lanes:
             self._open()
 
     def finish(self, key: bytes) -> Message | None:
-        """Note that the running message of `key` ended; returns the next of its lane, if any, which counts as running."""
+        """Note that the running message of `key` ended; returns the next of its lane, if any, which
+        counts as running.
+        """
         if self.alone is not None or self.run is not None:
             self.note_alone()
         if not key or not self._ordered:
@@ -314,7 +339,9 @@ class Lanes:
         return None
 
     def hold_for_ack(self, message: Message) -> None:
-        """Have messages of its key wait until `release`; without one: those of its partition that have none."""
+        """Have messages of its key wait until `release`; without one: those of its partition that
+        have none.
+        """
         self.note_alone()
         if not message.key and self._ordered:
             self._unacked.setdefault(leased_id_of(message), ([], []))[0].append(message)
@@ -341,7 +368,9 @@ class Lanes:
         self._put_back(waiting)
 
     def release(self, message: Message) -> None:
-        """Free the lane of a message that failed and is not tried again, or whose ack is durable at last."""
+        """Free the lane of a message that failed and is not tried again, or whose ack is durable at
+        last.
+        """
         self.note_alone()
         if self._unacked and not message.key:
             self._release_unacked(message)
@@ -356,14 +385,18 @@ class Lanes:
         self._plain = None
 
     def pause(self, partition_id: int) -> None:
-        """Let no message of a partition run until `resume`, but for those that are due again: see `take_due`."""
+        """Let no message of a partition run until `resume`, but for those that are due again: see
+        `take_due`.
+        """
         if partition_id in self._paused:
             return
         waiting = self._take_out(lambda message: leased_id_of(message) == partition_id)
         self._paused[partition_id] = sorted(waiting, key=_by_offset)
 
     def take_due(self, partition_id: int) -> list[Message]:
-        """Take out the messages of a partition whose next try is due; their lanes stay their own."""
+        """Take out the messages of a partition whose next try is due; their lanes stay their
+        own.
+        """
         taken = [message for message in self.due if leased_id_of(message) == partition_id]
         self.due = deque(each for each in self.due if leased_id_of(each) != partition_id)
         return taken
@@ -391,7 +424,9 @@ class Lanes:
         return failed + dropped
 
     def drop_batches(self, client: Any) -> int:
-        """Forget the batches of a pull client that are not opened; returns how many messages they have."""
+        """Forget the batches of a pull client that are not opened; returns how many messages they
+        have.
+        """
         return sum(batch.count for batch in self._stored.pop(client, ()))
 
     def _take_out(self, ours: Callable[[Message], bool]) -> list[Message]:
@@ -423,7 +458,9 @@ class Lanes:
 
 
 def leased_id_of(message: Message) -> int:
-    """The partition whose pull client handed a message out: that of a redriven one may have it from an ancestor."""
+    """The partition whose pull client handed a message out: that of a redriven one may have it from
+    an ancestor.
+    """
     delivery: Any = message.delivery
     leased_id: int = delivery.leased_id
     return leased_id

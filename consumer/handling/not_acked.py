@@ -1,4 +1,6 @@
-"""How a handler says that it does not ack its message: it raises `Retry`, or returns `NACK`; and what is no word of it.  Pure."""
+"""How a handler says that it does not ack its message: it raises `Retry`, or returns `NACK`; and
+what is no word of it.  Pure.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,10 @@ class Retry(Exception):  # noqa: N818 - a request of the handler, not an error
 
     Args:
         reason: for the log.
-        after_s: seconds until the next try, at the earliest; up to a day.  None: as after an error, a pause that grows.
-            A lease that ends before hands the message to the next owner, who tries it at once.  0: at once; a message
-            whose tries ask for it again and again waits 1 ms, 2 ms, 4 ms and so on, up to 1 s, so that it does not spin.
+        after_s: seconds until the next try, at the earliest; up to a day.  None: as after an error,
+            a pause that grows. A lease that ends before hands the message to the next owner, who
+            tries it at once.  0: at once; a message whose tries ask for it again and again waits 1
+            ms, 2 ms, 4 ms and so on, up to 1 s, so that it does not spin.
 
     Raises:
         InvalidRequestError: `after_s` is no such number.
@@ -41,7 +44,9 @@ SIGNALS_FROM = 128
 
 
 def is_a_signal(error: BaseException) -> bool:
-    """True for an error that a signal raises, wherever it finds the program: it says nothing about the message there."""
+    """True for an error that a signal raises, wherever it finds the program: it says nothing about
+    the message there.
+    """
     if isinstance(error, SystemExit):
         code = error.code
         return code is None or (isinstance(code, int) and not 0 < code < SIGNALS_FROM)
@@ -49,7 +54,9 @@ def is_a_signal(error: BaseException) -> bool:
 
 
 def only_retry(error: BaseException) -> Retry | None:
-    """The Retry of a group of nothing else, as a TaskGroup raises it: the one with the longest wait; else None."""
+    """The Retry of a group of nothing else, as a TaskGroup raises it: the one with the longest
+    wait; else None.
+    """
     if not isinstance(error, BaseExceptionGroup):
         return None
     asked = [only_retry(each) or each for each in error.exceptions]
@@ -62,7 +69,8 @@ class _Nack:
         return "keylane.NACK"
 
     def __reduce__(self) -> str:
-        # A handler may return what a function of another process has returned: a copy would be ignored, and so an ack.
+        # A handler may return what a function of another process has returned: a copy would be
+        # ignored, and so an ack.
         return "NACK"
 
 

@@ -6,10 +6,11 @@
 
 Invariants
     A waiting message occupies no worker.
-    At most 1/WORKERS_PER_TRY of the workers, and at least one, are on retries at the same time.  A retry that runs for
-    longer than `LONG_NS` is not counted any more, so that others are tried beside it.
-    While first tries wait, retries get at most 1/SHARE of the workers' time, one at a time for each SHARE workers.
-    Slow retries get more: no pause between retries is longer than PAUSE_MAX_NS.
+    At most 1/WORKERS_PER_TRY of the workers, and at least one, are on retries at the same time.  A
+    retry that runs for longer than `LONG_NS` is not counted any more, so that others are tried
+    beside it. While first tries wait, retries get at most 1/SHARE of the workers' time, one at a
+    time for each SHARE workers. Slow retries get more: no pause between retries is longer than
+    PAUSE_MAX_NS.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ SHARE = 40
 WORKERS_PER_TRY = 4
 LONG_NS = 10_000_000_000
 BURST_NS = 10_000_000
-"""Retries may use this much of their share in advance, so that quick ones are not separated by timers."""
+"""Retries may use this much of their share in advance, so that quick ones are not separated by
+timers.
+"""
 PAUSE_MAX_NS = 30_000_000_000
 
 
@@ -51,7 +54,9 @@ class Retries(Generic[T]):
         self._under_way: dict[int, int] = {}
         """By `id(message)`: when its try began; 0 before it began."""
         self._owed_until_ns = 0
-        """Until then the workers' time belongs to first tries, in return for the retries that ran."""
+        """Until then the workers' time belongs to first tries, in return for the retries that
+        ran.
+        """
 
     def __len__(self) -> int:
         return len(self.waiting)
@@ -85,7 +90,9 @@ class Retries(Generic[T]):
         return None if free_at_ns == NEVER else free_at_ns
 
     def _free_at_ns(self, now_ns: int, *, others_wait: bool) -> int:
-        """The time at which the first waiting message may be tried; NEVER: not before a try ends."""
+        """The time at which the first waiting message may be tried; NEVER: not before a try
+        ends.
+        """
         free_at_ns = self.waiting[0][0]
         if others_wait:
             free_at_ns = max(free_at_ns, self._owed_until_ns - BURST_NS)
@@ -123,7 +130,9 @@ class Retries(Generic[T]):
             self.wait(message, due_ns)
 
     def drop(self, ours: Callable[[T], bool]) -> list[T]:
-        """Forget and return the waiting messages that are `ours`; tries under way are not affected."""
+        """Forget and return the waiting messages that are `ours`; tries under way are not
+        affected.
+        """
         dropped = self._take_out(ours)
         for partition_id, held in self._held.items():
             dropped += [message for _, message in held if ours(message)]

@@ -5,14 +5,15 @@ Messages for `async for`, `getmany` and `batches`: one queue, no handlers, acks 
                  │                     ▲          ╰─ given back, or later messages of a key in hand: `InHand`
                  ╰─▶ Arrow batches     ╰──────────╯
 
-The hand-over of a partition waits until the messages taken of it are acked: for `handover_ms` in any case, and then for
-as long as the loop body runs, as it may still be working on them.  Messages passed over without an ack by then are
-redelivered.  When the consumer closes, unacked messages are redelivered at once.
+The hand-over of a partition waits until the messages taken of it are acked: for `handover_ms` in
+any case, and then for as long as the loop body runs, as it may still be working on them.  Messages
+passed over without an ack by then are redelivered.  When the consumer closes, unacked messages are
+redelivered at once.
 
 Invariants
-    In an exclusive group a message is handed out only once all earlier ones of its key are acked, or with them (`getmany`).
-    While a task that took messages runs and any of them is not acked, no other task gets a message: it might be the next
-    one of the same key.
+    In an exclusive group a message is handed out only once all earlier ones of its key are acked,
+    or with them (`getmany`). While a task that took messages runs and any of them is not acked, no
+    other task gets a message: it might be the next one of the same key.
 """
 
 from __future__ import annotations
@@ -61,14 +62,17 @@ HANDOVER_WARN_MS = 5_000
 
 class Stream:
     """
-    Hands messages out, in the order of their offsets within each partition, but for those that wait for their key.
+    Hands messages out, in the order of their offsets within each partition, but for those that wait
+    for their key.
 
     Args:
-        handover_ms: the time that acks of taken messages have in any case when their partition is handed over.
+        handover_ms: the time that acks of taken messages have in any case when their partition is
+            handed over.
         check: raises if the caller runs in another event loop than the consumer.
         ordered: False: only a message that was given back makes later ones of its key wait.
         failing: when a message that is given back does not come again.
-        filtering: messages that are not wanted are acked in place of the user; None: all are wanted.
+        filtering: messages that are not wanted are acked in place of the user; None: all are
+            wanted.
     """
 
     def __init__(
@@ -85,7 +89,9 @@ class Stream:
         self._failing = failing or Failing()
         self._filtering = filtering
         self._held_back: set[int] = set()
-        """By `id`: messages collected in this call with an earlier one of their key whose filter failed: they wait behind it."""
+        """By `id`: messages collected in this call with an earlier one of their key whose filter
+        failed: they wait behind it.
+        """
         self._ordered = ordered
         self._manner = ""
         """How messages are taken: for people."""
@@ -109,10 +115,13 @@ class Stream:
         self._work = asyncio.Event()
         self._arrow = ArrowStream(boot_ns=clock.boot_ns, wake=self._work.set)
         self._asked = asyncio.Event()
-        """Set while the user waits for a message; otherwise the loop body runs, with the messages taken."""
+        """Set while the user waits for a message; otherwise the loop body runs, with the messages
+        taken.
+        """
         self._quick = self._alone = False
-        """`_quick`: `next`, in the task that called it last, need not tell that the user asks; `_alone`: and `take_alone`
-        may give messages, because all are wanted, of all partitions."""
+        """`_quick`: `next`, in the task that called it last, need not tell that the user asks;
+        `_alone`: and `take_alone` may give messages, because all are wanted, of all partitions.
+        """
         self._turn_left = MESSAGES_PER_TURN
         self._error: BaseException | None = None
         self._closed = False
@@ -165,7 +174,7 @@ class Stream:
         """Messages that are with the user."""
         return sum(client.outstanding for client in self._clients) - self._here
 
-    # ── the ways to take messages ────────────────────────────────────────────────────────────────────
+    # ── the ways to take messages ─────────────────────────────────────────────────────────────────
     async def next(self) -> Message:
         """
         The next message whose lease has not ended.
@@ -207,7 +216,9 @@ class Stream:
             self._asked.clear()
 
     async def take_many(self, max_records: int, timeout_ms: int) -> list[Message[Any]]:
-        """Up to `max_records` messages; none if none came within `timeout_ms`.  Raises as `next` does."""
+        """Up to `max_records` messages; none if none came within `timeout_ms`.  Raises as `next`
+        does.
+        """
         self._begin_waiting("getmany()")
         self._asks_for = max_records
         until_ns = self._boot_ns() + timeout_ms * 1_000_000
@@ -240,7 +251,8 @@ class Stream:
         """The next batch as Arrow columns.  Raises as `next` does."""
         if self._filtering is not None:
             raise ConfigError(
-                "batches() have every row: filter their columns, or take messages in place of batches"
+                "batches() have every row: filter their columns, or take messages "
+                "in place of batches"
             )
         self._begin_waiting("batches()")
         try:
@@ -281,7 +293,9 @@ class Stream:
             raise StopAsyncIteration
 
     def take_alone(self) -> Message | None:
-        """The next message for the task that took the last one, if that is acked; None: `next` decides."""
+        """The next message for the task that took the last one, if that is acked; None: `next`
+        decides.
+        """
         left = self._turn_left - 1
         if not (left and self._alone) or current_task(self._loop) is not self._task:
             return None
@@ -312,7 +326,9 @@ class Stream:
         return None
 
     def _open_stored(self) -> None:
-        """Open the next batch, which stays if that raises; messages whose key was parked meanwhile are parked too."""
+        """Open the next batch, which stays if that raises; messages whose key was parked meanwhile
+        are parked too.
+        """
         batch = self._stored[0]
         messages = batch.messages()
         self._stored.popleft()
@@ -321,7 +337,9 @@ class Stream:
         self._waiting.extend(client.divert(messages))
 
     def _take(self, count: int) -> list[Message] | None:
-        """Up to `count` messages that the user may have now; None: something has to happen first."""
+        """Up to `count` messages that the user may have now; None: something has to happen
+        first.
+        """
         while self._stored and len(self._waiting) < count:
             self._open_stored()
         now_ns = self._boot_ns()
@@ -371,7 +389,9 @@ class Stream:
         ]
 
     def _wants(self, message: Message, client: PullClient, filtering: Filtering) -> bool:
-        """True if the user wants the message; if not, it is acked, or given back if its filter failed."""
+        """True if the user wants the message; if not, it is acked, or given back if its filter
+        failed.
+        """
         try:
             if filtering.wanted.matches(message):
                 return True
@@ -411,10 +431,12 @@ class Stream:
             async with asyncio.timeout(left_s):
                 await self._work.wait()
 
-    # ── shared groups ────────────────────────────────────────────────────────────────────────────────
+    # ── shared groups ─────────────────────────────────────────────────────────────────────────────
     @property
     def spare(self) -> int:
-        """How many further messages the user would take now; below 0: so many wait until it asks."""
+        """How many further messages the user would take now; below 0: so many wait until it
+        asks.
+        """
         return (self._asks_for if self._asked.is_set() else 0) - len(self._waiting)
 
     def held(self, client: PullClient) -> list[Message]:
@@ -427,7 +449,9 @@ class Stream:
         ]
 
     def passed_over(self, message: Message) -> None:
-        """Count a failed try of a message that the program has not acked while it was in flight: it comes again."""
+        """Count a failed try of a message that the program has not acked while it was in flight: it
+        comes again.
+        """
         failure = self._failing.passed_over(message.attempt)
         if self._failing.is_last_try(message):
             self._set_aside(message, failure)
@@ -439,15 +463,17 @@ class Stream:
         client.forget(1)
         self.acked_again([message])
 
-    # ── messages given back ──────────────────────────────────────────────────────────────────────────
+    # ── messages given back ───────────────────────────────────────────────────────────────────────
     def nack(
         self, message: Message, after_s: float, error: BaseException | None = None
     ) -> list[Message]:
         """
-        Hand a message out again in `after_s`, and later ones of its key only once it is acked; or set it aside.
+        Hand a message out again in `after_s`, and later ones of its key only once it is acked; or
+        set it aside.
 
         Returns:
-            The message, and those of its key that the user was given behind it: they come again, or are parked.
+            The message, and those of its key that the user was given behind it: they come again, or
+            are parked.
         """
         wait_ms = self._failing.asked_ms(wait_ms_of(after_s), message.attempt)
         failure = self._failing.given_back(message.attempt, error)
@@ -473,7 +499,9 @@ class Stream:
         self._work.set()
 
     def _set_aside(self, message: Message, failure: Failure, asked_ms: int = 0) -> list[Message]:
-        """Park a message that failed too often, or bury it; returns it and those that the user has no longer."""
+        """Park a message that failed too often, or bury it; returns it and those that the user has
+        no longer.
+        """
         client: PullClient = message.delivery  # type: ignore[assignment]
         parks = self._ordered and self._failing.parks(message)
         named = (message, failure.kind, self._boot_ns() // 1_000_000)
@@ -515,7 +543,7 @@ class Stream:
         """As of `InHand`, now."""
         return self._in_hand.lying(self._boot_ns())
 
-    # ── partitions that the user does not want now ───────────────────────────────────────────────────
+    # ── partitions that the user does not want now ────────────────────────────────────────────────
     def pause(self, partition_id: int) -> None:
         """Hand no message of a partition out until `resume`."""
         self._alone = False
@@ -534,11 +562,13 @@ class Stream:
         """
         Let `task` iterate in place of the task that iterated before.
 
-        A task of `next` alone, as `asyncio.wait_for` makes one on Python 3.11, takes a message for the task that awaits it.
+        A task of `next` alone, as `asyncio.wait_for` makes one on Python 3.11, takes a message for
+        the task that awaits it.
 
         Raises:
             OtherLoopError: the consumer was opened in another event loop.
-            OtherTaskError: another task waits for a message, or it runs and has not acked a message that it took.
+            OtherTaskError: another task waits for a message, or it runs and has not acked a message
+                that it took.
         """
         self._check()
         if self._asked.is_set():
@@ -548,7 +578,8 @@ class Stream:
                 return
             if unacked := self.unacked:
                 raise OtherTaskError(
-                    f"another task iterates over this consumer: it took {counted(unacked, 'message')} "
+                    f"another task iterates over this consumer: it took "
+                    f"{counted(unacked, 'message')} "
                     "that it has not acked",
                     unacked=unacked,
                 )
@@ -556,10 +587,11 @@ class Stream:
 
     async def quiesce(self, client: PullClient) -> None:
         """
-        Forget the waiting messages of `client`'s partition, and wait until the user is done with the taken ones.
+        Forget the waiting messages of `client`'s partition, and wait until the user is done with
+        the taken ones.
 
-        That is when all of them are acked; or when the user asks for the next message after `handover_ms`, or after the
-        end of the lease; or after `leave`.
+        That is when all of them are acked; or when the user asks for the next message after
+        `handover_ms`, or after the end of the lease; or after `leave`.
         """
         kept = deque(each for each in self._waiting if client_of(each) is not client)
         stored = deque(batch for batch in self._stored if batch.client is not client)
@@ -591,15 +623,17 @@ class Stream:
             race.start(self._asked.wait())
             if not await race.first(HANDOVER_WARN_MS):
                 log.warning(
-                    "%s is wanted elsewhere, and %d of its messages are taken and not acked; it is "
-                    "handed over once they are acked or the next message is asked for",
+                    "%s moves to another consumer, but %d of its messages are not acked yet; it is "
+                    "handed over once they are acked or the next message is requested",
                     client.log_name,
                     client.outstanding,
                 )
                 await race.first()
 
     async def finish(self) -> None:
-        """Hand out nothing more, and wait for the loop body to ask for the next message, `handover_ms` at most."""
+        """Hand out nothing more, and wait for the loop body to ask for the next message,
+        `handover_ms` at most.
+        """
         self._closed = True
         self._quick = self._alone = False
         self._work.set()
@@ -610,7 +644,9 @@ class Stream:
             await race.first(self._handover_ms)
 
     def look(self) -> None:
-        """Log and tell what the program holds for long; log a consumer that is never iterated.  Call it every second or so."""
+        """Log and tell what the program holds for long; log a consumer that is never iterated.
+        Call it every second or so.
+        """
         now_ms = self._boot_ns() // 1_000_000
         self._held.look(self.current, self._in_hand, self._failing, now_ms)
         if self.current is not None and self.current is self._seen:

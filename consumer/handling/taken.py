@@ -1,4 +1,6 @@
-"""Acks, and returns, of many messages that a program has in hand; word of those that it does not take or ack."""
+"""Acks, and returns, of many messages that a program has in hand; word of those that it does not
+take or ack.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +30,14 @@ from .not_acked import is_a_signal
 log = logging.getLogger("keylane.consumer")
 
 NOT_ITERATED_MS = 10_000
-"""Log a warning if messages wait for this long and the consumer, which has no handler, is never iterated."""
+"""Log a warning if messages wait for this long and the consumer, which has no handler, is never
+iterated.
+"""
 NOT_ITERATED_REPEAT_MS = 600_000
 NOT_ACKED_MS = 10_000
-"""Log a warning if the user waits for messages for this long, and there are none because others are not acked."""
+"""Log a warning if the user waits for messages for this long, and there are none because others are
+not acked.
+"""
 LOOKED_AT_MAX = 1_000
 """Messages in hand that a look goes through for those that are held for long."""
 
@@ -51,10 +57,12 @@ class _Taker(Protocol):
 
 def count_try(stream: _Taker, error: BaseException) -> None:
     """
-    Count the try of the only message that a program has in hand: `error` has left the block of its consumer.
+    Count the try of the only message that a program has in hand: `error` has left the block of its
+    consumer.
 
-    Of several messages none is counted: which one was handled only the program knows.  Neither is any for an error that a
-    signal raises: a cancellation, a KeyboardInterrupt, or a SystemExit with the code of success or of a signal.
+    Of several messages none is counted: which one was handled only the program knows.  Neither is
+    any for an error that a signal raises: a cancellation, a KeyboardInterrupt, or a SystemExit with
+    the code of success or of a signal.
     """
     message = stream.current
     if message is None or stream.unacked != 1:
@@ -73,7 +81,9 @@ def put_back(
     in_hand: InHand,
     now_ns: int,
 ) -> None:
-    """Take back what was given to a program that never saw it: it comes again next, and no try of it counts."""
+    """Take back what was given to a program that never saw it: it comes again next, and no try of
+    it counts.
+    """
     if isinstance(taken, ArrowBatch):
         arrow.put_back(taken)
         return
@@ -95,12 +105,16 @@ class StreamWatch:
 
     def __init__(self) -> None:
         self._idle_since_ms: int | None = None
-        """The boot milliseconds since which messages wait and no iteration takes them; None while none wait so."""
+        """The boot milliseconds since which messages wait and no iteration takes them; None while
+        none wait so.
+        """
         self._stuck_since_ms: int | None = None
         """The boot milliseconds since which the user waits for messages that wait for acks."""
 
     def not_acked(self, in_hand: InHand | None, manner: str, now_ms: int) -> None:
-        """Log that the user waits in vain by `manner`, because messages that wait are behind some that are not acked."""
+        """Log that the user waits in vain by `manner`, because messages that wait are behind some
+        that are not acked.
+        """
         stuck = None if in_hand is None else in_hand.in_the_way()
         if in_hand is None or stuck is None:
             self._stuck_since_ms = None
@@ -109,22 +123,24 @@ class StreamWatch:
         elif now_ms - self._stuck_since_ms >= NOT_ACKED_MS:
             self._stuck_since_ms = now_ms + NOT_ITERATED_REPEAT_MS
             log.warning(
-                "%s waits for acks: %s until earlier ones of their keys are acked or given back, as %s; to have several "
-                "messages of a key at once, use getmany()",
+                "%s waits for acks: %s until earlier messages of their keys are acked or returned, "
+                "such as %s; to get several messages of a key at once, use getmany()",
                 manner,
                 counted(in_hand.waiting, "message waits", "messages wait"),
                 message_name(stuck),
             )
 
     def not_iterated(self, first: Message[Any], waiting: int, now_ms: int) -> None:
-        """Log that messages wait, `first` before others, and that the consumer was never iterated."""
+        """Log that messages wait, `first` before others, and that the consumer was never
+        iterated.
+        """
         if self._idle_since_ms is None:
             self._idle_since_ms = now_ms
         elif now_ms - self._idle_since_ms >= NOT_ITERATED_MS:
             self._idle_since_ms = now_ms + NOT_ITERATED_REPEAT_MS
             log.warning(
-                "%s has no handler and is not iterated: %s, and no other consumer gets "
-                "its partitions; give it handler=, or use: async for message in consumer",
+                "%s has no handler and nobody iterates over it: %s, and no other consumer gets its "
+                "partitions; give it handler=, or use: async for message in consumer",
                 consumer_name(first.subject, getattr(first.delivery, "group", "")),
                 counted(waiting, "message waits", "messages wait"),
             )
@@ -137,7 +153,9 @@ class _Seen(NamedTuple):
 
 
 class LongUnacked:
-    """Of each partition the message that a program without a handler has held for the longest time."""
+    """Of each partition the message that a program without a handler has held for the longest
+    time.
+    """
 
     def __init__(self) -> None:
         self._seen: dict[int, _Seen] = {}
@@ -201,7 +219,8 @@ async def nack_all(messages: list[Message[Any]], home: Home, after_s: float) -> 
     Give messages back; those that are acked or given back already stay so.
 
     Raises:
-        InvalidRequestError: a message is another consumer's, or `after_s` is no such number; nothing is given back.
+        InvalidRequestError: a message is another consumer's, or `after_s` is no such number;
+            nothing is given back.
         LeaseLostError: some are delivered to another consumer; the others are given back.
     """
     check_handed_out(messages, home)
@@ -217,7 +236,9 @@ async def nack_all(messages: list[Message[Any]], home: Home, after_s: float) -> 
 
 
 def listed(messages: Iterable[Message[Any]]) -> list[Message[Any]]:
-    """The messages that `ack` and `nack` of a consumer get; raises InvalidRequestError: no iterable of messages."""
+    """The messages that `ack` and `nack` of a consumer get; raises InvalidRequestError: no iterable
+    of messages.
+    """
     if isinstance(messages, Message):
         raise InvalidRequestError(
             "a consumer acks a list of messages: consumer.ack([message]); or message.ack()"
@@ -231,7 +252,9 @@ def listed(messages: Iterable[Message[Any]]) -> list[Message[Any]]:
 
 
 def check_handed_out(messages: Iterable[Message[Any]], home: Home) -> None:
-    """Raises InvalidRequestError, ClosedError: another consumer or none handed a message out, or a handler has it."""
+    """Raises InvalidRequestError, ClosedError: another consumer or none handed a message out, or a
+    handler has it.
+    """
     checked: object = None
     for message in messages:
         if not isinstance(message, Message):

@@ -1,10 +1,12 @@
-"""Threads for handlers that block: one for each worker, so that a handler starts as soon as its worker calls it.
+"""Threads for handlers that block: one for each worker, so that a handler starts as soon as its
+worker calls it.
 
 Invariants
-    A handler that runs is waited for, whatever is cancelled: a thread cannot be stopped, so its partition stays until it ends.
-    Threads are daemons: a handler that hangs does not keep a program from ending.
-    When the last thread has ended unexpectedly, the consumer ends: no message counts as failed for want of a thread.
-    A thread that returns in a forked child ends: the event loop is the parent's.
+    A handler that runs is waited for, whatever is cancelled: a thread cannot be stopped, so its
+    partition stays until it ends. Threads are daemons: a handler that hangs does not keep a program
+    from ending. When the last thread has ended unexpectedly, the consumer ends: no message counts
+    as failed for want of a thread. A thread that returns in a forked child ends: the event loop is
+    the parent's.
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ class HandlerThreads:
         Start the threads.
 
         Raises:
-            ConfigError: the system gives too few, so that a worker would wait for ever; there are none.
+            ConfigError: the system gives too few, so that a worker would wait for ever; there are
+                none.
         """
         for number in range(self._count):
             thread = threading.Thread(
@@ -67,7 +70,9 @@ class HandlerThreads:
                 raise ConfigError(told) from error
 
     async def run(self, given: Any) -> Any:
-        """Run the handler in a thread; returns or raises what it does, also if it was cancelled meanwhile."""
+        """Run the handler in a thread; returns or raises what it does, also if it was cancelled
+        meanwhile.
+        """
         if not self._count:
             return self._handler(given)
         loop = self._loop = asyncio.get_running_loop()
@@ -101,7 +106,8 @@ class HandlerThreads:
             if self._alive:
                 return
         self._ended = ConfigError(
-            f"the handler threads have ended, of {type(error).__name__}: {error!s:.200}; where gevent patches the program, "
+            f"the handler threads have ended, of {type(error).__name__}: {error!s:.200}; where "
+            f"gevent patches the program, "
             "patch threads and queues alike: patch_all(), or patch_all(thread=False, queue=False)"
         )
         if self._loop is not None:  # read behind that line: who begins to wait now sees the error

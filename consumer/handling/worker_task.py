@@ -1,4 +1,6 @@
-"""The task of a worker: the message whose handler runs in it, for how long, requests that this handler ends, and idle ones."""
+"""The task of a worker: the message whose handler runs in it, for how long, requests that this
+handler ends, and idle ones.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ class WorkerTask:
         self.ran = 0
         """Messages handled by `_run_alone` that their pull client was not told of."""
         self.running: tuple[Message, int, int] | None = None
-        """`message` at the last look for time-outs; with its attempt, and since when it is there."""
+        """`message` at the last look for time-outs; with its attempt, and since when it is
+        there.
+        """
         self.timed_out: Message | None = None
         """The message whose handler has taken too long, until the next one's look."""
         self.seen: Message | None = None
@@ -87,8 +91,8 @@ class IdleWorkers:
     """
     The idle workers of a consumer.  The one that became idle last wakes first.
 
-    Nothing is remembered for workers that are busy: a worker looks for messages before it waits, without a turn of the event
-    loop between.
+    Nothing is remembered for workers that are busy: a worker looks for messages before it waits,
+    without a turn of the event loop between.
     """
 
     __slots__ = ("on_idle", "waiting")
@@ -135,7 +139,9 @@ class IdleWorkers:
 
 
 def closes_coroutines(error: BaseException) -> bool:
-    """True for the error of a closed coroutine: neither it nor its callers may await anything any more."""
+    """True for the error of a closed coroutine: neither it nor its callers may await anything any
+    more.
+    """
     ignored = isinstance(error, RuntimeError) and error.args == (_IGNORED,)
     return ignored or isinstance(error, GeneratorExit)
 
@@ -151,7 +157,9 @@ def current_task() -> asyncio.Task[object] | None:
 def look_at(
     worker: WorkerTask, handler_log: HandlerLog, failing: Failing, now_ms: int
 ) -> LogLine | None:
-    """The line that is due about a worker's handler, whose broker is told too if it does not return."""
+    """The line that is due about a worker's handler, whose broker is told too if it does not
+    return.
+    """
     message, seen = worker.message, worker.seen
     if message is not None and message is seen and message.attempt == worker.seen_attempt:
         running_ms = now_ms - worker.seen_ms

@@ -1,20 +1,22 @@
 """Runs handlers: `concurrency` worker tasks, each taking the next message that may run.
 
-A handler runs inside its worker's task, so a handler that never waits costs no task and no turn of the event loop.
+A handler runs inside its worker's task, so a handler that never waits costs no task and no turn of
+the event loop.
 
 Cancelling
-    To cancel a handler is therefore to cancel its worker's task.  asyncio counts such requests (`Task.cancelling`) until
-    they are taken back (`Task.uncancel`).  The worker takes all of them back as soon as the handler has ended, with the
-    CancelledError or in spite of it: one left over would break task groups and time-outs of later handlers.  The worker
-    itself ends when its consumer closes, or with the event loop, whose end cancels `_sentinel` too, which no handler
-    knows.  A CancelledError at any other time is for the hand-over of a message, `cancelled_message`, or it is the
-    handler's own, and a failure.
+    To cancel a handler is therefore to cancel its worker's task.  asyncio counts such requests
+    (`Task.cancelling`) until they are taken back (`Task.uncancel`).  The worker takes all of them
+    back as soon as the handler has ended, with the CancelledError or in spite of it: one left over
+    would break task groups and time-outs of later handlers.  The worker itself ends when its
+    consumer closes, or with the event loop, whose end cancels `_sentinel` too, which no handler
+    knows.  A CancelledError at any other time is for the hand-over of a message,
+    `cancelled_message`, or it is the handler's own, and a failure.
 
 Invariants
     The lease's deadline is checked before every try; a handler never starts after it.
     A message is done only when its handler has returned, and an awaitable result was awaited.
-    A failed message waits for its next try outside of the workers.  Its key waits with it; all other keys proceed.
-    A worker ends only with its consumer, whatever a handler raises.
+    A failed message waits for its next try outside of the workers.  Its key waits with it; all
+    other keys proceed. A worker ends only with its consumer, whatever a handler raises.
 """
 
 from __future__ import annotations
@@ -47,14 +49,18 @@ from .worker_task import IdleWorkers, WorkerTask, closes_coroutines, current_tas
 log = logging.getLogger("keylane.consumer")
 
 CANCEL_WARN_MS = 5_000
-"""Log a warning if a cancelled handler takes longer to end than this, and than the time it had before."""
+"""Log a warning if a cancelled handler takes longer to end than this, and than the time it had
+before.
+"""
 MESSAGES_PER_TURN = 256
 """Messages after which a worker lets the event loop turn, for heartbeats and pulls."""
 RUN_MAX = 1_024
 """As many of a run, whose handlers do not wait, if they take less than RUN_S together."""
 RUN_S = 0.005
 CANCELLED_WAIT_S = 1.0
-"""A worker cancelled from outside ends the consumer after this, unless the whole program has ended by then."""
+"""A worker cancelled from outside ends the consumer after this, unless the whole program has ended
+by then.
+"""
 TIMER_MIN_NS = 1_000_000
 TIMEOUT_LOOK_S = 1.0
 TIMEOUT_LOOKS = 20
@@ -79,10 +85,13 @@ class Workers:
         handover_ms: the time that running handlers have to end when their partition is handed over.
         backoff: the pauses between tries of a failing message.
         on_crash: called with an error that ends the consumer.
-        handler_timeout_ms: a handler that runs for longer is cancelled, up to a tenth later; 0: none is.
-        cancels: False: handlers run in threads, so that they are not cancelled, and only said to have failed.
+        handler_timeout_ms: a handler that runs for longer is cancelled, up to a tenth later; 0:
+            none is.
+        cancels: False: handlers run in threads, so that they are not cancelled, and only said to
+            have failed.
         ordered: False: messages of one key may run at the same time.
-        acks_each: True: a worker waits until the ack of its message is durable, before the next of its key may run.
+        acks_each: True: a worker waits until the ack of its message is durable, before the next of
+            its key may run.
         failing: when a message is not tried again, and what is kept of its error.
     """
 
@@ -160,7 +169,8 @@ class Workers:
         """
         Wake the workers that are needed for what has come.
 
-        While no handler waits, that is one, or none if one is awake: it wakes the others once its handler waits.
+        While no handler waits, that is one, or none if one is awake: it wakes the others once its
+        handler waits.
         """
         work, idle = self._work, len(self._work.waiting)
         if idle == len(self._workers) and self._lanes.may_run and not self._acks_each:
@@ -168,7 +178,7 @@ class Workers:
         elif idle and (self._acks_each or not self._lanes.may_run or self._runs_beside(None)):
             work.wake_all()
 
-    # ── shared groups ────────────────────────────────────────────────────────────────────────────────
+    # ── shared groups ─────────────────────────────────────────────────────────────────────────────
     @property
     def on_idle(self) -> Callable[[], None] | None:
         """Called when a worker becomes idle."""
@@ -231,7 +241,8 @@ class Workers:
             raise
         except asyncio.CancelledError:
             if not self._closed:
-                # Perhaps the whole program ends, and the event loop with it.  If not, the consumer must not lose a worker.
+                # Perhaps the whole program ends, and the event loop with it.  If not, the consumer
+                # must not lose a worker.
                 worker.forget()
                 asyncio.get_running_loop().call_later(CANCELLED_WAIT_S, self._on_cancelled)
             raise
@@ -254,12 +265,15 @@ class Workers:
         Take back the requests that a handler, which has ended, has left.
 
         Raises:
-            CancelledError: one had not arrived: what made it is a failure of this handler, and of no later one.
-            HandlerTimeoutError: the handler was cancelled because it took too long, and has returned all the same.
+            CancelledError: one had not arrived: what made it is a failure of this handler, and of
+                no later one.
+            HandlerTimeoutError: the handler was cancelled because it took too long, and has
+                returned all the same.
         """
         assert worker.task is not None
         if self._is_ending:
-            worker.task.cancel()  # the handler has not passed it on: the next one does, before it waits
+            # the handler has not passed it on: the next one does, before it waits
+            worker.task.cancel()
             return
         try:
             await asyncio.sleep(0)
@@ -285,14 +299,15 @@ class Workers:
         """
         Continue after a task that a handler awaited ended with a GeneratorExit.
 
-        The event loop then closes every coroutine that awaits the task, up to the worker's outermost one, which may
-        continue.
+        The event loop then closes every coroutine that awaits the task, up to the worker's
+        outermost one, which may continue.
 
         Returns:
             The next message of the lane, which counts as running, if this message is given up.
 
         Raises:
-            BaseException: `error`, if it is another one, or the worker's own coroutine is being closed.
+            BaseException: `error`, if it is another one, or the worker's own coroutine is being
+                closed.
         """
         message = worker.message
         ends = self._closed or message is None or current_task() is not worker.task
@@ -304,7 +319,9 @@ class Workers:
         return self._lanes.finish(message.key)
 
     def _count_try(self, worker: WorkerTask, error: BaseException) -> None:
-        """Count the try of a handler that ends the consumer, so that the next owner's begins behind it; or set its message aside."""
+        """Count the try of a handler that ends the consumer, so that the next owner's begins behind
+        it; or set its message aside.
+        """
         message = worker.message
         if message is None or isinstance(error, Exception) or is_a_signal(error):
             return
@@ -383,7 +400,8 @@ class Workers:
             except asyncio.CancelledError:
                 if self._is_ending:
                     raise
-                worker.take_back_cancel()  # a handler that has ended left it, on a timer or another task
+                # a handler that has ended left it, on a timer or another task
+                worker.take_back_cancel()
 
     def _runs_beside(self, worker: WorkerTask | None) -> bool:
         """True if the handler of another worker runs, which waits."""
@@ -396,13 +414,15 @@ class Workers:
 
     async def _run_alone(self, worker: WorkerTask) -> tuple[Message | None, int]:
         """
-        Handle messages of one pull client after another, while no other handler runs, for at most a turn.
+        Handle messages of one pull client after another, while no other handler runs, for at most a
+        turn.
 
-        A handler that does not wait costs no lane.  What was handled is told when one waits, or at the end of the run:
-        nothing else can look before.
+        A handler that does not wait costs no lane.  What was handled is told when one waits, or at
+        the end of the run: nothing else can look before.
 
         Returns:
-            The next message of the last one's lane, which counts as running, and how many more messages are for this turn.
+            The next message of the last one's lane, which counts as running, and how many more
+            messages are for this turn.
         """
         lanes, left, until_s = self._lanes, RUN_MAX, next(self._readings) + RUN_S
         while left > 0 and (run := lanes.begin_run(min(left, self._run_size), worker)):
@@ -422,7 +442,9 @@ class Workers:
     async def _handle_run(
         self, worker: WorkerTask, run: Run, until_s: float
     ) -> tuple[Message | None, _Then]:
-        """Handle the messages of a run; returns the next of the last one's lane, and what comes then."""
+        """Handle the messages of a run; returns the next of the last one's lane, and what comes
+        then.
+        """
         lanes, client, handler, awaited = self._lanes, run.client, self._handler, self._is_async
         then = _Then.RUN
         assert worker.task is not None
@@ -464,7 +486,9 @@ class Workers:
             self._work.wake_all()
 
     async def _try_again(self, worker: WorkerTask, message: Message) -> Message | None:
-        """Run the next try of a failed message; returns the next message of its lane, if this one is over."""
+        """Run the next try of a failed message; returns the next message of its lane, if this one
+        is over.
+        """
         client: PullClient = message.delivery  # type: ignore[assignment]
         began_ns = self._boot_ns()
         try:
@@ -495,7 +519,9 @@ class Workers:
         return self._lanes.finish(message.key)
 
     def _free_later(self, message: Message) -> None:
-        """Keep the key of a message whose ack was refused until that is durable: other keys, which may make room, go on."""
+        """Keep the key of a message whose ack was refused until that is durable: other keys, which
+        may make room, go on.
+        """
         self._lanes.hold_for_ack(message)
         task = start_task(self._free_once_acked(message), name="ack")
         self._acking.add(task)
@@ -508,7 +534,8 @@ class Workers:
 
     async def _failed(self, worker: WorkerTask, message: Message, error: BaseException) -> bool:
         """
-        Act on the error of a handler: True if its message now waits for another try, False if it was given up.
+        Act on the error of a handler: True if its message now waits for another try, False if it
+        was given up.
 
         Raises:
             BaseException: `error`, if it ends the worker, or the consumer.
@@ -539,7 +566,9 @@ class Workers:
         return self._tried_again_later(message, error)
 
     def _tried_again_later(self, message: Message, error: BaseException) -> bool:
-        """True if `message`, which failed with `error`, now waits for another try, False if it was given up."""
+        """True if `message`, which failed with `error`, now waits for another try, False if it was
+        given up.
+        """
         now_ns = self._boot_ns()
         client: PullClient = message.delivery  # type: ignore[assignment]
         if now_ns >= client.deadline_ns:
@@ -588,7 +617,9 @@ class Workers:
         return failed is not None and self._failing.is_last(failed, error)
 
     def _set_aside(self, message: Message, error: BaseException) -> bool:
-        """Park a message that failed too often, or bury it; True if no message of its lane may run now."""
+        """Park a message that failed too often, or bury it; True if no message of its lane may run
+        now.
+        """
         failed = self._failed_message(message)
         assert failed is not None
         client: PullClient = failed.delivery  # type: ignore[assignment]
@@ -624,7 +655,7 @@ class Workers:
         message.delivery.forget(1)  # type: ignore[union-attr]
         self._log_line(self._handler_log.given_up(message, self._now_ms()))
 
-    # ── tries that are due ───────────────────────────────────────────────────────────────────────────
+    # ── tries that are due ────────────────────────────────────────────────────────────────────────
     def _start_due(self) -> bool:
         """Put messages whose next try may run now into the lanes; True if there are any."""
         if not self._retries:
@@ -658,7 +689,7 @@ class Workers:
         self._timer = None
         self._start_due()
 
-    # ── handlers that take too long ──────────────────────────────────────────────────────────────────
+    # ── handlers that take too long ───────────────────────────────────────────────────────────────
     def _watch_timeouts(self) -> None:
         """Look for handlers that take too long, as long as there is anything to handle."""
         if self._timeout_ms and self._timeouts is None and not self._closed:
@@ -676,7 +707,9 @@ class Workers:
             self._watch_timeouts()
 
     def _time_out(self, worker: WorkerTask) -> None:
-        """Cancel a handler that takes too long; one that a hand-over has cancelled already, or in a thread, is let be."""
+        """Cancel a handler that takes too long; one that a hand-over has cancelled already, or in a
+        thread, is let be.
+        """
         message = worker.message
         assert message is not None
         if worker.cancelled_message is not None:
@@ -687,7 +720,8 @@ class Workers:
             failure = self._failing.failure(self._timeout_error(), message.attempt)
             message.delivery.note_failed(message, failure)  # type: ignore[union-attr]
             log.warning(
-                "%s has been in a thread for %d ms, which is its handler_timeout_ms; a thread cannot be cancelled, so its "
+                "%s has been in a thread for %d ms, which is its handler_timeout_ms; a thread "
+                "cannot be cancelled, so its "
                 "key and its thread wait until the handler returns",
                 message_name(message),
                 self._timeout_ms,
@@ -702,7 +736,9 @@ class Workers:
         return error
 
     def timed_out(self, task: asyncio.Task[Any] | None) -> HandlerTimeoutError | None:
-        """The error of the handler in `task`, which has ended, if it was cancelled because it took too long; given once."""
+        """The error of the handler in `task`, which has ended, if it was cancelled because it took
+        too long; given once.
+        """
         for worker in self._workers:
             late = worker.message is not None and worker.timed_out is worker.message
             if worker.task is task and late and self._cancels and not self._is_ending:
@@ -710,9 +746,11 @@ class Workers:
                 return self._timeout_error()
         return None
 
-    # ── logging ──────────────────────────────────────────────────────────────────────────────────────
+    # ── logging ───────────────────────────────────────────────────────────────────────────────────
     def look(self) -> None:
-        """Log and tell handlers that run for long, and log the summary of failing messages.  Call it every second or so."""
+        """Log and tell handlers that run for long, and log the summary of failing messages.  Call
+        it every second or so.
+        """
         now_ms = self._now_ms()
         self._lanes.note_alone()
         for worker in self._workers:
@@ -736,10 +774,11 @@ class Workers:
         """True if `task` is that of a worker, in which its handler runs."""
         return any(worker.task is task for worker in self._workers)
 
-    # ── the end ──────────────────────────────────────────────────────────────────────────────────────
+    # ── the end ───────────────────────────────────────────────────────────────────────────────────
     async def quiesce(self, client: PullClient) -> None:
         """
-        Forget the waiting messages of `client`'s partition, and wait for its running handlers to end.
+        Forget the waiting messages of `client`'s partition, and wait for its running handlers to
+        end.
 
         Handlers are cancelled after `handover_ms`, or when the lease ends.
         """
@@ -785,7 +824,8 @@ class Workers:
         except TimeoutError:
             for message in (worker.message for worker in late if worker.message):
                 log.warning(
-                    "handler of %s was cancelled %d ms ago and still runs; the hand-over waits for it",
+                    "handler of %s was cancelled %d ms ago and still runs; the "
+                    "hand-over waits for it",
                     message_name(message),
                     warn_ms,
                 )

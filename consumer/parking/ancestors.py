@@ -1,11 +1,13 @@
-"""Takes over what the parents of a partition have parked, and tells ancestors when nothing of theirs is needed.
+"""Takes over what the parents of a partition have parked, and tells ancestors when nothing of
+theirs is needed.
 
     begin ─▶ TakeParked, by pages ─▶ Adopt ─▶ the last page: adopted      nothing parked of an ancestor ─▶ LeaveParked ─▶ told
 
 Invariants
     A child pulls nothing before it has adopted what each of its parents has parked of its range.
-    Given up is what the metaserver says is gone: a broker that lacks an ancestor may stand on an older copy of its data folder.
-    A parent that is lost since the grant is given up by a later grant alone, which says what is taken over from behind it.
+    Given up is what the metaserver says is gone: a broker that lacks an ancestor may stand on an
+    older copy of its data folder. A parent that is lost since the grant is given up by a later
+    grant alone, which says what is taken over from behind it.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ class Ancestors:
     The ancestors of one partition, as far as they keep parked messages for it.
 
     Args:
-        refresh: learns what is parked, and which ancestors keep messages though none of them is parked here: `unneeded`.
+        refresh: learns what is parked, and which ancestors keep messages though none of them is
+            parked here: `unneeded`.
     """
 
     def __init__(
@@ -53,14 +56,17 @@ class Ancestors:
         self._telling: asyncio.Task[None] | None = None
 
     async def adopt_all(self, answer: Acquired) -> int:
-        """Take over what parents have parked that is not taken over yet; returns the broker's version."""
+        """Take over what parents have parked that is not taken over yet; returns the broker's
+        version.
+        """
         version = answer.parked_version
         grant, under = self._context.grant, dict(answer.adopted_under)
         tokens = grant.parked_tokens or (0,) * len(grant.parked_parents)
         parts = grant.parked_ranges or ((),) * len(grant.parked_parents)
         for parent, token, ranges in zip(grant.parked_parents, tokens, parts, strict=True):
             parent_id = int(parent.partition_id)
-            # A parent that was reset alone since has parked anew, under tokens above that of the last taking over.
+            # A parent that was reset alone since has parked anew, under tokens above that of the
+            # last taking over.
             if parent_id not in answer.adopted or token > under.get(parent_id, token):
                 version = await self._adopt(parent, ranges)
         self._adopted = True
@@ -72,7 +78,9 @@ class Ancestors:
             self._context.grant = grant
 
     async def _adopt(self, parent: Partition, ranges: Sequence[tuple[int, int]] = ()) -> int:
-        """Take over what an ancestor has parked of these ranges of logical partitions; () of the partition's."""
+        """Take over what an ancestor has parked of these ranges of logical partitions; () of the
+        partition's.
+        """
         context = self._context
         parent_id, address = int(parent.partition_id), parent.address
         if address is None or parent_id in self._asked:
@@ -81,10 +89,12 @@ class Ancestors:
         if address is None:
             if parent_id in self._lost and parent.state is not PartitionState.EXPIRED:
                 raise UnreachableError(
-                    f"parent {parent_id} is lost since the grant: the next one says what is taken over in its place"
+                    f"parent {parent_id} is lost since the grant: the next one says what is taken "
+                    f"over in its place"
                 )
             log.warning(
-                "%s: what parent %d had parked is gone with its messages, and is given up",
+                "%s: messages parked at parent partition %d were removed by "
+                "retention, and are given up",
                 context.log_name,
                 parent_id,
             )
@@ -105,7 +115,7 @@ class Ancestors:
             version = await self._sender.send_now([adopt])
         if taken:
             log.info(
-                "%s takes over %d parked messages of parent %d",
+                "%s takes over %d parked messages of parent partition %d",
                 context.log_name,
                 taken,
                 parent_id,
@@ -114,7 +124,8 @@ class Ancestors:
 
     async def _address_of(self, partition_id: int) -> str | None:
         """
-        The address of a partition's broker, which may have changed since the grant; None: its messages are gone.
+        The address of a partition's broker, which may have changed since the grant; None: its
+        messages are gone.
 
         Raises:
             UnreachableError: its broker is away.
@@ -131,12 +142,15 @@ class Ancestors:
             if part.partition.address:
                 return part.partition.address
             raise UnreachableError(
-                f"the broker of partition {partition_id} is away, and has parked messages of the group"
+                f"the broker of partition {partition_id} is away, and has parked "
+                f"messages of the group"
             )
         return None
 
     def tell(self) -> None:
-        """Begin to tell ancestors that nothing of them is parked any more; what fails is tried at the next call."""
+        """Begin to tell ancestors that nothing of them is parked any more; what fails is tried at
+        the next call.
+        """
         if self._context.grant.partition.parents and self._telling is None:
             self._telling = self._context.spawn(self._tell, "leave")
 
@@ -155,12 +169,17 @@ class Ancestors:
                     try:
                         await context.broker_at(address).call(ask)
                     except FencedError as error:  # this partition is not concerned
-                        log.info("%s: ancestor %d: %s", context.log_name, source, error.message)
+                        log.info(
+                            "%s: cannot take over parked messages of partition %d: %s",
+                            context.log_name,
+                            source,
+                            error.message,
+                        )
                         continue
                 await self._sender.send_now([AncestorTold(source)])
         except FencedError:
             raise
         except KeylaneError as error:
-            log.info("%s: parked messages: %s", context.log_name, error.message)
+            log.info("%s: cannot handle parked messages: %s", context.log_name, error.message)
         finally:
             self._telling = None

@@ -1,4 +1,6 @@
-"""What the parts of parking share: their pull client, the brokers that they ask, and their tasks."""
+"""What the parts of parking share: their pull client, the brokers that they ask, and their
+tasks.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ class ParkingClient(DeliveringClient, Protocol):
         ...
 
     def redriven_failed(self, source: int, message: Message, failure: Failure) -> None:
-        """Have the broker show that a message fails again which partition `source` stores, and which was parked."""
+        """Have the broker show that a message fails again which partition `source` stores, and
+        which was parked.
+        """
         ...
 
     def redriven_hangs(self, source: int, message: Message, why: Failure, running_ms: int) -> None:

@@ -1,4 +1,5 @@
-"""Messages that wait for retry, by the time when they are due, and the sources whose messages could not be read.  Pure.
+"""Messages that wait for retry, by the time when they are due, and the sources whose messages could
+not be read.  Pure.
 
     add ─▶ by due time ─▶ take ─▶ read ─┬─ answered: what was held is due
               ▲                         ╰─ failed: what could not be read, and what is behind it, are due again, each for itself,
@@ -6,9 +7,9 @@
               ╰──────── held ◀── due while a failed read of its source is not made up for
 
 Invariants
-    While the reads of a source fail, one take of it at a time asks its broker; all else of it that is due is held.
-    What is held asks in turn: a broker that lacks one message, or has it damaged, may have the others, also those next to it.
-    Other sources are not held up.
+    While the reads of a source fail, one take of it at a time asks its broker; all else of it that
+    is due is held. What is held asks in turn: a broker that lacks one message, or has it damaged,
+    may have the others, also those next to it. Other sources are not held up.
 """
 
 from __future__ import annotations
@@ -67,7 +68,9 @@ class DueTries:
 
     @property
     def next_ns(self) -> int | None:
-        """When to call `take`; None: what waits, if anything does, waits for a take that is under way."""
+        """When to call `take`; None: what waits, if anything does, waits for a take that is under
+        way.
+        """
         return self._waiting[0].due_ns if self._waiting else None
 
     def add(self, key: int, source: int, part: Range, due_ns: int) -> None:

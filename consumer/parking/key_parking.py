@@ -1,11 +1,14 @@
-"""The parked messages of one partition, at its owner: new ones of a parked key go to the broker, not to handlers.
+"""The parked messages of one partition, at its owner: new ones of a parked key go to the broker,
+not to handlers.
 
     pulled ─▶ divert ─┬─ its key is parked ─▶ ParkSender ─▶ durable: counted as handled
                       ╰─ others ─▶ handed out ─▶ failed too often: park ─▶ ParkSender
-    the broker's version changed ─▶ ListParked ─▶ a key to redrive ─▶ Redrives ─▶ free ─▶ as any other
+    the broker's version changed ─▶ ListParked ─▶ a key to redrive ─▶ Redrives ─▶ free ─▶ as any
+        other
 
 Invariant
-    From the call of `park` on no message of its key is handed out, until the broker has confirmed that the key is free.
+    From the call of `park` on no message of its key is handed out, until the broker has confirmed
+    that the key is free.
 """
 
 from __future__ import annotations
@@ -32,7 +35,9 @@ from .retrying import Retrying
 log = logging.getLogger("keylane.consumer")
 
 FEW_SHARE = 32
-"""Parked messages are few if they are no more than this part of a batch: each one that is taken out moves those behind it."""
+"""Parked messages are few if they are no more than this part of a batch: each one that is taken out
+moves those behind it.
+"""
 
 
 class KeyParking:
@@ -73,9 +78,11 @@ class KeyParking:
         await self._sender.wait_for_room()
         await self._retrying.wait_for_room()
 
-    # ── what the broker has ──────────────────────────────────────────────────────────────────────────
+    # ── what the broker has ───────────────────────────────────────────────────────────────────────
     async def begin(self, answer: Acquired) -> None:
-        """Take over what the parents have parked, if that is not done, and learn which keys are parked."""
+        """Take over what the parents have parked, if that is not done, and learn which keys are
+        parked.
+        """
         blocks = self._context.settings.failure_policy is FailurePolicy.BLOCK
         self._redrives.careful = answer.unreleased and not blocks
         self._redrives.inherits = True
@@ -88,7 +95,9 @@ class KeyParking:
             self._ancestors.tell()
 
     def regranted(self, grant: Grant) -> None:
-        """Take what the same lease says now of ancestors, until what they have parked is taken over."""
+        """Take what the same lease says now of ancestors, until what they have parked is taken
+        over.
+        """
         self._ancestors.regranted(grant)
 
     def note(self, version: int) -> None:
@@ -101,12 +110,16 @@ class KeyParking:
         return version <= self.version
 
     async def check(self, version: int) -> None:
-        """Learn what an operator has changed, if a version of the broker's is newer than the one that is known."""
+        """Learn what an operator has changed, if a version of the broker's is newer than the one
+        that is known.
+        """
         if not self.knows(version):
             await self.refresh()
 
     async def refresh(self) -> list[ParkedKeyRow]:
-        """Learn which keys are parked, and begin to redrive those that an operator wants handled again; returns the keys."""
+        """Learn which keys are parked, and begin to redrive those that an operator wants handled
+        again; returns the keys.
+        """
         self.has_parked = True
         self._freed_lately.clear()
         context = self._context
@@ -134,11 +147,12 @@ class KeyParking:
         elif not self._told:
             self._told = True
             log.warning(
-                "%s: parked messages are not handled again here: that needs a handler of one message, or an iteration",
+                "%s: this consumer cannot redrive parked messages: that needs a handler of single "
+                "messages, or iteration",
                 self._context.log_name,
             )
 
-    # ── messages ─────────────────────────────────────────────────────────────────────────────────────
+    # ── messages ──────────────────────────────────────────────────────────────────────────────────
     def divert(self, messages: list[Message]) -> list[Message]:
         """Park the messages whose keys are parked; returns the others."""
         keys = self.keys
@@ -169,7 +183,9 @@ class KeyParking:
         self._put(key, offsets, failure)
 
     def retry(self, offset: int, failure: Failure, pause_ms: int) -> None:
-        """Set a message of the partition itself aside alone, and have it handled again in `pause_ms`."""
+        """Set a message of the partition itself aside alone, and have it handled again in
+        `pause_ms`.
+        """
         self.has_parked = True
         self._retrying.put(offset, failure, pause_ms)
 
@@ -178,7 +194,9 @@ class KeyParking:
         self._sender.park(key, offsets, failure)
 
     def _free(self, key: ParkKey) -> None:
-        """Hand a redriven key's messages out as any other, from when the broker has confirmed it."""
+        """Hand a redriven key's messages out as any other, from when the broker has confirmed
+        it.
+        """
         self._freeing[key] = []
         self._sender.free(key, lambda: self._freed(key))
 
@@ -192,7 +210,9 @@ class KeyParking:
 
 
 def _others(messages: list[Message], parked: list[Message], keys: set[ParkKey]) -> list[Message]:
-    """The messages but for `parked`, those of `keys`: a few are taken out by their places, if offsets have no gaps, as in a batch."""
+    """The messages but for `parked`, those of `keys`: a few are taken out by their places, if
+    offsets have no gaps, as in a batch.
+    """
     first, others = messages[0].offset, messages.copy()
     if len(parked) <= len(messages) // FEW_SHARE:
         for message in reversed(parked):

@@ -1,12 +1,13 @@
-"""Changes of parked messages that the broker does not have yet: which go into the next request.  Pure.
+"""Changes of parked messages that the broker does not have yet: which go into the next request.
+Pure.
 
     park, done, free ─▶ waiting ─▶ take: one request ─▶ confirmed, each with its callback
                            ▲                 │ the broker has no room to park more: the rest alone, then one key at a time
                            ╰─────────────────╯
 
 Invariants
-    Messages of a key are parked in their order, and nothing is left out: a failed request is sent again.
-    While nothing more can be parked, changes that make room are sent.
+    Messages of a key are parked in their order, and nothing is left out: a failed request is sent
+    again. While nothing more can be parked, changes that make room are sent.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ from ...protocol.parked import (
 
 Confirmed = Callable[[], None]
 CHANGES_MAX = 500
-"""Changes in one request: a record of them stays far below the size of a batch, with keys of 1 KiB."""
+"""Changes in one request: a record of them stays far below the size of a batch, with keys of 1
+KiB.
+"""
 
 
 @dataclass(slots=True)
@@ -77,7 +80,8 @@ class ParkQueue:
 
     def stops(self, key: ParkKey) -> bool:
         """
-        True if a message of this key has failed, and the broker does not have that yet: it ends the key's redrive.
+        True if a message of this key has failed, and the broker does not have that yet: it ends the
+        key's redrive.
 
         Of a loose key one that was redriven: any other changes nothing for those that are.
         """
@@ -139,7 +143,8 @@ class ParkQueue:
 
     def next_tries(self, own: int) -> tuple[tuple[int, int, int, int], ...]:
         """
-        When the messages of the request under way are tried again that wait for retry, as a frame tells it.
+        When the messages of the request under way are tried again that wait for retry, as a frame
+        tells it.
 
         Args:
             own: the partition, which stores what is parked.
@@ -178,7 +183,9 @@ class ParkQueue:
             waiting.confirmed()
 
     def refused(self) -> None:
-        """Note that the broker has no room for the request's parks: the next one is without them, or has one alone."""
+        """Note that the broker has no room for the request's parks: the next one is without them,
+        or has one alone.
+        """
         parks = [waiting for waiting in self._under_way if isinstance(waiting.change, Park)]
         self._under_way = [w for w in self._under_way if not isinstance(w.change, Park)]
         self._full = True
@@ -205,7 +212,9 @@ def _nothing() -> None:
 
 
 def or_bury(change: ParkChange) -> AskedChange:
-    """What is asked for where a key that finds no room is buried; what waits for retry holds no key, and waits for room."""
+    """What is asked for where a key that finds no room is buried; what waits for retry holds no
+    key, and waits for room.
+    """
     if isinstance(change, Park) and not isinstance(change.key, int):
         return ParkOrBury(change.key, change.ranges, change.failure)
     return change

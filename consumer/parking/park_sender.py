@@ -1,11 +1,13 @@
-"""Sends what changes about a partition's parked messages to its broker, in order, until it is durable.
+"""Sends what changes about a partition's parked messages to its broker, in order, until it is
+durable.
 
     park, done, free ─▶ ParkQueue ─▶ ChangeParked ─▶ durable: confirmed
                             ▲             │ failed: again; no room: again with fewer, then waits
                             ╰─────────────╯
 
 Invariant
-    What the broker has no room to park stays here, not acked; pulls wait while it is WAITING_MAX messages.
+    What the broker has no room to park stays here, not acked; pulls wait while it is WAITING_MAX
+    messages.
 """
 
 from __future__ import annotations
@@ -69,10 +71,12 @@ class ParkSender:
         return self._queue.parks(key)
 
     def stops(self, key: ParkKey) -> bool:
-        """True if a message of this key has failed, and waits to be parked: the key is redriven no more then."""
+        """True if a message of this key has failed, and waits to be parked: the key is redriven no
+        more then.
+        """
         return self._queue.stops(key)
 
-    # ── changes ──────────────────────────────────────────────────────────────────────────────────────
+    # ── changes ───────────────────────────────────────────────────────────────────────────────────
     def park(
         self,
         key: ParkKey,
@@ -89,7 +93,8 @@ class ParkSender:
             offsets: sorted, of the partition itself; none if they are parked there already.
             failure: of the first of them; None: they follow one that failed.
             confirmed: called when they are parked durably.
-            next_try_ms: when the message is tried again, if it waits for retry, milliseconds since 1970.
+            next_try_ms: when the message is tried again, if it waits for retry, milliseconds since
+                1970.
         """
         self._queue.park(key, offsets, failure, confirmed, next_try_ms=next_try_ms)
         self._send_soon()
@@ -97,7 +102,9 @@ class ParkSender:
     def unpark(
         self, key: ParkKey, source: int, start: int, end: int, confirmed: Callable[[], None]
     ) -> None:
-        """Take redriven messages `[start, end)` of a source out: they are handled, or stored no longer."""
+        """Take redriven messages `[start, end)` of a source out: they are handled, or stored no
+        longer.
+        """
         self._queue.unpark(key, source, start, end, confirmed)
         self._send_soon()
 
@@ -118,7 +125,7 @@ class ParkSender:
         self._queue.free(key, confirmed)
         self._send_soon()
 
-    # ── requests ─────────────────────────────────────────────────────────────────────────────────────
+    # ── requests ──────────────────────────────────────────────────────────────────────────────────
     async def first_rows(self, key: ParkKey, count: int, *, first: int = 0) -> ParkedRows:
         """Where parked messages of a key are, behind its `first` ranges."""
         context = self._context
@@ -129,7 +136,9 @@ class ParkSender:
     async def put_edits_in(
         self, key: ParkKey, edited: Collection[tuple[int, int]], messages: Iterable[Message]
     ) -> None:
-        """Put what an operator has edited in the places of messages; `edited` has their sources and offsets."""
+        """Put what an operator has edited in the places of messages; `edited` has their sources and
+        offsets.
+        """
         context = self._context
         number, group = context.who[:2]
         for message in messages:
@@ -143,7 +152,9 @@ class ParkSender:
                     message.packed_properties = answer.properties
 
     async def send_now(self, changes: Iterable[AskedChange], next_tries: NextTries = ()) -> int:
-        """Make changes durable that do not wait for others; returns the broker's version.  Raises KeylaneError."""
+        """Make changes durable that do not wait for others; returns the broker's version.  Raises
+        KeylaneError.
+        """
         context = self._context
         payload = encode_parked(list(changes))
         ask = ChangeParked(*context.who, next_tries)

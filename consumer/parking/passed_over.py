@@ -1,7 +1,9 @@
-"""Parked messages that hold nothing back, and could not be read: the others of their key are handled first.  Pure.
+"""Parked messages that hold nothing back, and could not be read: the others of their key are
+handled first.  Pure.
 
     read ─┬─ answered: handled
-          ╰─ failed: passed over ─▶ the rows behind ─▶ none left ─▶ all that was passed over is asked for again, after a pause
+          ╰─ failed: passed over ─▶ the rows behind ─▶ none left ─▶ all that was passed over is
+              asked for again, after a pause
 
 Invariant
     A source that does not answer, or has one message damaged, holds up nothing else of a loose key.
@@ -43,7 +45,9 @@ class PassedOver:
         self.error = error
 
     def rows_left(self, rows: Iterable[Row], count: int) -> list[Row]:
-        """Of rows that are sorted by source and offset, the first `count` messages that were not passed over."""
+        """Of rows that are sorted by source and offset, the first `count` messages that were not
+        passed over.
+        """
         left: list[Row] = []
         for source, start, end in rows:
             low = max(start, self._upto.get(source, 0))

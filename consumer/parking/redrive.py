@@ -1,18 +1,24 @@
-"""Has the parked messages of a key handled again, the oldest first, while new ones of the key are parked behind them.
+"""Has the parked messages of a key handled again, the oldest first, while new ones of the key are
+parked behind them.
 
-    ReadParked ─▶ the first WINDOW messages, read where their bytes are ─▶ handed out ─▶ done, each ─▶ … ─▶ none left ─▶ free
-                                                                               ╰─ failed too often ─▶ parked again: stop
+    ReadParked ─▶ the first WINDOW messages, read where their bytes are ─▶ handed out ─▶ done, each
+        ─▶ … ─▶ none left ─▶ free
+                                                                               ╰─ failed too often
+                                                                                   ─▶ parked again:
+                                                                                   stop
 
-Messages that are stored no longer are given up, with a warning; not those that an older copy of a data folder lacks.
-Messages without a key, and dead letters, are handed out as they are: each by itself, and those that fail again stay.
+Messages that are stored no longer are given up, with a warning; not those that an older copy of a
+data folder lacks. Messages without a key, and dead letters, are handed out as they are: each by
+itself, and those that fail again stay.
 
-After the end of an owner that did not release, a redriven message may have ended its process.  Then one key at a time is
-redriven, and it is parked again before its messages are handed out: if the process ends again, it stays parked.
-Dead letters that were chosen before that end are dead letters as before; those that are chosen later are handed out.
+After the end of an owner that did not release, a redriven message may have ended its process.  Then
+one key at a time is redriven, and it is parked again before its messages are handed out: if the
+process ends again, it stays parked. Dead letters that were chosen before that end are dead letters
+as before; those that are chosen later are handed out.
 
 Invariants
-    Of a key the messages of one window are with handlers at a time, and they are all that is with handlers.
-    A drained partition begins no window: its children have, or will have, what is left.
+    Of a key the messages of one window are with handlers at a time, and they are all that is with
+    handlers. A drained partition begins no window: its children have, or will have, what is left.
     Of a loose key what cannot be read holds up nothing else (`passed_over.py`).
 """
 
@@ -117,7 +123,9 @@ class RedriveDelivery(ClientDelivery):
         self.failure: Failure | None = None
         """Of a loose message that failed, and stays parked."""
         self.ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        """True when all are handled, and that is durable; False when the key is parked again, or handed over."""
+        """True when all are handled, and that is durable; False when the key is parked again, or
+        handed over.
+        """
         self.unsaved = 0
         """Messages whose handling is not durable."""
 
@@ -145,7 +153,9 @@ class RedriveDelivery(ClientDelivery):
         self._saved()
 
     async def acked(self, offset: int) -> bool:
-        """Wait until a handled message is durably parked no longer; False if it never will be: it was handed over."""
+        """Wait until a handled message is durably parked no longer; False if it never will be: it
+        was handed over.
+        """
         while offset in self._acking and self.client.boot_ns() < self.client.acks_until_ns:
             self._change.clear()
             with contextlib.suppress(TimeoutError):
@@ -212,12 +222,16 @@ class RedriveDelivery(ClientDelivery):
         self.park(message, failure, [])
 
     def note_failed(self, message: Message, failure: Failure) -> None:
-        """Have the broker show why the message fails; its tries are kept when it is parked again."""
+        """Have the broker show why the message fails; its tries are kept when it is parked
+        again.
+        """
         self._failed.add(message.offset)
         self.client.redriven_failed(self._source, message, failure)
 
     def note_hangs(self, message: Message, why: Failure, running_ms: int) -> None:
-        """Have the broker show that the message has been with its handler, or the program, for so long."""
+        """Have the broker show that the message has been with its handler, or the program, for so
+        long.
+        """
         self._failed.add(message.offset)
         self.client.redriven_hangs(self._source, message, why, running_ms)
 
@@ -302,10 +316,11 @@ class Redrives:
         if key != RETRIED:
             await self._sender.send_now([Park(key, (), crash, self._context.who[3])])
             return
-        # One of the chosen dead letters may have done it: all are dead letters as before, each with its own failure.
+        # One of the chosen dead letters may have done it: all are dead letters as before, each with
+        # its own failure.
         log.warning(
-            "%s: the process of the consumer before ended while it had dead letters that were chosen to be "
-            "handled again; they are dead letters as before",
+            "%s: the previous consumer's process ended while it redrove dead letters; they stay "
+            "dead letters",
             self._context.log_name,
         )
         while rows := (await self._sender.first_rows(key, MAX_I64)).rows:
@@ -315,7 +330,8 @@ class Redrives:
 
     async def _next_window(self, key: ParkKey, passed: PassedOver, *, alone: bool) -> bool:
         """
-        Have the first messages of a key handled; False if there are none, or the key is parked again.
+        Have the first messages of a key handled; False if there are none, or the key is parked
+        again.
 
         Raises:
             KeylaneError: the broker does not answer, or nothing is left but what could not be read.
@@ -379,12 +395,15 @@ class Redrives:
     async def _rows_left(
         self, key: ParkKey, passed: PassedOver
     ) -> tuple[Sequence[Row], Collection[tuple[int, int]]]:
-        """The first parked messages of a key that were not passed over, and which of them an operator has edited."""
+        """The first parked messages of a key that were not passed over, and which of them an
+        operator has edited.
+        """
         if not passed:
             parked = await self._sender.first_rows(key, WINDOW)
             return parked.rows, parked.edited
-        # Not from the front for each window: there may be thousands of pages that were passed over.  Rows that have moved up
-        # there, as where an operator has skipped some, are asked for with those.
+        # Not from the front for each window: there may be thousands of pages that were passed over.
+        # Rows that have moved up there, as where an operator has skipped some, are asked for with
+        # those.
         while True:
             parked = await self._sender.first_rows(key, MAX_I64, first=passed.rows_before)
             rows = passed.rows_left(parked.rows, WINDOW)
@@ -400,16 +419,18 @@ class Redrives:
         kind: type[RedriveDelivery] = RedriveDelivery,
     ) -> tuple[list[Message], int]:
         """
-        The first messages of a source in these ranges; those that are stored no longer are given up.
+        The first messages of a source in these ranges; those that are stored no longer are given
+        up.
 
-        Given up is what retention has removed, and what the metaserver says is gone.  A broker that lacks more stands on an
-        older copy of its data folder, and the original may come back.
+        Given up is what retention has removed, and what the metaserver says is gone.  A broker that
+        lacks more stands on an older copy of its data folder, and the original may come back.
 
         Returns:
             The messages, with a delivery of this kind, and the offset up to which they are all.
 
         Raises:
-            UnreachableError, PartitionUnknownError: the broker of the source does not answer, or lacks them.
+            UnreachableError, PartitionUnknownError: the broker of the source does not answer, or
+                lacks them.
             CorruptBatchError: the first batch does not unpack; it names its offsets.
         """
         start, end = ranges[0][0], ranges[-1][1]
@@ -453,7 +474,9 @@ class Redrives:
         return messages, upto
 
     async def _source(self, source: int) -> tuple[BrokerClient, int]:
-        """The broker and the logic start of a source.  Raises PartitionUnknownError: its messages are gone; KeylaneError."""
+        """The broker and the logic start of a source.  Raises PartitionUnknownError: its messages
+        are gone; KeylaneError.
+        """
         if source == self._context.partition_id:
             return self._client.broker, self._context.grant.partition.logic_start
         if source not in self._sources:
@@ -476,7 +499,8 @@ class Redrives:
 
     async def _give_up(self, key: ParkKey, source: int, start: int, end: int) -> None:
         log.warning(
-            "%s: parked messages [%d, %d) of partition %d are stored no longer, and are given up",
+            "%s: parked messages [%d, %d) of partition %d were removed by "
+            "retention, and are given up",
             self._context.log_name,
             start,
             end,
@@ -491,13 +515,16 @@ class Redrives:
 
 def _lacking(source: int, offset: int) -> NotSentError:
     return NotSentError(
-        f"the broker of partition {source} stores nothing at offset {offset}, and {MAYBE_OLDER_COPY}",
+        f"the broker of partition {source} stores nothing at offset {offset}, and "
+        f"{MAYBE_OLDER_COPY}",
         partition_id=source,
     )
 
 
 def _name(error: CorruptBatchError, payload: memoryview, at: int, *, start: int) -> None:
-    """Name the messages of a damaged batch, so that those behind it are read; its header has a checksum of its own."""
+    """Name the messages of a damaged batch, so that those behind it are read; its header has a
+    checksum of its own.
+    """
     header = read_header(payload, at)
     if isinstance(header, Header) and header.next_offset > start:
         error.details |= {

@@ -1,14 +1,17 @@
-"""Has messages that were set aside for retry handled again when they are due, each for itself, at the owner of their partition.
+"""Has messages that were set aside for retry handled again when they are due, each for itself, at
+the owner of their partition.
 
-    failed ─▶ put: Park under the number of its tries ─▶ durable ─▶ waiting, by due time ─▶ read, handed out ─▶ done: Unpark
+    failed ─▶ put: Park under the number of its tries ─▶ durable ─▶ waiting, by due time ─▶ read,
+        handed out ─▶ done: Unpark
                                                             ▲                                  ├─ failed: Shift to the next number
                                                             ╰──────────────────────────────────╯ too often: Shift to the dead letters
 
-The tries are durable, the due times are not: behind a change of the owner everything is due at once.
+The tries are durable, the due times are not: behind a change of the owner everything is due at
+once.
 
-After the end of an owner that did not release, a message may have ended its process.  Then for CAREFUL_MS one message at a
-time is handed out, and before it a Shift to a negative number says durably that its try has begun: if this process ends so
-too, the next owner makes it a dead letter.
+After the end of an owner that did not release, a message may have ended its process.  Then for
+CAREFUL_MS one message at a time is handed out, and before it a Shift to a negative number says
+durably that its try has begun: if this process ends so too, the next owner makes it a dead letter.
 
 Invariants
     A message is handed out only while its Park or Shift is durable, and once at a time.
@@ -37,7 +40,9 @@ from .redrive import AT_ONCE_MAX, WINDOW, RedriveDelivery, Redrives
 log = logging.getLogger("keylane.consumer")
 
 RETRIES_MAX = 100_000
-"""While this number of ranges of offsets wait for retry on a partition, nothing more of it is pulled."""
+"""While this number of ranges of offsets wait for retry on a partition, nothing more of it is
+pulled.
+"""
 CAREFUL_MS = 30_000
 LONG_S = 5.0
 """The careful part waits for a message for so long."""
@@ -113,12 +118,13 @@ class Retrying:
             self._room.clear()
             await self._room.wait()
 
-    # ── what waits ───────────────────────────────────────────────────────────────────────────────────
+    # ── what waits ────────────────────────────────────────────────────────────────────────────────
     async def begin(self, rows: Iterable[ParkedKeyRow], *, careful: bool) -> None:
         """
         Learn what waits for retry: all of it is due.
 
-        No effect but for the first call, also if nothing was parked then: what waits later was put here.
+        No effect but for the first call, also if nothing was parked then: what waits later was put
+        here.
 
         Args:
             rows: what the group has parked.
@@ -151,7 +157,8 @@ class Retrying:
 
     def _bury_crashed(self, attempts: int, source: int, part: Range) -> None:
         log.warning(
-            "%s: %s of partition %d, from offset %d on, ended the processes of two consumers, and is set aside",
+            "%s: %s of partition %d, from offset %d on, ended the processes of two "
+            "consumers, and is parked",
             self._context.log_name,
             counted(part[1] - part[0], "message"),
             source,
@@ -179,7 +186,9 @@ class Retrying:
         failure: Failure,
         pause_ms: int,
     ) -> None:
-        """Have a message that failed wait for another retry, or make it a dead letter: `to` is None."""
+        """Have a message that failed wait for another retry, or make it a dead letter: `to` is
+        None.
+        """
         part = offset, offset + 1
         due_ns = self._client.boot_ns() + pause_ms * 1_000_000
 
@@ -199,7 +208,7 @@ class Retrying:
         if self._running is None and self._context.owner.redrives:
             self._running = self._context.spawn(self._run, "retry")
 
-    # ── what is due ──────────────────────────────────────────────────────────────────────────────────
+    # ── what is due ───────────────────────────────────────────────────────────────────────────────
     async def _run(self) -> None:
         while True:
             self._changed.clear()

@@ -5,8 +5,9 @@
                             ╰── every third of the ttl, with nothing, to renew the pull lock; of a shared group, every sixth
                                 of the time in flight, to renew what handlers have
 
-A request is sent by the timer of its linger, and confirmed where its answer arrives, without a task.  The task of the
-sender waits meanwhile: it opens channels, and gets every error, and every answer that needs a wait.
+A request is sent by the timer of its linger, and confirmed where its answer arrives, without a
+task.  The task of the sender waits meanwhile: it opens channels, and gets every error, and every
+answer that needs a wait.
 
 Invariants
     A request that fails loses nothing: its acks are in the next one.
@@ -91,7 +92,9 @@ class AckedPartition(Protocol):
         ...
 
     async def check_parked(self, version: int) -> None:
-        """Learn what an operator has changed, if the version is newer than the one that is known."""
+        """Learn what an operator has changed, if the version is newer than the one that is
+        known.
+        """
         ...
 
 
@@ -163,7 +166,8 @@ class AckSender:
         """
         The task waits for it while requests are sent without it.
 
-        Its result is a version of parked messages to learn of, or None, if the task has to send the next request.
+        Its result is a version of parked messages to learn of, or None, if the task has to send the
+        next request.
         """
         self._timer: asyncio.Handle | None = None
         """Of the linger."""
@@ -189,7 +193,9 @@ class AckSender:
             self._timer = loop.call_at(now_s + linger_s(self._linger_s, now_s), self._send_now)
 
     def linger_no_more(self) -> None:
-        """Send what is due now, and later requests without a linger: others wait for the end of the partition."""
+        """Send what is due now, and later requests without a linger: others wait for the end of the
+        partition.
+        """
         self._linger_s = 0
         if self._timer is not None:
             self._timer.cancel()
@@ -201,19 +207,23 @@ class AckSender:
         self.send_soon()
 
     def hangs(self, message: Message, why: Failure, running_ms: int) -> None:
-        """Have the broker show that a message has been with its handler, or the program, for so long."""
+        """Have the broker show that a message has been with its handler, or the program, for so
+        long.
+        """
         if self.tries.hangs(message, why, running_ms):
             self.send_soon()  # later figures go with the requests that renew the pull lock
 
     async def answered(self, offset: int, *, ask: bool = True) -> bool:
         """
-        Wait for the broker's answer to the ack of a handled offset, and of all lower ones that were handled before.
+        Wait for the broker's answer to the ack of a handled offset, and of all lower ones that were
+        handled before.
 
         Args:
             ask: make a request due; False: wait for the next one that something else makes due.
 
         Returns:
-            True if it is durable; False if not: the broker takes no more ranges now, or the partition was handed over.
+            True if it is durable; False if not: the broker takes no more ranges now, or the
+            partition was handed over.
         """
         if self._ended:
             return offset not in self.handled
@@ -225,7 +235,8 @@ class AckSender:
 
     async def durable(self, offset: int) -> bool:
         """
-        Wait until the ack of a handled offset is durable, also while the broker takes no more ranges.
+        Wait until the ack of a handled offset is durable, also while the broker takes no more
+        ranges.
 
         Returns:
             False if it never will be: the partition was handed over.
@@ -266,7 +277,7 @@ class AckSender:
                     self._partition.note_unanswered(error)
                     now_ms = self._partition.boot_ns() // 1_000_000
                     if line := self._troubles.met(error.message, now_ms):
-                        log.info("%s: acks: %s", self._partition.log_name, line)
+                        log.info("%s: cannot send acks: %s", self._partition.log_name, line)
                     await asyncio.sleep(self._pauses.next_ms() / 1000)
         finally:
             self._renewal.cancel()
@@ -278,7 +289,9 @@ class AckSender:
             log.info("%s: acks are stored again, after %s", self._partition.log_name, failures)
 
     def _renew(self) -> None:
-        """Send a request, if none was made for a third of the ttl; an empty one only to renew the pull lock."""
+        """Send a request, if none was made for a third of the ttl; an empty one only to renew the
+        pull lock.
+        """
         now_s = self._loop.time()
         left_s = self._sent_s + self._idle_s - now_s
         if left_s < (CLOCK_S if self._idle_s < TICKED_S_MIN else TICK_S):
@@ -304,13 +317,14 @@ class AckSender:
         for waiter in self._waiters:
             release([waiter], durable=waiter.offset not in self.handled)
 
-    # ── without a task ───────────────────────────────────────────────────────────────────────────────
+    # ── without a task ────────────────────────────────────────────────────────────────────────────
     async def _without_task(self) -> int | None:
         """
         Have requests sent by their timers, until something has to be waited for.
 
         Returns:
-            A version of parked messages that is newer than the one that is known; None: the task sends the next request.
+            A version of parked messages that is newer than the one that is known; None: the task
+            sends the next request.
 
         Raises:
             KeylaneError: of a request.
@@ -335,7 +349,9 @@ class AckSender:
                 self._take_back(request)
 
     def _send_next(self) -> None:
-        """Send a request in the next turn of the event loop: who was woken by what is handled may have something for it."""
+        """Send a request in the next turn of the event loop: who was woken by what is handled may
+        have something for it.
+        """
         self._timer = self._loop.call_soon(self._send_now)
 
     def _send_now(self) -> None:
@@ -351,7 +367,9 @@ class AckSender:
             _fail(trouble, error)
 
     def _begin_request(self) -> bool:
-        """Send a request without the task; False: the task has to send it.  The task gets what it raises."""
+        """Send a request without the task; False: the task has to send it.  The task gets what it
+        raises.
+        """
         channel = self._partition.broker.live_channel
         if channel is None:
             return False
@@ -389,13 +407,14 @@ class AckSender:
         if self.is_due:
             self.send_soon()
 
-    # ── requests ─────────────────────────────────────────────────────────────────────────────────────
+    # ── requests ──────────────────────────────────────────────────────────────────────────────────
     async def _send(self) -> bool:
         """
         Send one request with the handled offsets, or an empty one that only renews the pull lock.
 
         Returns:
-            False if the broker keeps no more ranges above the cursor; the other acks wait for those of older messages.
+            False if the broker keeps no more ranges above the cursor; the other acks wait for those
+            of older messages.
         """
         request = self._request()
         try:
@@ -429,7 +448,9 @@ class AckSender:
         return AckRequest(ack, waiters, self.handled.left_over, held, sent_ns)
 
     def _take_back(self, request: AckRequest) -> None:
-        """Have the next request carry what this one has: it is not known whether the broker has it."""
+        """Have the next request carry what this one has: it is not known whether the broker has
+        it.
+        """
         self.is_due = True
         self._waiters = request.waiters + self._waiters
 
@@ -455,7 +476,7 @@ class AckSender:
         release(request.waiters, durable=False)  # each decides whether it waits on
         if not self.handled.at_range_limit:
             name = self._partition.log_name
-            log.warning("%s: acks wait for older ones: %s", name, error.message)
+            log.warning("%s: acks wait for older messages to be acked: %s", name, error.message)
         if self._partition.respects_range_limit:
             self._in_flight.block()
         fewer = self.handled.refused()
@@ -468,8 +489,8 @@ def linger_s(longest_s: float, now_s: float) -> float:
     """
     Seconds for which a request lingers: up to the next multiple of `longest_s`, at most all of it.
 
-    So the requests of all partitions of an event loop that come within `longest_s` share a write to the socket, and a
-    sync of the broker's disk.
+    So the requests of all partitions of an event loop that come within `longest_s` share a write to
+    the socket, and a sync of the broker's disk.
     """
     return longest_s - now_s % longest_s if longest_s else 0.0
 
@@ -482,7 +503,9 @@ def release(waiters: Iterable[AckWaiter], *, durable: bool) -> None:
 
 
 def release_durable(request: AckRequest) -> list[AckWaiter]:
-    """End the waits for what an accepted request has; returns those for what is left over, which is higher."""
+    """End the waits for what an accepted request has; returns those for what is left over, which is
+    higher.
+    """
     if not request.left_over:
         release(request.waiters, durable=True)
         return []

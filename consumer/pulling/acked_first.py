@@ -1,6 +1,8 @@
-"""Pull clients whose messages are acked, durably, before their handlers start: each is handled at most once.
+"""Pull clients whose messages are acked, durably, before their handlers start: each is handled at
+most once.
 
-    pulled ─▶ a worker takes it ─▶ ack_first ─▶ durable: its handler starts ─▶ done: only the count of those with handlers
+    pulled ─▶ a worker takes it ─▶ ack_first ─▶ durable: its handler starts ─▶ done: only the count
+        of those with handlers
                                        ╰─ handed over, or the lease has ended: it does not start
 
 A hand-over waits for handlers whose messages are acked, as for others.
@@ -19,7 +21,9 @@ from .shared_client import SharedClient
 
 log = logging.getLogger("keylane.consumer")
 PAUSE_S = 0.05
-"""Between two tries while the broker takes no more ranges above the cursor: acks of older messages make room."""
+"""Between two tries while the broker takes no more ranges above the cursor: acks of older messages
+make room.
+"""
 
 
 class AckedFirstClient(PullClient):
@@ -35,7 +39,8 @@ class AckedFirstClient(PullClient):
         Ack messages, and wait until that is durable.
 
         Returns:
-            True if their handler may start now; False if it must not: the lease has ended, or it has started before.
+            True if their handler may start now; False if it must not: the lease has ended, or it
+            has started before.
         """
         offsets = [message.offset for message in messages]
         if not self._started.isdisjoint(offsets):
@@ -51,7 +56,8 @@ class AckedFirstClient(PullClient):
         self._started.update(offsets)
         if self.lapsed:
             log.warning(
-                "%s: the lease ended when %s acked, so that no handler gets what was acked",
+                "%s: the lease ended while %s acked; no handler gets these messages, as with any "
+                "at-most-once loss",
                 self.log_name,
                 counted(len(offsets), "message was", "messages were"),
             )

@@ -6,10 +6,11 @@
 
 Invariants
     A range leaves the queue only when the broker confirmed it: a failed request loses nothing.
-    Every request carries the lowest handled offsets: gaps are filled before newer ranges are sent, and no message is
-    acked before an older one that was handled as well.
-    A broker keeps a limited number of ranges above a cursor.  A range that begins at the cursor adds none, so the lowest
-    range is always taken once all messages before it are handled: in whatever order handlers end, the cursor rises.
+    Every request carries the lowest handled offsets: gaps are filled before newer ranges are sent,
+    and no message is acked before an older one that was handled as well. A broker keeps a limited
+    number of ranges above a cursor.  A range that begins at the cursor adds none, so the lowest
+    range is always taken once all messages before it are handled: in whatever order handlers end,
+    the cursor rises.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ RANGES_PER_REQUEST = 1_000
 
 
 class AckQueue:
-    """Handled offsets as half-open ranges: those not sent yet, and those of the request under way."""
+    """Handled offsets as half-open ranges: those not sent yet, and those of the request under
+    way.
+    """
 
     __slots__ = (
         "end",
@@ -39,9 +42,13 @@ class AckQueue:
         self._ranges: list[Range] = []
         self._start = 0
         self.end = 0
-        """One past the range of handled offsets that grows; public for the hot path: one of these begins there."""
+        """One past the range of handled offsets that grows; public for the hot path: one of these
+        begins there.
+        """
         self._ranges_max = RANGES_PER_REQUEST
-        """The most ranges in the next request: halved after a refusal, doubled after a confirmation."""
+        """The most ranges in the next request: halved after a refusal, doubled after a
+        confirmation.
+        """
         self.under_way: list[Range] = []
         self.left_over = False
         """The request under way does not have all that was handled when it was made."""
@@ -77,7 +84,9 @@ class AckQueue:
         return self._start < self.end or bool(self._ranges) or bool(self.under_way)
 
     def take(self) -> tuple[Range, ...]:
-        """The lowest ranges, sorted and joined, to send next; ranges of a failed request are among them."""
+        """The lowest ranges, sorted and joined, to send next; ranges of a failed request are among
+        them.
+        """
         if self._start < self.end:
             self._ranges.append((self._start, self.end))
             self._start = self.end
@@ -101,7 +110,9 @@ class AckQueue:
             self.at_range_limit = False
 
     def refused(self) -> bool:
-        """Note that the broker's range limit is reached; True if a request with fewer ranges can help."""
+        """Note that the broker's range limit is reached; True if a request with fewer ranges can
+        help.
+        """
         self.at_range_limit = True
         fewer = len(self.under_way) > 1
         self._ranges_max = max(1, len(self.under_way) // 2)

@@ -1,9 +1,11 @@
-"""Consumes a partition for one client alone: messages are read without a lease, and acks stay in this process.
+"""Consumes a partition for one client alone: messages are read without a lease, and acks stay in
+this process.
 
     READ ─▶ hand out ─▶ handled ─▶ ack queue ─▶ `AckedOffsets` of the consumer        nothing new: READ again
 
 Invariant
-    Nothing of it is at the broker: no fence, no pull lock, no cursor, and so no retention that waits.
+    Nothing of it is at the broker: no fence, no pull lock, no cursor, and so no retention that
+    waits.
 """
 
 from __future__ import annotations
@@ -86,7 +88,8 @@ class BroadcastClient(PullClient):
     Args:
         acked: what is handled of the partition: it is continued, and stays when this client ends.
         refresh: has the addresses of brokers looked up again.
-        needs_no: of a message: it was handled before, as the message that it was made of; None: none was.
+        needs_no: of a message: it was handled before, as the message that it was made of; None:
+            none was.
         others: as of `PullClient`.
     """
 
@@ -145,9 +148,11 @@ class BroadcastClient(PullClient):
         except OffsetOutOfRangeError as error:
             if self._offsets.next_offset < (error.first_offset or 0):
                 raise
-            # No next token would change that, as it would for the owner of a lease: only the broker's own folder does.
+            # No next token would change that, as it would for the owner of a lease: only the
+            # broker's own folder does.
             raise NotSentError(
-                f"its broker stores less than was read there, and {MAYBE_OLDER_COPY}: {error.message}"
+                f"its broker stores less than was read there, and {MAYBE_OLDER_COPY}: "
+                f"{error.message}"
             ) from error
         assert isinstance(answer, Batches)
         self._progress.end_offset = answer.next_offset
@@ -181,7 +186,8 @@ class BroadcastClient(PullClient):
         missed = self._offsets.skip_removed(first_offset)
         self._acked_here.add(start, first_offset)
         log.warning(
-            "%s: %s removed before a broadcast consumer got them; it continues at offset %d",
+            "%s: retention removed %s before a broadcast consumer got them; it "
+            "continues at offset %d",
             self.log_name,
             counted(missed, "message was", "messages were"),
             first_offset,

@@ -1,9 +1,11 @@
-"""Hands suspects out one at a time, each once its broker has it durably that it begins: a crash then accuses one message.
+"""Hands suspects out one at a time, each once its broker has it durably that it begins: a crash
+then accuses one message.
 
-    pulled ─▶ SuspectQueue ─▶ begun, durable ─▶ handed out ─▶ acked, failed, or set aside ─▶ the next one ─▶ … ─▶ the rest, at once
+    pulled ─▶ SuspectQueue ─▶ begun, durable ─▶ handed out ─▶ acked, failed, or set aside ─▶ the
+        next one ─▶ … ─▶ the rest, at once
 
-While this goes on, no other message of the partition is handed out, and no suspect of another partition of the consumer;
-other messages of other partitions are not concerned.
+While this goes on, no other message of the partition is handed out, and no suspect of another
+partition of the consumer; other messages of other partitions are not concerned.
 """
 
 from __future__ import annotations
@@ -59,7 +61,9 @@ class CarefulClient(DeliveringClient, Protocol):
         ...
 
     def divert(self, messages: list[Message]) -> list[Message]:
-        """Park those of messages that are counted as handed out whose keys are parked; returns the others."""
+        """Park those of messages that are counted as handed out whose keys are parked; returns the
+        others.
+        """
         ...
 
     def leave_out_parked(self, batch: PulledBatch) -> None:
@@ -124,7 +128,9 @@ class CarefulHandOut(ClientDelivery):
         """Of that message."""
         self._stored: list[PulledBatch] = []
         self._opens = False
-        """It is known that the program takes messages; until then batches are kept as they were stored."""
+        """It is known that the program takes messages; until then batches are kept as they were
+        stored.
+        """
         self._columns: ColumnSuspects | None = None
         """It is known that the program takes Arrow data."""
         self._answer = answer
@@ -132,8 +138,9 @@ class CarefulHandOut(ClientDelivery):
         """Messages may be handed out as they are pulled."""
         self.goes_first = True
         """
-        Lanes take its messages before all others: what is begun is with a handler soon, however many messages of other
-        partitions wait.  False once a suspect was not waited for: no later one of its key may overtake it.
+        Lanes take its messages before all others: what is begun is with a handler soon, however
+        many messages of other partitions wait.  False once a suspect was not waited for: no later
+        one of its key may overtake it.
         """
 
     @staticmethod
@@ -166,8 +173,8 @@ class CarefulHandOut(ClientDelivery):
         """Hand everything out until no suspect is left."""
         client, upto = self.client, self._answer.suspects_upto
         log.warning(
-            "%s: the two consumers before it ended without handing over; %s handled one at a time, for up to "
-            "%d s, because one of them may have ended both",
+            "%s: the two previous consumers ended without handing over; %s handled one at a time, "
+            "for up to %d s, because one message may have ended both",
             client.log_name,
             counted(max(upto - client.cursor, 1), "message is", "messages are"),
             CAREFUL_MS // 1_000,
@@ -204,7 +211,7 @@ class CarefulHandOut(ClientDelivery):
         waiting = sum(batch.count for batch in stored) + len(self._queue.rest())
         self.client.forget(waiting)
 
-    # ── Arrow data ───────────────────────────────────────────────────────────────────────────────────
+    # ── Arrow data ────────────────────────────────────────────────────────────────────────────────
     async def _run_columns(self, stored: list[PulledBatch]) -> None:
         """As `run`, of batches that the program takes as Arrow data: in parts."""
         client, answer = self.client, self._answer
@@ -256,9 +263,11 @@ class CarefulHandOut(ClientDelivery):
         if start <= self._offset < end:
             self._ended.set()
 
-    # ── messages ─────────────────────────────────────────────────────────────────────────────────────
+    # ── messages ──────────────────────────────────────────────────────────────────────────────────
     def _accuse(self, message: Message, crashes: int, then: str = "") -> None:
-        """Name a message whose process ended while it was handled alone, in the log and at its broker."""
+        """Name a message whose process ended while it was handled alone, in the log and at its
+        broker.
+        """
         log.warning(
             "%s: the process of its consumer ended while it was handled, %s%s",
             message_name(message),
@@ -323,13 +332,15 @@ class CarefulHandOut(ClientDelivery):
             self.client.bury(message, failure)
 
     def _give(self, messages: list[Message]) -> bool:
-        """Hand messages out as any others, but for those of parked keys, which are parked; True if any are left."""
+        """Hand messages out as any others, but for those of parked keys, which are parked; True if
+        any are left.
+        """
         left = self.client.divert(messages)
         if left:
             self.client.give(left)
         return bool(left)
 
-    # ── as a delivery of messages ────────────────────────────────────────────────────────────────────
+    # ── as a delivery of messages ─────────────────────────────────────────────────────────────────
     def done(self, offset: int) -> None:
         """Note that the message at `offset` is handled."""
         super().done(offset)

@@ -1,12 +1,16 @@
-"""Arrow data that may have ended the process of an earlier owner: which part of it is handed out next.  Pure.
+"""Arrow data that may have ended the process of an earlier owner: which part of it is handed out
+next.  Pure.
 
-    put ─▶ stored ─▶ next: a part, whose last offset is begun durably ─▶ acked ─▶ the next part ─▶ … ─▶ rest
-                           ╰─ its process ends: the next owner gets 1/PARTS of it at a time, until a row is alone
+    put ─▶ stored ─▶ next: a part, whose last offset is begun durably ─▶ acked ─▶ the next part ─▶ …
+        ─▶ rest
+                           ╰─ its process ends: the next owner gets 1/PARTS of it at a time, until a
+                               row is alone
 
 Invariants
-    The rows from the cursor up to the lowest offset that was begun are those that the process which ended had in hand.
-    Rows leave in the order of their offsets, and nothing overtakes a suspect.
-    Only a row that was alone in its part is accused: it counts crashes, a larger part never has more than one.
+    The rows from the cursor up to the lowest offset that was begun are those that the process which
+    ended had in hand. Rows leave in the order of their offsets, and nothing overtakes a suspect.
+    Only a row that was alone in its part is accused: it counts crashes, a larger part never has
+    more than one.
 """
 
 from __future__ import annotations
@@ -19,7 +23,9 @@ from ..delivery.pulled_batch import PulledBatch
 from .suspects import CAREFUL_MS
 
 PARTS = 16
-"""The number of smaller parts in which an accused one comes again: 100,000 rows take five crashes at most."""
+"""The number of smaller parts in which an accused one comes again: 100,000 rows take five crashes
+at most.
+"""
 PART_BYTES_MAX = 2 << 20
 
 
@@ -30,7 +36,9 @@ class SuspectPart:
     batches: list[PulledBatch]
     last: int
     crashes: int
-    """How often a process ended while this row alone was begun; 0: it is not alone, or was not begun before."""
+    """How often a process ended while this row alone was begun; 0: it is not alone, or was not
+    begun before.
+    """
 
     @property
     def count(self) -> int:
@@ -40,7 +48,8 @@ class SuspectPart:
 
 class ColumnSuspects:
     """
-    The rows of one partition while some of them may be suspects; every time is milliseconds of the boot clock.
+    The rows of one partition while some of them may be suspects; every time is milliseconds of the
+    boot clock.
 
     Args:
         upto: suspects are all rows below it.

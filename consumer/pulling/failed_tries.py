@@ -1,4 +1,5 @@
-"""How often messages of one partition failed, and which of them holds others up: told to the broker with the acks.  Pure.
+"""How often messages of one partition failed, and which of them holds others up: told to the broker
+with the acks.  Pure.
 
 The broker keeps the numbers, and gives them to the next owner.
 """
@@ -42,7 +43,9 @@ class FailedTries:
         self._failing: dict[int, _LastFailure] = {}
         """Offset → the last failure of a message that waits for its next try, or that it hangs."""
         self._redriven: dict[tuple[int, int], _LastFailure] = {}
-        """(partition that stores it, offset) → the same, of a message that was parked and is handled again."""
+        """(partition that stores it, offset) → the same, of a message that was parked and is
+        handled again.
+        """
 
     def __bool__(self) -> bool:
         """True if the broker was not told of some."""
@@ -53,7 +56,9 @@ class FailedTries:
         self.earlier = dict(earlier)
 
     def count_on(self, messages: Iterable[Message]) -> None:
-        """Have the attempts of messages that were just pulled begin behind those of earlier grants."""
+        """Have the attempts of messages that were just pulled begin behind those of earlier
+        grants.
+        """
         if self.earlier:
             for message in messages:
                 message.attempt += self.earlier.pop(message.offset, 0)
@@ -68,7 +73,9 @@ class FailedTries:
         _note(self._failing, message.offset, message.key, failure)
 
     def hangs(self, message: Message, why: Failure, running_ms: int) -> bool:
-        """Note that a message has been with its handler, or the program, for so long; True if that is news."""
+        """Note that a message has been with its handler, or the program, for so long; True if that
+        is news.
+        """
         return _note(self._failing, message.offset, message.key, why, running_ms)
 
     def redriven_hangs(self, source: int, message: Message, why: Failure, running_ms: int) -> bool:
@@ -119,7 +126,9 @@ class FailedTries:
         )
 
     def told_with(self, ranges: tuple[Range, ...]) -> tuple[Tries, FailingMessage | None]:
-        """What the next request tells, which acks `ranges`: as `next`, and as `oldest` once these have `ended`."""
+        """What the next request tells, which acks `ranges`: as `next`, and as `oldest` once these
+        have `ended`.
+        """
         if not (self._untold or self._failing or self._redriven):
             return (), None
         failed = self.next()
@@ -144,7 +153,9 @@ def _note(
     failure: Failure,
     running_ms: int | None = None,
 ) -> bool:
-    """True if it is noted for the first time that the message fails, or that its present try hangs."""
+    """True if it is noted for the first time that the message fails, or that its present try
+    hangs.
+    """
     known = failing.get(place)
     if known is None and len(failing) >= FAILING_MAX:
         return False

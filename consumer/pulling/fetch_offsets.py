@@ -1,13 +1,15 @@
-"""Which offsets of a partition its owner pulls next, which it skips, and whether the group has acked it to the end.  Pure.
+"""Which offsets of a partition its owner pulls next, which it skips, and whether the group has
+acked it to the end.  Pure.
 
-    begin at the cursor ─▶ unseen(batch) ─▶ … ─▶ exhausted: nothing is left to pull ─▶ drained: all of it is acked
+    begin at the cursor ─▶ unseen(batch) ─▶ … ─▶ exhausted: nothing is left to pull ─▶ drained: all
+        of it is acked
                                  │ retention removed messages before they were pulled
                                  ╰─▶ skip_removed ─▶ the first message that is still stored
 
 Invariants
-    `next_offset` only rises, and passes no message by.  No message is handed out twice, or after it was acked; messages that
-    retention removed are counted.
-    A partition is drained only if it is sealed.
+    `next_offset` only rises, and passes no message by.  No message is handed out twice, or after it
+    was acked; messages that retention removed are counted. A partition is drained only if it is
+    sealed.
 """
 
 from __future__ import annotations
@@ -69,7 +71,8 @@ class FetchOffsets:
 
     def unseen_ranges(self, header: Header) -> list[Range]:
         """
-        The offsets of a batch that were neither pulled before nor acked; the next pull begins behind the batch.
+        The offsets of a batch that were neither pulled before nor acked; the next pull begins
+        behind the batch.
 
         Raises:
             OutcomeUnknownError: messages before the batch did not come.
@@ -84,7 +87,8 @@ class FetchOffsets:
     def _check_follows(self, header: Header) -> None:
         if header.base_offset > self.next_offset:
             raise OutcomeUnknownError.of_read(
-                f"the broker has left out messages [{self.next_offset}, {header.base_offset}) of an answer"
+                f"the broker has left out messages [{self.next_offset}, "
+                f"{header.base_offset}) of an answer"
             )
 
     def pass_over(self, start: int, end: int) -> list[Range]:
@@ -104,7 +108,9 @@ class FetchOffsets:
         self._acked_end = max(self._acked_end, end)
 
     def skip_removed(self, first_offset: int) -> int:
-        """Pull from `first_offset` on, because older messages were removed; returns how many of them were not acked."""
+        """Pull from `first_offset` on, because older messages were removed; returns how many of
+        them were not acked.
+        """
         missed = self._acked.unacked(self.next_offset, first_offset)
         self.next_offset = first_offset
         self.missed += missed

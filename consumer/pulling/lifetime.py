@@ -18,10 +18,9 @@
     FENCED      no               no      no              no                          the fence is reported
 
 Invariants
-    After the lease's end no handler starts, no ack of the user is taken, and no renewal counts: messages may be with
-    another consumer by then.
-    While STOPPING the lease can still be renewed, and no handler starts.
-    FENCED is final, and keeps the first fence.
+    After the lease's end no handler starts, no ack of the user is taken, and no renewal counts:
+    messages may be with another consumer by then. While STOPPING the lease can still be renewed,
+    and no handler starts. FENCED is final, and keeps the first fence.
 """
 
 from __future__ import annotations
@@ -50,7 +49,9 @@ class PullEvent(enum.Enum):
 
     ACQUIRED = enum.auto()
     FAILED = enum.auto()
-    """A request failed that may be repeated.  The broker may have restarted, so the fence is raised again."""
+    """A request failed that may be repeated.  The broker may have restarted, so the fence is raised
+    again.
+    """
     EXHAUSTED = enum.auto()
     STOPPED = enum.auto()
     CLOSED = enum.auto()
@@ -103,7 +104,9 @@ class Lifetime:
 
     @property
     def deadline_ns(self) -> int:
-        """No handler starts after it: the end of the lease, or 0 in a state in which no handler starts."""
+        """No handler starts after it: the end of the lease, or 0 in a state in which no handler
+        starts.
+        """
         return self.lease_until_ms * 1_000_000 if self.state in STARTING else 0
 
     def on(self, event: PullEvent) -> None:
@@ -121,7 +124,9 @@ class Lifetime:
         self.state = after
 
     def on_fence(self, token: int) -> bool:
-        """Note that the broker has seen the higher `token` (0: not named); True for the first fence."""
+        """Note that the broker has seen the higher `token` (0: not named); True for the first
+        fence.
+        """
         first = not self.fenced
         self.on(PullEvent.FENCED)
         if first:
@@ -129,14 +134,18 @@ class Lifetime:
         return first
 
     def renew(self, lease_until_ms: int, now_ms: int) -> bool:
-        """Let the lease end at `lease_until_ms`; False if it has lapsed: a lapsed lease is not renewed."""
+        """Let the lease end at `lease_until_ms`; False if it has lapsed: a lapsed lease is not
+        renewed.
+        """
         if self.lapsed(now_ms):
             return False
         self.lease_until_ms = lease_until_ms
         return True
 
     def lapsed(self, now_ms: int) -> bool:
-        """True once the right to the partition is lost for good: fenced, or past the end of the lease."""
+        """True once the right to the partition is lost for good: fenced, or past the end of the
+        lease.
+        """
         return self.fenced or now_ms >= self.lease_until_ms
 
     def left_ms(self, now_ms: int) -> int:
@@ -145,5 +154,7 @@ class Lifetime:
 
     @property
     def acks_until_ns(self) -> int:
-        """The user may ack until then: the acks are sent while the lease holds; 0 in a state in which none is sent."""
+        """The user may ack until then: the acks are sent while the lease holds; 0 in a state in
+        which none is sent.
+        """
         return 0 if self.state in ENDED else self.lease_until_ms * 1_000_000

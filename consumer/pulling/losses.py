@@ -13,7 +13,9 @@ STALL_MIN_MS = 500
 
 
 class Stalls:
-    """Stalls of the event loop, measured by a task that sleeps and wakes; every time is of the boot clock, in ms."""
+    """Stalls of the event loop, measured by a task that sleeps and wakes; every time is of the boot
+    clock, in ms.
+    """
 
     def __init__(self) -> None:
         self._due_ms = 0
@@ -35,7 +37,8 @@ class Stalls:
 
     def line(self, late_ms: int, now_ms: int, *, ttl_ms: int, margin_ms: int) -> str:
         """
-        The log line for a stall that has just ended; "" if it is short, or the last line is too recent.
+        The log line for a stall that has just ended; "" if it is short, or the last line is too
+        recent.
 
         Args:
             margin_ms: how much earlier than its ttl a lease ends at the consumer.
@@ -65,7 +68,9 @@ class Losses:
         self._lost: dict[str, list[str]] = {}
 
     def note(self, partition_id: int, token: int, why: str, *, fence: int = 0) -> None:
-        """Note a lost lease and its reason `why`; `fence` is the newer token, 0 if the broker named none."""
+        """Note a lost lease and its reason `why`; `fence` is the newer token, 0 if the broker named
+        none.
+        """
         fenced = f", newer token {fence}" if fence else ""
         self._lost.setdefault(why, []).append(f"{partition_id} (token {token}{fenced})")
 
@@ -79,7 +84,9 @@ class Losses:
 
 
 def why_lapsed(*, silent_ms: int, stalled_ms: int) -> str:
-    """The reason of a lapse: no heartbeat was answered for `silent_ms`, and the event loop was blocked for `stalled_ms`."""
+    """The reason of a lapse: no heartbeat was answered for `silent_ms`, and the event loop was
+    blocked for `stalled_ms`.
+    """
     if 2 * stalled_ms >= silent_ms:
         return f"the event loop did not run for {_seconds(stalled_ms)}: {WHY_BLOCKED}"
     blocked = (
@@ -90,12 +97,17 @@ def why_lapsed(*, silent_ms: int, stalled_ms: int) -> str:
 
 HEARTBEATS_PER_TTL = 3
 WHY_BLOCKED = (
-    "code in this program blocked it (a handler that blocks needs threads=, as Consumer(…, threads=8)), "
+    "code in this program blocked it (a handler that blocks needs threads=, as Consumer(…, "
+    "threads=8)), "
     "or the program or its machine was stopped"
 )
-FENCED = "its broker has seen a newer fencing token, so another consumer owns it or an operator set the group's progress"
+FENCED = (
+    "its broker has seen a newer fencing token, so another consumer owns it or an operator set the "
+    "group's progress"
+)
 SESSION_ENDED = (
-    "the metaserver does not know this session any more: it expired there, its instance name was taken, or the group was "
+    "the metaserver does not know this session any more: it expired there, its instance name was "
+    "taken, or the group was "
     "switched or deleted"
 )
 

@@ -1,6 +1,7 @@
 """A bounded counter: the messages of a partition that are with handlers.
 
-One task waits at a time: pulling waits for capacity, and once pulling has ended, the hand-over waits for zero.
+One task waits at a time: pulling waits for capacity, and once pulling has ended, the hand-over
+waits for zero.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ class MessagesInFlight:
     """
     Counts messages handed out and not yet handled or forgotten.
 
-    `count` and `wake_at` are public for the hot path: a handled message takes one from `count`, and calls `wake` if
-    `count` is down to `wake_at`.
+    `count` and `wake_at` are public for the hot path: a handled message takes one from `count`, and
+    calls `wake` if `count` is down to `wake_at`.
 
     Args:
-        retrying_max: messages waiting for their next try that do not count against the limit, at most.
+        retrying_max: messages waiting for their next try that do not count against the limit, at
+            most.
     """
 
     __slots__ = ("_blocked", "_event", "_retrying", "_retrying_max", "count", "wake_at")
@@ -79,7 +81,9 @@ class MessagesInFlight:
             await self._down_to(limit // RESUME_SHARE + min(self._retrying, self._retrying_max))
 
     async def changed(self) -> None:
-        """Wait until a message is handled or forgotten, or waits for its next try, or `wake` is called."""
+        """Wait until a message is handled or forgotten, or waits for its next try, or `wake` is
+        called.
+        """
         await self._down_to(self.count - 1)
 
     async def wait_until_empty(self) -> None:

@@ -29,7 +29,8 @@ class Position:
     """Messages from the cursor to the end; some of them may be acked above the cursor."""
     lag_s: float
     """
-    The age in seconds of the oldest batch that is pulled and not acked, by the sender's calendar; 0.0 without a lag.
+    The age in seconds of the oldest batch that is pulled and not acked, by the sender's calendar;
+    0.0 without a lag.
 
     If nothing of the lag is pulled, as after `pause`, it is the age of what was pulled last.
     """

@@ -1,14 +1,16 @@
-"""Pulls of a partition one after another, each sent where the answer of the one before arrives, without a task.
+"""Pulls of a partition one after another, each sent where the answer of the one before arrives,
+without a task.
 
     task ─▶ PULL ─▶ answer: plain? ─ yes ─▶ handed out ─▶ another comes, else PULL ─▶ …
       ▲                        │               │ held, full, moved
       ╰──── no, or an error ───┴───────────────╯
 
-A broker gives several answers to one pull while they are small.  The first that is not handed out here ends that: what
-comes behind it is left, and pulled again.
+A broker gives several answers to one pull while they are small.  The first that is not handed out
+here ends that: what comes behind it is left, and pulled again.
 
-The task of the partition waits meanwhile: it looks at every answer that needs a wait, and at every error.  So a message is
-with a worker a turn of the event loop after its bytes, and the next pull travels while its handler runs.
+The task of the partition waits meanwhile: it looks at every answer that needs a wait, and at every
+error.  So a message is with a worker a turn of the event loop after its bytes, and the next pull
+travels while its handler runs.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ from ...rpc.client import BrokerClient
 from ...rpc.network import Calling, Channel
 
 CHAINS_MAX = 1_024
-"""Chains of one channel.  Other pulls take turns at the `BrokerClient`; both together stay below a broker's limit."""
+"""Chains of one channel.  Other pulls take turns at the `BrokerClient`; both together stay below a
+broker's limit.
+"""
 _chains: WeakKeyDictionary[Channel, int] = WeakKeyDictionary()
 
 
@@ -78,7 +82,8 @@ class PullChain:
         Pull until something has to be waited for.
 
         Returns:
-            An answer that was not taken; None: every answer was, and there is something to wait for before the next pull.
+            An answer that was not taken; None: every answer was, and there is something to wait for
+            before the next pull.
 
         Raises:
             KeylaneError: as of a call to a broker, or of a batch that cannot be opened.
@@ -105,7 +110,9 @@ class PullChain:
                 calling.cancel()
 
     def end(self) -> None:
-        """End the pull that is under way: `run` returns None, and what it would have brought is pulled again."""
+        """End the pull that is under way: `run` returns None, and what it would have brought is
+        pulled again.
+        """
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)

@@ -7,7 +7,8 @@
 Invariants
     The fence is raised before the cursor is read; nothing is pulled without it.
     After `deadline_ns` no handler starts and no request renews the pull lock.
-    After a restart of the broker the fence is raised again under the same token; no message is pulled twice.
+    After a restart of the broker the fence is raised again under the same token; no message is
+    pulled twice.
 """
 
 from __future__ import annotations
@@ -65,9 +66,13 @@ from .pull_owner import PullOwner
 
 log = logging.getLogger("keylane.consumer")
 WARN_AFTER = 8
-"""Failures of pulls in a row, after about 5 s of pauses, from which on they are logged as warnings."""
+"""Failures of pulls in a row, after about 5 s of pauses, from which on they are logged as
+warnings.
+"""
 AT_ONCE_BYTES = 64 << 10
-"""Pulled bytes that are handed out where they arrive; of more, the event loop turns between batches."""
+"""Pulled bytes that are handed out where they arrive; of more, the event loop turns between
+batches.
+"""
 
 
 class PullClient(UserAcks):
@@ -85,14 +90,20 @@ class PullClient(UserAcks):
     token_is_single_use = True
     """Only one pull client is made for a token, so that no message is handled twice under it."""
     respects_range_limit = True
-    """Stop pulling while the broker takes no more ranges above the cursor: only messages pulled already fill its gaps."""
+    """Stop pulling while the broker takes no more ranges above the cursor: only messages pulled
+    already fill its gaps.
+    """
     exclusive = True
     """As a delivery of messages: no other session has a message under their token."""
     renewal_ms = math.inf
     exempts_retries = False
-    """Messages waiting for their next try do not count against the limit, up to `buffer_messages` of them."""
+    """Messages waiting for their next try do not count against the limit, up to `buffer_messages`
+    of them.
+    """
     no_connection_since_ms: int | None = None
-    """The boot time since which no call of the partition has reached its broker; None: the last one did."""
+    """The boot time since which no call of the partition has reached its broker; None: the last one
+    did.
+    """
 
     def __init__(
         self,
@@ -174,7 +185,9 @@ class PullClient(UserAcks):
         """Has the broker keep how often a message has failed, and show why."""
         self.note_hangs = sender.hangs
         self._careful: CarefulHandOut | None = None
-        """Hands out what is pulled, while some of it may have ended the process of an earlier owner."""
+        """Hands out what is pulled, while some of it may have ended the process of an earlier
+        owner.
+        """
         self._carefully: asyncio.Task[None] | None = None
         self._pulling = start_task(self.run(self._pull), name=f"pull {self.partition_id}")
         self._acking = start_task(self.run(sender.run), name=f"ack {self.partition_id}")
@@ -184,18 +197,20 @@ class PullClient(UserAcks):
             self, self._who, in_flight=self._in_flight, settings=self._settings, rng=self._rng
         )
 
-    # ── the lease ────────────────────────────────────────────────────────────────────────────────────
+    # ── the lease ─────────────────────────────────────────────────────────────────────────────────
     def renew(self, deadline_ms: int, address: str | None) -> None:
         """
         Let the lease end at `deadline_ms`, and follow the broker to `address`; None: not known now.
 
-        A lapsed lease is not renewed, because messages may have been skipped.  No handler starts during a hand-over.
+        A lapsed lease is not renewed, because messages may have been skipped.  No handler starts
+        during a hand-over.
         """
         if not self.life.renew(deadline_ms, self._clock.boot_ms()):
             return
         if address is not None and address != self.broker.address:
             self.broker = self._connections.broker_at(address)
-            self._chain.end()  # a broker that still answers there would let its pull wait to the end
+            # a broker that still answers there would let its pull wait to the end
+            self._chain.end()
         self._note_deadlines()
 
     def stop(self) -> None:
@@ -216,7 +231,7 @@ class PullClient(UserAcks):
         self.life.on(event)
         self._note_deadlines()
 
-    # ── parked messages ──────────────────────────────────────────────────────────────────────────────
+    # ── parked messages ───────────────────────────────────────────────────────────────────────────
     def hand_out(self, messages: list[Message]) -> None:
         """Count messages as handed out, and give them to handlers or the iteration."""
         self._in_flight.count += len(messages)
@@ -235,15 +250,19 @@ class PullClient(UserAcks):
         return message.delivery is self or client_of(message) is self
 
     def held(self) -> list[Message]:
-        """The messages that the next request renews: none, because no other session has them under this token."""
+        """The messages that the next request renews: none, because no other session has them under
+        this token.
+        """
         return []
 
     def renewed(self, messages: list[Message], sent_ns: int) -> None:
         """Note that a request made at `sent_ns` has renewed messages."""
 
-    # ── messages that are set aside ────────────────────────────────────────────────────────────────────
+    # ── messages that are set aside ───────────────────────────────────────────────────────────────
     def divert(self, messages: list[Message]) -> list[Message]:
-        """Park those of messages that are counted as handed out whose keys are parked; returns the others."""
+        """Park those of messages that are counted as handed out whose keys are parked; returns the
+        others.
+        """
         if not self.parking.keys:
             return messages
         left = self._divert(messages)
@@ -259,7 +278,9 @@ class PullClient(UserAcks):
             batch.keep(self.divert(batch.wanted(whole)))
 
     def _divert(self, messages: list[Message]) -> list[Message]:
-        """Park the messages whose keys are parked, and pass over those of them that are not wanted; returns the others."""
+        """Park the messages whose keys are parked, and pass over those of them that are not wanted;
+        returns the others.
+        """
         wanted, keys = self.owner.wanted, self.parking.keys
         if wanted is not None:
             unwanted = {
@@ -288,7 +309,9 @@ class PullClient(UserAcks):
         self.forget(1)
 
     def retry(self, message: Message, failure: Failure, pause_ms: int) -> None:
-        """Set a message aside alone until its next try, in `pause_ms`: later ones of its key go on."""
+        """Set a message aside alone until its next try, in `pause_ms`: later ones of its key go
+        on.
+        """
         self._tries.ended([(message.offset, message.offset + 1)])
         self.parking.retry(message.offset, failure, pause_ms)
         self.forget(1)
@@ -298,7 +321,9 @@ class PullClient(UserAcks):
         self._tries.blocks(message, failure)
 
     def redriven_failed(self, source: int, message: Message, failure: Failure) -> None:
-        """Have the broker show that a message fails again which partition `source` stores, and which was parked."""
+        """Have the broker show that a message fails again which partition `source` stores, and
+        which was parked.
+        """
         self._tries.redriven_failed(source, message, failure)
         self._acks.send_soon()
 
@@ -311,7 +336,7 @@ class PullClient(UserAcks):
         """Note that this message is handled, or no longer here."""
         self._tries.redriven_ended(source, offset)
 
-    # ── what handlers did ────────────────────────────────────────────────────────────────────────────
+    # ── what handlers did ─────────────────────────────────────────────────────────────────────────
     def done(self, offset: int) -> None:
         """Note that the message at `offset` is handled."""
         handled = self._handled
@@ -357,7 +382,9 @@ class PullClient(UserAcks):
         self._in_flight.remove(count)
 
     def add_retrying(self, count: int) -> None:
-        """Note that `count` more of the messages handed out wait for their next try; fewer, if it is negative."""
+        """Note that `count` more of the messages handed out wait for their next try; fewer, if it
+        is negative.
+        """
         self._in_flight.add_retrying(count)
 
     def check_takes_acks(self, offset: int) -> None:
@@ -374,7 +401,7 @@ class PullClient(UserAcks):
         if self.boot_ns() >= self.acks_until_ns:
             raise LeaseLostError(partition_id=self.partition_id, offset=offset)
 
-    # ── tasks ────────────────────────────────────────────────────────────────────────────────────────
+    # ── tasks ─────────────────────────────────────────────────────────────────────────────────────
     async def run(self, body: Callable[[], Awaitable[None]]) -> None:
         """Run the body of a task, whose error ends this client or the consumer."""
         try:
@@ -383,8 +410,9 @@ class PullClient(UserAcks):
             log.info("%s: %s", self.log_name, error.message)
             self._fence(error)
         except OffsetOutOfRangeError as error:
-            # The broker stores less than was pulled from it.  Only an owner with the next token may begin again.
-            log.error("%s is handed over: %s", self.log_name, error.message)
+            # The broker stores less than was pulled from it.  Only an owner with the next token may
+            # begin again.
+            log.error("%s is handed over after an error: %s", self.log_name, error.message)
             self.owner.end(self)
         except (asyncio.CancelledError, GeneratorExit):
             raise
@@ -484,7 +512,9 @@ class PullClient(UserAcks):
             await self.gate.passed()
 
     async def _wait_for_capacity(self, limit: int) -> None:
-        """Wait until fewer than `limit` messages are with handlers, and the broker takes acks of more."""
+        """Wait until fewer than `limit` messages are with handlers, and the broker takes acks of
+        more.
+        """
         if not self._in_flight.has_capacity(limit):
             self.waiting_for = "handlers"
             await self._in_flight.wait_for_capacity(limit)
@@ -537,7 +567,9 @@ class PullClient(UserAcks):
         self._room.came(len(payload), answer.upto - self._offsets.next_offset)
 
     def take_at_once(self, answer: Answer, payload: memoryview) -> bool:
-        """Hand out what was pulled; False, and nothing is done, if that needs a wait, or a turn of the event loop."""
+        """Hand out what was pulled; False, and nothing is done, if that needs a wait, or a turn of
+        the event loop.
+        """
         if (
             type(answer) is not Batches
             or answer.sealed
@@ -592,7 +624,9 @@ class PullClient(UserAcks):
             self._pass_over(low, high)
 
     def _pass_over(self, start: int, end: int) -> None:
-        """Count the messages `[start, end)` as handled: the broker has left them out, and they are not wanted."""
+        """Count the messages `[start, end)` as handled: the broker has left them out, and they are
+        not wanted.
+        """
         for low, high in self._offsets.pass_over(start, end):
             self._handled.done_range(low, high)
             self._acks.send_soon()
@@ -627,7 +661,9 @@ class PullClient(UserAcks):
         self.owner.hand_out_batch(opened)
 
     def open_cut(self, batch: CutBatch) -> list[Message]:
-        """The messages of a batch to be handled now, without those of parked keys, which are parked."""
+        """The messages of a batch to be handled now, without those of parked keys, which are
+        parked.
+        """
         self._room.opened(batch.header.length)
         who = (self._subject, self.partition_id, self.token)
         messages = decode_messages(batch.columns, batch.header, *who, self)
@@ -643,7 +679,8 @@ class PullClient(UserAcks):
         Skip messages that retention removed before they were pulled.
 
         Raises:
-            OffsetOutOfRangeError: `error`, if no message was removed: the broker stores less than was pulled.
+            OffsetOutOfRangeError: `error`, if no message was removed: the broker stores less than
+                was pulled.
         """
         first_offset = error.first_offset or 0
         if self._offsets.next_offset >= first_offset:
@@ -670,7 +707,7 @@ class PullClient(UserAcks):
         who = (self._subject, self.partition_id, self.token)
         return decode_messages(column_views(payload, header, start), header, *who, delivery)
 
-    # ── what it is asked and told ──────────────────────────────────────────────────────────────────────
+    # ── what it is asked and told ─────────────────────────────────────────────────────────────────
     def note_unanswered(self, error: KeylaneError) -> None:
         """Note why a call of the partition failed."""
         if not isinstance(error, NO_CONNECTION):
@@ -684,7 +721,9 @@ class PullClient(UserAcks):
         return self.no_connection_since_ms is None and self.life.state in ANSWERED
 
     def _note_pull_failed(self, error: KeylaneError) -> None:
-        """Show why nothing is pulled; after WARN_AFTER failures in a row the log has it as a warning."""
+        """Show why nothing is pulled; after WARN_AFTER failures in a row the log has it as a
+        warning.
+        """
         self.waiting_for = error.message
         self.note_unanswered(error)
         level = self._trouble_level
@@ -714,7 +753,9 @@ class PullClient(UserAcks):
 
     @property
     def lapsed(self) -> bool:
-        """True once the right to the partition is lost for good: fenced, or past the end of the lease."""
+        """True once the right to the partition is lost for good: fenced, or past the end of the
+        lease.
+        """
         return self.life.lapsed(self._clock.boot_ms())
 
     @property
@@ -749,7 +790,9 @@ class PullClient(UserAcks):
 
     @property
     def is_careful(self) -> bool:
-        """True while messages that may have ended the process of an earlier owner are handled one at a time."""
+        """True while messages that may have ended the process of an earlier owner are handled one
+        at a time.
+        """
         return not (self._careful is None or self._careful.is_over)
 
     @property
@@ -798,7 +841,9 @@ class PullClient(UserAcks):
 
     @property
     def sealed(self) -> bool:
-        """True if the partition ends: those that continue it wait until the group has acked all of it."""
+        """True if the partition ends: those that continue it wait until the group has acked all of
+        it.
+        """
         return self._offsets.end_offset is not None
 
     @property
@@ -811,7 +856,8 @@ class PullClient(UserAcks):
         """
         True while the broker is known to have acks of all that was pulled, and a pull waits.
 
-        The broker holds the pull lock for the time of the pull.  What is parked is acked by that: the next ack tells it.
+        The broker holds the pull lock for the time of the pull.  What is parked is acked by that:
+        the next ack tells it.
         """
         offsets = self._offsets
         return (
@@ -821,7 +867,9 @@ class PullClient(UserAcks):
         )
 
     def abandon(self) -> None:
-        """End what is left of it, without a word to the broker: its hand-over has failed.  A second call changes nothing."""
+        """End what is left of it, without a word to the broker: its hand-over has failed.  A second
+        call changes nothing.
+        """
         self._cancel_tasks()
         self._acks.end()
         self._room.leave()
@@ -835,12 +883,16 @@ class PullClient(UserAcks):
         return tasks
 
     async def check_parked(self, version: int) -> None:
-        """Learn what an operator has changed, if a version of the broker's is newer than the one that is known."""
+        """Learn what an operator has changed, if a version of the broker's is newer than the one
+        that is known.
+        """
         await self.parking.check(version)
 
-    # ── the end ──────────────────────────────────────────────────────────────────────────────────────
+    # ── the end ───────────────────────────────────────────────────────────────────────────────────
     async def hand_over(self, *, flush_ms: int) -> None:
-        """Once stopped, and once its handlers have ended: send the last acks and release the pull lock, within `flush_ms`."""
+        """Once stopped, and once its handlers have ended: send the last acks and release the pull
+        lock, within `flush_ms`.
+        """
         self._on(PullEvent.CLOSED)
         await asyncio.gather(*self._cancel_tasks(), return_exceptions=True)
         try:
@@ -851,8 +903,13 @@ class PullClient(UserAcks):
                 await self._acks.flush()
                 await self._release()
         except (TimeoutError, KeylaneError) as error:
-            # The next owner's higher token takes the partition all the same; messages without an ack are redelivered.
-            log.info("%s: hand-over: %s", self.log_name, getattr(error, "message", "too slow"))
+            # The next owner's higher token takes the partition all the same; messages without an
+            # ack are redelivered.
+            log.info(
+                "%s: the hand-over met an error: %s",
+                self.log_name,
+                getattr(error, "message", "too slow"),
+            )
         finally:
             self._acks.end()
             self._room.leave()

@@ -1,4 +1,6 @@
-"""What a pull client needs of its consumer: it takes what was pulled, and is told of changes of the partition."""
+"""What a pull client needs of its consumer: it takes what was pulled, and is told of changes of the
+partition.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ class PullOwner(Protocol):
         ...
 
     def hand_out_batch(self, batch: Any) -> None:
-        """Take a batch that is not opened: a PulledBatch if it `keeps_batches`, a CutBatch if not."""
+        """Take a batch that is not opened: a PulledBatch if it `keeps_batches`, a CutBatch if
+        not.
+        """
         ...
 
     def hand_out(self, messages: list[Message]) -> None:
@@ -50,7 +54,9 @@ class PullOwner(Protocol):
 
     @property
     def spare(self) -> int:
-        """Of a shared group: for how many further messages a worker is free; below 0: so many wait for one."""
+        """Of a shared group: for how many further messages a worker is free; below 0: so many wait
+        for one.
+        """
         ...
 
     def held(self, client: Any) -> list[Message]:
@@ -58,7 +64,9 @@ class PullOwner(Protocol):
         ...
 
     def passed_over(self, message: Message) -> None:
-        """Take note that the program has not acked a message of a shared group, which is handed out again."""
+        """Take note that the program has not acked a message of a shared group, which is handed out
+        again.
+        """
         ...
 
     def end(self, client: Any) -> None:
@@ -67,16 +75,22 @@ class PullOwner(Protocol):
 
     @property
     def by_hand(self) -> bool:
-        """Whether the program takes messages, and acks them, itself; False: handlers are given them."""
+        """Whether the program takes messages, and acks them, itself; False: handlers are given
+        them.
+        """
         ...
 
     def nack(self, message: Message, after_s: float) -> list[Message]:
-        """Hand a message out again, which the user gave back; returns it and those that are given back with it."""
+        """Hand a message out again, which the user gave back; returns it and those that are given
+        back with it.
+        """
         ...
 
     @property
     def lying(self) -> Message | None:
-        """A message that was given back, or waits behind one, and that the program may take now; None if there is none."""
+        """A message that was given back, or waits behind one, and that the program may take now;
+        None if there is none.
+        """
         ...
 
     def acked_again(self, messages: Sequence[Message]) -> None:

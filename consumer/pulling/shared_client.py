@@ -1,19 +1,21 @@
-"""Consumes a partition of a shared group: messages that no other consumer has in flight, each for a limited time.
+"""Consumes a partition of a shared group: messages that no other consumer has in flight, each for a
+limited time.
 
     ACQUIRE ─▶ PULL free messages ⇄ hand out, until the hand-out's deadline ─▶ ACK       stop: flush acks ─▶ RELEASE the rest
-                                         ╰─ held: its handler runs ─▶ renewed by an ACK: a hand-out of its own
+                                         ╰─ held: its handler runs ─▶ renewed by an ACK: a hand-out
+                                             of its own
 
 Invariants
-    No handler starts after the deadline of its hand-out: soon after another consumer may have the message.
-    What a handler has, or the body of the program's loop, is renewed at the broker until that ends, and is never handed out
-    here a second time meanwhile.  A consumer cut off from its broker for the ttl may handle messages that another consumer
-    has by then too.
-    What the program's loop has passed over without an ack is not renewed: that it comes again counts as a failed try.
-    As many messages are pulled as workers are free for, and as many more as are handled in a second: others are left to
-    consumers that are free.
-    A message that was in flight at three processes that ended, the last time alone, is set aside.
-    Tries that failed at any session count: the broker tells them with the message.
-    Messages that are released, forgotten or lost on the way are handed out again by the broker; none is left out.
+    No handler starts after the deadline of its hand-out: soon after another consumer may have the
+    message. What a handler has, or the body of the program's loop, is renewed at the broker until
+    that ends, and is never handed out here a second time meanwhile.  A consumer cut off from its
+    broker for the ttl may handle messages that another consumer has by then too. What the program's
+    loop has passed over without an ack is not renewed: that it comes again counts as a failed try.
+    As many messages are pulled as workers are free for, and as many more as are handled in a
+    second: others are left to consumers that are free. A message that was in flight at three
+    processes that ended, the last time alone, is set aside. Tries that failed at any session count:
+    the broker tells them with the message. Messages that are released, forgotten or lost on the way
+    are handed out again by the broker; none is left out.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ log = logging.getLogger("keylane.consumer")
 
 SECOND_NS = 1_000_000_000
 HELD_PARTS = 6
-"""What handlers have is renewed after this part of the time in flight; their handlers start within the first two thirds."""
+"""What handlers have is renewed after this part of the time in flight; their handlers start within
+the first two thirds.
+"""
 ALONE_FROM = 2
 """Processes that ended with a message in flight, after which brokers have it handled alone."""
 CRASHES_MAX = 3
@@ -57,7 +61,8 @@ class _Known(NamedTuple):
 
 class HandOut(ClientDelivery):
     """
-    The messages of a pull, or of a renewal, whose handlers may start until `deadline_ns` on the boot clock.
+    The messages of a pull, or of a renewal, whose handlers may start until `deadline_ns` on the
+    boot clock.
 
     Args:
         sent_ns: when it was asked for, on the boot clock.
@@ -78,7 +83,9 @@ class HandOut(ClientDelivery):
 
     @property
     def deadline_ns(self) -> int:
-        """No handler starts after it, so that what begins is renewed in time; 0 once the client hands over."""
+        """No handler starts after it, so that what begins is renewed in time; 0 once the client
+        hands over.
+        """
         return min(self._start_until_ns, self.client.deadline_ns)
 
     def move(self, messages: list[Message]) -> None:
@@ -91,7 +98,7 @@ class HandOut(ClientDelivery):
                 super().taken(message)
                 self._note_out([message])
 
-    # ── what a program without a handler has ─────────────────────────────────────────────────────────
+    # ── what a program without a handler has ──────────────────────────────────────────────────────
     def taken(self, message: Message) -> None:
         """Note that the iteration gave a message to the user, who will ack it."""
         super().taken(message)
@@ -112,7 +119,9 @@ class HandOut(ClientDelivery):
         self._out.update((message.offset, message) for message in messages)
 
     def _lapse(self) -> None:
-        """Have what the program has passed over without an ack count as failed: it is handed out again."""
+        """Have what the program has passed over without an ack count as failed: it is handed out
+        again.
+        """
         out = self._out
         self._out = {}
         client = self.client
@@ -157,7 +166,9 @@ class SharedClient(PullClient):
     exclusive = False
     exempts_retries = True
     respects_range_limit = False
-    """Pulls continue at the broker's range limit: it then hands out only messages that fill gaps."""
+    """Pulls continue at the broker's range limit: it then hands out only messages that fill
+    gaps.
+    """
 
     def _begin(self) -> None:
         self._handed_count = 0
@@ -165,7 +176,9 @@ class SharedClient(PullClient):
         self.taken_count = 0
         """Those of them that a program without a handler was given."""
         self._counted = (self._clock.boot_ns(), 0)
-        """Boot time of the last pull, and the messages that workers or the program were done with by then."""
+        """Boot time of the last pull, and the messages that workers or the program were done with
+        by then.
+        """
         self._held_told_ns = 0
         super()._begin()
 
@@ -181,14 +194,16 @@ class SharedClient(PullClient):
 
     @property
     def _exhausted(self) -> bool:
-        # Messages that other consumers have in flight may come back: only acks to the end are an end.
+        # Messages that other consumers have in flight may come back: only acks to the end are an
+        # end.
         return self.drained
 
     def _acquire_request(self) -> AcquireShared:
         return AcquireShared(*self._who, self._settings.ttl_ms)
 
     def _skip_removed(self, error: OffsetOutOfRangeError) -> None:
-        # Retention removed messages before they were handed out; the broker hands out what it still stores.
+        # Retention removed messages before they were handed out; the broker hands out what it still
+        # stores.
         log.warning("%s: %s", self.log_name, error.message)
 
     async def _pull_once(self) -> None:
@@ -232,15 +247,17 @@ class SharedClient(PullClient):
 
     @property
     def _passed_count(self) -> int:
-        """Messages that handlers are done with, or that a program without a handler was given: it may ack them later."""
+        """Messages that handlers are done with, or that a program without a handler was given: it
+        may ack them later.
+        """
         return max(self._handed_count - self._in_flight.count, self.taken_count)
 
     def _room_now(self) -> int:
         """
         The number of messages to pull now; 0: none.
 
-        A free worker gets one at once.  While all are busy, messages wait here only as far as others were handled in the last
-        second, or taken by a loop: another consumer may be free.
+        A free worker gets one at once.  While all are busy, messages wait here only as far as
+        others were handled in the last second, or taken by a loop: another consumer may be free.
         """
         in_flight = self._in_flight
         limit = in_flight.capacity(self._settings.in_flight_messages)
@@ -257,9 +274,11 @@ class SharedClient(PullClient):
         """Let the pull that waits for room look again: a worker is free."""
         self._in_flight.wake()
 
-    # ── what handlers have ───────────────────────────────────────────────────────────────────────────
+    # ── what handlers have ────────────────────────────────────────────────────────────────────────
     def held(self) -> list[Message]:
-        """The messages that are with handlers and are to be renewed with the next request, by offset; none: it is too early."""
+        """The messages that are with handlers and are to be renewed with the next request, by
+        offset; none: it is too early.
+        """
         now_ns = self._clock.boot_ns()
         if now_ns - self._held_told_ns < self.in_flight_ns // HELD_PARTS // 2:
             return []
@@ -311,7 +330,9 @@ class SharedClient(PullClient):
         self.owner.hand_out(ours)
 
     def _set_aside(self, message: Message, crashes: dict[int, int]) -> bool:
-        """Count the processes that ended while a message was with them; True if it is not handed out for that."""
+        """Count the processes that ended while a message was with them; True if it is not handed
+        out for that.
+        """
         ended = crashes.get(message.offset, 0)
         message.attempt += ended
         settings = self._settings

@@ -1,4 +1,5 @@
-"""Messages that may have ended the process of an earlier owner: which of them is handled next, and how.  Pure.
+"""Messages that may have ended the process of an earlier owner: which of them is handled next, and
+how.  Pure.
 
     put ─▶ waiting, by offset ─▶ next ─┬─ CAREFUL     begun durably, alone, and waited for
                                        ├─ PLAIN       it waits behind a failed message of its key anyway
@@ -7,10 +8,11 @@
 
 Invariants
     Messages leave in the order of their offsets, and nothing overtakes a suspect.
-    Only a message that was begun durably, with no other suspect beside it, is accused when a process ends.
-    The ends that made it a suspect count as one, if nothing was begun then: one end more sets it aside.
-    The careful part ends after CAREFUL_MAX messages or CAREFUL_MS, but not before an accused message.  What was not
-    reached is a suspect again after a further crash, nearer to the front.
+    Only a message that was begun durably, with no other suspect beside it, is accused when a
+    process ends. The ends that made it a suspect count as one, if nothing was begun then: one end
+    more sets it aside. The careful part ends after CAREFUL_MAX messages or CAREFUL_MS, but not
+    before an accused message.  What was not reached is a suspect again after a further crash,
+    nearer to the front.
 """
 
 from __future__ import annotations
@@ -38,13 +40,15 @@ class SuspectStep(enum.Enum):
 
 class SuspectQueue:
     """
-    The messages of one partition while some of them may be suspects; every time is milliseconds of the boot clock.
+    The messages of one partition while some of them may be suspects; every time is milliseconds of
+    the boot clock.
 
     Args:
         upto: suspects are all messages below it.
         begun: (offset, crashes) of the accused.
         policy: what becomes of a message that failed, or ended its process, too often.
-        tries_max: the number of failed tries and crashes, together, after which a crash is the last one.
+        tries_max: the number of failed tries and crashes, together, after which a crash is the last
+            one.
     """
 
     def __init__(
@@ -61,7 +65,9 @@ class SuspectQueue:
         """By offset of an accused message."""
         self._last_accused = max(self.crashes, default=-1)
         self._any_ended_it = not self.crashes
-        """Nothing was begun when the process ended: it may have been any suspect, and others only if none is accused."""
+        """Nothing was begun when the process ended: it may have been any suspect, and others only
+        if none is accused.
+        """
         self.until_ms = now_ms + CAREFUL_MS
         """Then the careful part ends, but for accused messages."""
         self._sets_aside = policy is not FailurePolicy.BLOCK
@@ -69,7 +75,9 @@ class SuspectQueue:
         self._waiting: deque[Message] = deque()
         self._count = 0
         self._failed: dict[bytes, int] = {}
-        """By key of a message that failed, and waits for its next try: the offset of the last one of the key that left."""
+        """By key of a message that failed, and waits for its next try: the offset of the last one
+        of the key that left.
+        """
 
     def __len__(self) -> int:
         return len(self._waiting)

@@ -1,4 +1,6 @@
-"""Where a reader begins and stops, as the program says it, and the offsets that follow for a partition.  Pure."""
+"""Where a reader begins and stops, as the program says it, and the offsets that follow for a
+partition.  Pure.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from ...protocol.routing import Partition
 
 Start = str | int | datetime | timedelta | Mapping[int, int] | Mapping[str, int]
 """
-\"earliest\", \"latest\", an instant, an offset of the one partition that is read, or offsets by partition id.
+\"earliest\", \"latest\", an instant, an offset of the one partition that is read, or offsets by
+partition id.
 
 JSON makes the ids text: `{"7": 1200}` is `{7: 1200}`.
 """
@@ -98,12 +101,14 @@ def _bound(name: str, given: Any, partition: int | None, now_ms: int, *, words: 
         check_offset(given)
         if partition is None:
             raise InvalidRequestError(
-                f"{name}={given} is an offset, which counts the messages of one partition: name it with `partition`"
+                f"{name}={given} is an offset, which counts the messages of one partition: name it "
+                f"with `partition`"
             )
         return Bound(BoundKind.OFFSETS, offsets={partition: given})
     if not isinstance(given, str | datetime | timedelta):
         raise InvalidRequestError(
-            f"{name} is {words}, a datetime, how long ago (a negative timedelta, or '-1h'), or an offset, "
+            f"{name} is {words}, a datetime, how long ago (a negative timedelta, or "
+            f"'-1h'), or an offset, "
             f"not {given!r:.60}"
         )
     try:
@@ -149,7 +154,9 @@ def end_of_read(
 
 @dataclass(frozen=True, slots=True)
 class LookedUp:
-    """What is stored of a partition, the offsets `[first, end)`, and the bounds that are times in it; None: no such message."""
+    """What is stored of a partition, the offsets `[first, end)`, and the bounds that are times in
+    it; None: no such message.
+    """
 
     partition: Partition
     first: int

@@ -1,4 +1,6 @@
-"""Which partitions a reader may read now: a partition after all its ancestors, so that keys keep their order.  Pure."""
+"""Which partitions a reader may read now: a partition after all its ancestors, so that keys keep
+their order.  Pure.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +31,11 @@ class LineageOrder:
 
     def learn(self, history: Iterable[PartitionHistory]) -> list[PartitionHistory]:
         """
-        Take the partitions that are known now; returns those of them that can never be read, and were not known.
+        Take the partitions that are known now; returns those of them that can never be read, and
+        were not known.
 
-        Those are partitions whose data is gone: expired, or on a disk whose loss was accepted.  A known partition may have
-        more parents now: rows that took the place of messages before it.
+        Those are partitions whose data is gone: expired, or on a disk whose loss was accepted.  A
+        known partition may have more parents now: rows that took the place of messages before it.
         """
         gone = []
         for past in history:
@@ -56,8 +59,8 @@ class LineageOrder:
         Let the history of the subject through that is known.
 
         Raises:
-            SubjectDeletedError: it is that of a later subject of the name: it has none of the partitions that are known, nor
-                continues one.
+            SubjectDeletedError: it is that of a later subject of the name: it has none of the
+                partitions that are known, nor continues one.
         """
         ids: set[int] = set()
         for past in history:
@@ -82,7 +85,9 @@ class LineageOrder:
         return partition.range_start <= self._logical < partition.range_end
 
     def readable(self) -> list[PartitionHistory]:
-        """The partitions that may be read now, by id: they continue none that is left, nor through empty or lost ones."""
+        """The partitions that may be read now, by id: they continue none that is left, nor through
+        empty or lost ones.
+        """
         free = []
         held: set[int] = set()
         """Those that are left, and all that continue them."""
@@ -104,12 +109,16 @@ class LineageOrder:
 
     @property
     def lacks_children(self) -> bool:
-        """True if a partition was read to its end, and the partitions that continue it are not known."""
+        """True if a partition was read to its end, and the partitions that continue it are not
+        known.
+        """
         return bool(self._waits_for_children) and self._partition is None
 
     @property
     def parents(self) -> Mapping[int, Collection[int]]:
-        """Partition id → the partitions that it continues; of every wanted partition that is known."""
+        """Partition id → the partitions that it continues; of every wanted partition that is
+        known.
+        """
         return self._parents
 
     @property

@@ -1,4 +1,5 @@
-"""Reads of partitions that a reader has read to their end: one of each waits at its broker for messages.
+"""Reads of partitions that a reader has read to their end: one of each waits at its broker for
+messages.
 
 begin ─▶ (rounds of other partitions) ─▶ answered: news ─▶ take
   ╰──────▶ its broker has another address, or the partition is not read any more: ended
@@ -37,7 +38,9 @@ class OpenReads:
         self._news = asyncio.Event()
 
     def keep(self, addresses: dict[int, str | None]) -> None:
-        """End the waits of other partitions than these, and those at another address than theirs."""
+        """End the waits of other partitions than these, and those at another address than
+        theirs.
+        """
         for partition_id, wait in list(self._waits.items()):
             if addresses.get(partition_id) != wait.address and not wait.task.done():
                 del self._waits[partition_id]
@@ -70,13 +73,17 @@ class OpenReads:
         self._news.set()
 
     def due(self, partition_ids: Collection[int]) -> list[int]:
-        """Those of these partitions of which no read waits; from now on, further answers are news."""
+        """Those of these partitions of which no read waits; from now on, further answers are
+        news.
+        """
         self._news.clear()
         waits = self._waits
         return [each for each in partition_ids if each not in waits or waits[each].task.done()]
 
     def pending(self, partition_id: int) -> bool:
-        """Whether a read of the partition waits: its broker had nothing more, and has not answered yet."""
+        """Whether a read of the partition waits: its broker had nothing more, and has not answered
+        yet.
+        """
         wait = self._waits.get(partition_id)
         return wait is not None and not wait.task.done()
 
@@ -89,7 +96,9 @@ class OpenReads:
         return wait.task
 
     async def wait(self, wait_ms: int | None) -> None:
-        """Wait until one of the reads is answered that `due` has left out, `wait_ms` at most; None: without a limit."""
+        """Wait until one of the reads is answered that `due` has left out, `wait_ms` at most; None:
+        without a limit.
+        """
         try:
             async with asyncio.timeout(None if wait_ms is None else wait_ms / 1000):
                 await self._news.wait()

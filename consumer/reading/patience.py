@@ -1,9 +1,10 @@
-"""How long a reader waits for servers that do not answer: for ten seconds, or for good if it follows its subject.
+"""How long a reader waits for servers that do not answer: for ten seconds, or for good if it
+follows its subject.
 
 first failure ─▶ (10 s) ─▶ given up, or told as a warning ─▶ (20 s, 40 s, …) told again ─▶ answered: told once
 
-Each partition has its own times.  What a broker lacks is given up after ten seconds of that alone: until then the broker may
-have been away.
+Each partition has its own times.  What a broker lacks is given up after ten seconds of that alone:
+until then the broker may have been away.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ class _ReadTrouble:
     since_ms: int
     """Since when each round has failed, for whatever reason."""
     stays_since_ms: int | None = None
-    """Since when each error has been one that does not pass when a server is back; None: the last one may."""
+    """Since when each error has been one that does not pass when a server is back; None: the last
+    one may.
+    """
     told_ms: int = 0
     """After how long the last warning was logged; 0: none was."""
 
@@ -63,7 +66,9 @@ class Patience:
         self._troubles: dict[int | None, _ReadTrouble] = {}
 
     def note(self, failures: Mapping[int | None, KeylaneError], now_ms: int) -> None:
-        """Note what a round has met at `now_ms` of the boot clock: all that is not in `failures` has answered, or waits."""
+        """Note what a round has met at `now_ms` of the boot clock: all that is not in `failures`
+        has answered, or waits.
+        """
         before = self._troubles
         self._troubles = {}
         known = {trouble.error.message for trouble in before.values()}
@@ -85,12 +90,12 @@ class Patience:
         Wait on, and say so in the log from time to time.
 
         Args:
-            unasked: why no metaserver says whether messages that brokers lack are gone; raised or told in place of those
-                errors.
+            unasked: why no metaserver says whether messages that brokers lack are gone; raised or
+                told in place of those errors.
 
         Raises:
-            KeylaneError: one that has lasted for READ_GIVE_UP_MS, and rather one that does not pass; a reader that follows
-                waits for good for a server that may answer yet.
+            KeylaneError: one that has lasted for READ_GIVE_UP_MS, and rather one that does not
+                pass; a reader that follows waits for good for a server that may answer yet.
         """
         lasting = [
             trouble
@@ -108,14 +113,17 @@ class Patience:
         self._tell(told, now_ms)
 
     def _tell(self, lasting: Iterable[tuple[str, _ReadTrouble]], now_ms: int) -> None:
-        """One line for each message of errors, at doubling intervals: mostly one for a broker, whatever it has of partitions."""
+        """One line for each message of errors, at doubling intervals: mostly one for a broker,
+        whatever it has of partitions.
+        """
         for message, troubles in _by_message(lasting):
             waited_ms = max(now_ms - trouble.since_ms for trouble in troubles)
             told_ms = max(trouble.told_ms for trouble in troubles)
             if waited_ms >= 2 * told_ms:
                 told_ms = waited_ms
                 log.warning(
-                    "reader of %s has waited for %d s, and keeps asking; what it can reach it reads: %s",
+                    "reader of %s has waited for %d s and keeps trying; it continues with the "
+                    "brokers it can reach: %s",
                     self._subject,
                     waited_ms // 1000,
                     message,
@@ -130,7 +138,7 @@ class Patience:
             if message not in going_on:
                 waited_ms = max(now_ms - trouble.since_ms for trouble in troubles)
                 log.warning(
-                    "reader of %s goes on after %d s (%s)",
+                    "reader of %s continues after %d s (%s)",
                     self._subject,
                     waited_ms // 1000,
                     message,
@@ -138,7 +146,9 @@ class Patience:
 
 
 def _may_pass(error: KeylaneError) -> bool:
-    """Whether the error may be over once a server is back at its address, or has a place for a connection."""
+    """Whether the error may be over once a server is back at its address, or has a place for a
+    connection.
+    """
     return isinstance(error, NO_CONNECTION) and error.retry is not RetryRule.NEVER
 
 

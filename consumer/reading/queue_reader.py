@@ -1,4 +1,5 @@
-"""Reads the logic queues of a static subject by logic offset, over all their partitions; no group, no locks.
+"""Reads the logic queues of a static subject by logic offset, over all their partitions; no group,
+no locks.
 
 read(queue, offset) ─▶ the partition with this offset ─▶ its broker ─▶ messages, none of the next partition
                                │ sealed, and read to its end
@@ -57,7 +58,9 @@ class QueueSlice(Generic[V]):
     messages: list[Message[V]]
     next_offset: int
     lost: bool = False
-    """True if messages between the requested offset and these are lost with a disk; their number is unknown."""
+    """True if messages between the requested offset and these are lost with a disk; their number is
+    unknown.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +95,8 @@ class QueueReader(Resident, Generic[V]):
             part.messages[0].logic_offset
             offset = await reader.offset_at(0, 1_700_000_000_000)
 
-    Every offset here is a logic offset: it counts the messages of a queue over all its partitions, so a message keeps
-    its offset when the queue moves.
+    Every offset here is a logic offset: it counts the messages of a queue over all its partitions,
+    so a message keeps its offset when the queue moves.
     """
 
     def __init__(
@@ -112,13 +115,17 @@ class QueueReader(Resident, Generic[V]):
         Make a reader; `async with` opens it.
 
         Args:
-            meta: `host:port` of a metaserver; of several, an iterable of texts or one text with commas.
+            meta: `host:port` of a metaserver; of several, an iterable of texts or one text with
+                commas.
             subject: an existing static subject.
             codec: with which `message.decode()` decodes values; None: it returns bytes.
             call_timeout_ms: of each call to a metaserver or broker.
-            wait_s: seconds for which opening waits for a metaserver that is still starting; 0: it asks none.
-            tls: the authority of the servers' certificates; None: KEYLANE_TLS_CA of the environment, or no TLS.
-            token: of a cluster with access control; None: KEYLANE_TOKEN_FILE names its file, or KEYLANE_TOKEN has it.
+            wait_s: seconds for which opening waits for a metaserver that is still starting; 0: it
+                asks none.
+            tls: the authority of the servers' certificates; None: KEYLANE_TLS_CA of the
+                environment, or no TLS.
+            token: of a cluster with access control; None: KEYLANE_TOKEN_FILE names its file, or
+                KEYLANE_TOKEN has it.
 
         Raises:
             ConfigError, InvalidNameError: an argument that cannot work.
@@ -163,7 +170,7 @@ class QueueReader(Resident, Generic[V]):
         """Close every connection; a cancellation is raised when that is done."""
         await clean_up(self._connections.close)
 
-    # ── what users call ──────────────────────────────────────────────────────────────────────────────
+    # ── what users call ───────────────────────────────────────────────────────────────────────────
     async def queues(self) -> list[QueueView]:
         """
         The queues by number, each with its partitions.
@@ -187,18 +194,19 @@ class QueueReader(Resident, Generic[V]):
         Args:
             queue: number of the queue, from 0.
             offset: logic offset of the first message.
-            bytes_max: bytes of the batches to read, from 1 to 2**63 - 1; a broker answers with at most 2 MiB at once, and
-                one larger batch is read whole.
+            bytes_max: bytes of the batches to read, from 1 to 2**63 - 1; a broker answers with at
+                most 2 MiB at once, and one larger batch is read whole.
 
         Returns:
-            No messages if the queue ends at `offset` now.  Where messages are lost with a disk: the messages behind the
-            loss, perhaps none yet, with `lost` set.
+            No messages if the queue ends at `offset` now.  Where messages are lost with a disk: the
+            messages behind the loss, perhaps none yet, with `lost` set.
 
         Raises:
             OffsetInvalidError, QueueUnknownError
             InvalidRequestError: `bytes_max` is not in its range.
-            OffsetOutOfRangeError: below the queue's first offset or above its end; `error.first_offset` and `error.next_offset` have both.
-            UnreachableError: the broker of the partition does not answer.
+            OffsetOutOfRangeError: below the queue's first offset or above its end;
+            `error.first_offset` and `error.next_offset` have both. UnreachableError: the broker of
+            the partition does not answer.
         """
         check_offset(offset)
         if not is_within(bytes_max, 1, MAX_I64):
@@ -215,7 +223,9 @@ class QueueReader(Resident, Generic[V]):
         return part
 
     async def bounds(self, queue: int) -> tuple[int, int]:
-        """The logic offset of the first message, and one past the last; equal if there is no message."""
+        """The logic offset of the first message, and one past the last; equal if there is no
+        message.
+        """
         chain = [link.segment for link in await self._chain(queue)]
         return queue_min(chain), queue_max(chain)
 
@@ -227,15 +237,16 @@ class QueueReader(Resident, Generic[V]):
 
         Args:
             at_ms: milliseconds since 1970.
-            bound: LOWER: the first message stored at or after it; UPPER: the last one at or before it.
+            bound: LOWER: the first message stored at or after it; UPPER: the last one at or before
+                it.
 
         Returns:
             None if there is no such message.
 
         Raises:
             QueueUnknownError
-            InvalidRequestError: `at_ms` is not in [0, 2**63), or is seconds, micro- or nanoseconds; or `bound` is no bound.
-            UnreachableError: the broker of a partition does not answer.
+            InvalidRequestError: `at_ms` is not in [0, 2**63), or is seconds, micro- or nanoseconds;
+            or `bound` is no bound. UnreachableError: the broker of a partition does not answer.
         """
         if not is_within(at_ms, 0, MAX_I64):
             raise InvalidRequestError(
@@ -258,7 +269,9 @@ class QueueReader(Resident, Generic[V]):
         return logic_offset_at([link.segment for link in chain], offsets, bound)
 
     async def progress(self, queue: int, group: str) -> QueueProgress:
-        """The progress of a consumer group; a group that has acked nothing is at the first message."""
+        """The progress of a consumer group; a group that has acked nothing is at the first
+        message.
+        """
         check_name("consumer group", group)
         chain = await self._chain(queue)
         segments = [link.segment for link in chain]
@@ -278,7 +291,7 @@ class QueueReader(Resident, Generic[V]):
             lag=lag,
         )
 
-    # ── views and states ──────────────────────────────────────────────────────────────────────────────────────
+    # ── views and states ──────────────────────────────────────────────────────────────────────────
     async def _view(self, queue: int, *, refresh: bool = False) -> QueueView:
         self._connections.home.check()
         _check_queue(queue)
@@ -317,7 +330,7 @@ class QueueReader(Resident, Generic[V]):
             raise NotSentError.of_group(partition.broker_group)
         return self._connections.broker_at(address)
 
-    # ── reading ──────────────────────────────────────────────────────────────────────────────────────
+    # ── reading ───────────────────────────────────────────────────────────────────────────────────
     async def _read_in(
         self, view: QueueView, offset: int, bytes_max: int, *, fresh: bool, lost: bool = False
     ) -> QueueSlice[V] | None:
@@ -325,7 +338,8 @@ class QueueReader(Resident, Generic[V]):
         The messages at `offset`.
 
         Args:
-            fresh: the view was asked for just now; otherwise the result is None where it may be out of date.
+            fresh: the view was asked for just now; otherwise the result is None where it may be out
+                of date.
             lost: messages before `offset` are known to be lost.
         """
         for segment in view.segments:
@@ -347,7 +361,8 @@ class QueueReader(Resident, Generic[V]):
                 low, high = await self.bounds(view.queue)
                 if not (lost or low <= offset <= high):
                     raise outside(offset, low, high) from None
-                # Retention has removed the head of a later partition: continue at its first message.
+                # Retention has removed the head of a later partition: continue at its first
+                # message.
                 first = (await self._status(segment)).first_offset
                 offset = max(offset, start + first)
                 return await self._read_in(

@@ -1,4 +1,6 @@
-"""Messages that are only read: decoded from what a broker answers, without a lease or acks.  Pure."""
+"""Messages that are only read: decoded from what a broker answers, without a lease or acks.
+Pure.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Reads a subject by partition, offset, time and key, over all its partitions; no group, no locks, no acks.
+"""Reads a subject by partition, offset, time and key, over all its partitions; no group, no locks,
+no acks.
 
 open ─▶ the lineage, and for each partition where it begins and ends ─▶ chunks of the partitions that may be read
              ▲                                                                     │ a partition is read to its end
@@ -79,7 +80,9 @@ class _Place:
     """The last read reached the end of what is stored, and more may be stored later."""
 
     def learn(self, past: PartitionHistory) -> None:
-        """Take what is known of the partition now; one whose messages are gone is read where it was, while that broker answers."""
+        """Take what is known of the partition now; one whose messages are gone is read where it
+        was, while that broker answers.
+        """
         if not past.is_gone or past.partition.address is not None:
             self.partition = past.partition
 
@@ -92,11 +95,12 @@ class Reader(Resident, Generic[V]):
             async for message in reader:
                 print(message.partition_id, message.offset, message.value)
 
-    Messages of a partition come in the order of their offsets, and a partition comes after those that it continues: so
-    messages of a key come in their order, through resizes and moves.  Others are interleaved.
+    Messages of a partition come in the order of their offsets, and a partition comes after those
+    that it continues: so messages of a key come in their order, through resizes and moves.  Others
+    are interleaved.
 
-    Where rows of a job take the place of messages (`keylane subject publish --replace` behind a cut), a row is left out if
-    its message came before, as `positions` say.
+    Where rows of a job take the place of messages (`keylane subject publish --replace` behind a
+    cut), a row is left out if its message came before, as `positions` say.
     """
 
     _chunk_bytes = CHUNK_BYTES
@@ -126,16 +130,19 @@ class Reader(Resident, Generic[V]):
         Args:
             meta, codec, call_timeout_ms, wait_s, tls, token: as of QueueReader.
             subject: an existing subject, static or not.
-            start: "earliest", "latest", a datetime with a time zone or its text, how long ago (a negative timedelta, or a
-                text such as "-1h"), an offset of `partition`, or a mapping from partition id to offset, as `positions` has it.  An
-                instant means the first message stored at or after it, by its broker's calendar, and all that continues it.
-            stop: as `start`: the first message that is not read any more.  None: what is stored when the reader is
-                opened; with `follow`, none.
-            key: only messages of this key; only partitions are asked whose range has, or had, its logical partition.
-                Of a best_tried subject that is not static every partition is asked.  Messages that a producer placed
-                itself (`queue=`, `partitioner=`) may lie elsewhere: find these with `where`.
+            start: "earliest", "latest", a datetime with a time zone or its text, how long ago (a
+                negative timedelta, or a text such as "-1h"), an offset of `partition`, or a mapping
+                from partition id to offset, as `positions` has it.  An instant means the first
+                message stored at or after it, by its broker's calendar, and all that continues it.
+            stop: as `start`: the first message that is not read any more.  None: what is stored
+                when the reader is opened; with `follow`, none.
+            key: only messages of this key; only partitions are asked whose range has, or had, its
+                logical partition. Of a best_tried subject that is not static every partition is
+                asked.  Messages that a producer placed itself (`queue=`, `partitioner=`) may lie
+                elsewhere: find these with `where`.
             partition: only the partition with this id.
-            tags, where: only messages with one of these tags, and for which `where` returns True, in the event loop.
+            tags, where: only messages with one of these tags, and for which `where` returns True,
+                in the event loop.
             follow: go on with messages that are stored later, through later resizes and moves.
 
         Raises:
@@ -192,9 +199,12 @@ class Reader(Resident, Generic[V]):
         Raises:
             SubjectUnknownError
             PartitionUnknownError: the subject has no such partition, or its data is gone.
-            OffsetOutOfRangeError: an offset is not stored, or beyond the end; `error.first_offset` and `error.next_offset`
-                say what is.  Both errors pass where a broker stands on an older copy of its data folder for a while.
-            NotSentError, OutcomeUnknownError: after `wait_s` no metaserver answers, or not the broker of a partition.
+            OffsetOutOfRangeError: an offset is not stored, or beyond the end; `error.first_offset`
+            and `error.next_offset`
+                say what is.  Both errors pass where a broker stands on an older copy of its data
+                folder for a while.
+            NotSentError, OutcomeUnknownError: after `wait_s` no metaserver answers, or not the
+                broker of a partition.
             AlreadyOpenError, ForkedError: the reader is open, or was before a fork.
         """
         network = self._connections.open()
@@ -223,13 +233,15 @@ class Reader(Resident, Generic[V]):
     @property
     def positions(self) -> dict[int, int]:
         """
-        The next offset of each partition, behind the messages that were handed out or left out by `where`; a copy.
+        The next offset of each partition, behind the messages that were handed out or left out by
+        `where`; a copy.
 
-        A later reader goes on there: `Reader(…, start=positions)`, also when they went through JSON.
+        A later reader goes on there: `Reader(…, start=positions)`, also when they went through
+        JSON.
         """
         return dict(self._positions)
 
-    # ── iteration ────────────────────────────────────────────────────────────────────────────────────
+    # ── iteration ─────────────────────────────────────────────────────────────────────────────────
     def __aiter__(self) -> AsyncIterator[Message[V]]:
         return self
 
@@ -240,11 +252,13 @@ class Reader(Resident, Generic[V]):
         Raises:
             StopAsyncIteration: everything is read.
             ReadFilterError: `where` failed; the next call goes on behind that message.
-            UnreachableError: for ten seconds the broker of a partition has not answered, or no metaserver that was asked what
-                became of one.  With `follow` it waits for them for good, and the log says so.
-            OffsetOutOfRangeError, PartitionUnknownError: for ten seconds the broker of a partition has lacked what was read
-                there: it stands on an older copy of its data folder.
-            SubjectDeletedError, SubjectUnknownError: the subject was deleted meanwhile; a later one of its name is another one.
+            UnreachableError: for ten seconds the broker of a partition has not answered, or no
+                metaserver that was asked what became of one.  With `follow` it waits for them for
+                good, and the log says so.
+            OffsetOutOfRangeError, PartitionUnknownError: for ten seconds the broker of a partition
+                has lacked what was read there: it stands on an older copy of its data folder.
+            SubjectDeletedError, SubjectUnknownError: the subject was deleted meanwhile; a later one
+                of its name is another one.
             PartitionUnknownError: all that `partition` has is gone.
             ClosedError, ForkedError, OtherLoopError: not open, or not here.
         """
@@ -283,12 +297,13 @@ class Reader(Resident, Generic[V]):
     @staticmethod
     def _filter_error(message: Message[V], why: str) -> ReadFilterError:
         return ReadFilterError(
-            f"the reader's `where` failed for message {message.offset} of partition {message.partition_id}: {why:.200}",
+            f"the reader's `where` failed for message {message.offset} of partition "
+            f"{message.partition_id}: {why:.200}",
             partition_id=message.partition_id,
             offset=message.offset,
         )
 
-    # ── partitions ───────────────────────────────────────────────────────────────────────────────────
+    # ── partitions ────────────────────────────────────────────────────────────────────────────────
     async def _begin(self) -> None:
         """
         Find the places in all partitions that are known now, anew if one of them goes meanwhile.
@@ -314,7 +329,9 @@ class Reader(Resident, Generic[V]):
             self._finish_ended()
 
     async def _find_places(self) -> list[_Place] | PartitionUnknownError:
-        """The places in all partitions that are known now, or the error of one that is gone since they were asked for."""
+        """The places in all partitions that are known now, or the error of one that is gone since
+        they were asked for.
+        """
         route = await self._meta.route(self._subject)
         key = None if route.may_leave else self._key
         self._lineage = LineageOrder(key=key, partition=self._partition)
@@ -368,7 +385,7 @@ class Reader(Resident, Generic[V]):
                 raise self._gone_error(int(partition_id))
             if past.lost:
                 log.warning(
-                    "partition %d of %s was on a disk that is lost: its messages are left out",
+                    "partition %d of %s was on a lost disk; its messages are left out",
                     partition_id,
                     self._subject,
                 )
@@ -411,7 +428,8 @@ class Reader(Resident, Generic[V]):
 
     async def _look_for_children(self) -> UnreachableError | None:
         """
-        Learn what continues the partitions that were read to their end; a new partition is read from its first message.
+        Learn what continues the partitions that were read to their end; a new partition is read
+        from its first message.
 
         Returns:
             Why that is not possible now: what is known already is read meanwhile.
@@ -426,7 +444,9 @@ class Reader(Resident, Generic[V]):
         return None
 
     def _take(self, history: list[PartitionHistory]) -> None:
-        """Begin the partitions that were not known at their first message.  Raises what `_learn` raises."""
+        """Begin the partitions that were not known at their first message.  Raises what `_learn`
+        raises.
+        """
         self._learn(history)
         for past in history:
             partition = past.partition
@@ -441,9 +461,11 @@ class Reader(Resident, Generic[V]):
             raise NotSentError.of_group(partition.broker_group)
         return self._connections.broker_at(partition.address)
 
-    # ── chunks ───────────────────────────────────────────────────────────────────────────────────────
+    # ── chunks ────────────────────────────────────────────────────────────────────────────────────
     async def _fill(self) -> bool:
-        """Read a chunk of each partition that may be read, until there are messages; False: everything is read."""
+        """Read a chunk of each partition that may be read, until there are messages; False:
+        everything is read.
+        """
         while not self._buffer:
             self._connections.check()  # another task may close it
             unlearnt = await self._look_for_children()
@@ -473,7 +495,9 @@ class Reader(Resident, Generic[V]):
             await self._waits.wait(LOOK_MS if lacks_children else None)
 
     def _begin_waits(self, readable: list[int]) -> list[int]:
-        """Have the brokers of partitions that were read to their end wait for messages; returns the others: they may be read now."""
+        """Have the brokers of partitions that were read to their end wait for messages; returns the
+        others: they may be read now.
+        """
         places = {number: self._places[number] for number in readable if number in self._places}
         self._waits.keep({number: place.partition.address for number, place in places.items()})
         bytes_max = max(self._chunk_bytes * CHUNKS_MAX // max(len(places), CHUNKS_MAX), 1)
@@ -486,7 +510,8 @@ class Reader(Resident, Generic[V]):
 
     async def _read_chunks(self, readable: list[int]) -> Failures:
         """
-        A chunk of each partition of which no read waits, CHUNKS_MAX at once; what some have read stays, whatever happens to others.
+        A chunk of each partition of which no read waits, CHUNKS_MAX at once; what some have read
+        stays, whatever happens to others.
 
         Returns:
             The errors that may pass.  Any other one is raised.
@@ -508,12 +533,15 @@ class Reader(Resident, Generic[V]):
 
     async def _wait_for_servers(self, now_ms: int) -> None:
         """
-        Look at the partitions anew, and pause: brokers may have new addresses, and messages may be gone.
+        Look at the partitions anew, and pause: brokers may have new addresses, and messages may be
+        gone.
 
-        The look comes first: a program that gives up waiting before the pause is over, and asks again, finds the broker too.
+        The look comes first: a program that gives up waiting before the pause is over, and asks
+        again, finds the broker too.
 
         Raises:
-            KeylaneError: one that was noted, and has lasted for too long at `now_ms` of the boot clock.
+            KeylaneError: one that was noted, and has lasted for too long at `now_ms` of the boot
+                clock.
             SubjectDeletedError, SubjectUnknownError: the subject was deleted.
             PartitionUnknownError: the messages of `partition` are gone.
         """
@@ -536,8 +564,8 @@ class Reader(Resident, Generic[V]):
         """
         Take the addresses of brokers, and finish partitions whose messages are gone.
 
-        The broker of a lost partition may answer still, and another partition may have failed: it is read as far as it gives
-        messages.
+        The broker of a lost partition may answer still, and another partition may have failed: it
+        is read as far as it gives messages.
 
         Returns:
             Whether the next try is another one: there are such, or a broker has a new address.
@@ -557,7 +585,9 @@ class Reader(Resident, Generic[V]):
         return differs
 
     def _leave_out(self, place: _Place, past: PartitionHistory) -> None:
-        """Finish a partition whose messages are gone.  Raises PartitionUnknownError: some were left, and all others are not wanted."""
+        """Finish a partition whose messages are gone.  Raises PartitionUnknownError: some were
+        left, and all others are not wanted.
+        """
         partition_id = int(past.partition.partition_id)
         if past.end_offset is None or place.next_offset < past.end_offset:
             if self._partition is not None:
@@ -612,12 +642,14 @@ class Reader(Resident, Generic[V]):
             self._finish(partition_id)
 
     def _skip_removed(self, place: _Place, error: OffsetOutOfRangeError) -> None:
-        """Go on behind messages that retention has removed.  Raises OffsetOutOfRangeError: `error`, if there are none."""
+        """Go on behind messages that retention has removed.  Raises OffsetOutOfRangeError: `error`,
+        if there are none.
+        """
         first = error.first_offset or 0
         if place.next_offset >= first:
             raise error
         log.warning(
-            "partition %d of %s: %s removed before the reader got to them",
+            "partition %d of %s: retention removed %s before the reader got to them",
             place.partition.partition_id,
             self._subject,
             counted(first - place.next_offset, "message was", "messages were"),

@@ -1,11 +1,14 @@
-"""Which partitions have rows that took the place of messages, and which of these rows a reader needs no more.  Pure.
+"""Which partitions have rows that took the place of messages, and which of these rows a reader
+needs no more.  Pure.
 
-    P open ─▶ cut: P sealed, C open behind P ─▶ rows made of P, hidden in H ─▶ published: P expired, H between P and C
+    P open ─▶ cut: P sealed, C open behind P ─▶ rows made of P, hidden in H ─▶ published: P expired,
+        H between P and C
 
-A reader that was given messages of P is not given the rows that were made of them: they would come again, behind newer
-messages of their keys.  A later publication may replace the rows of H before the reader has learnt of H: its rows are made
-of rows.  Of those a reader that had all of P needs none, and one that had a part of P gets them all: what they were made of
-at first is not known any more.
+A reader that was given messages of P is not given the rows that were made of them: they would come
+again, behind newer messages of their keys.  A later publication may replace the rows of H before
+the reader has learnt of H: its rows are made of rows.  Of those a reader that had all of P needs
+none, and one that had a part of P gets them all: what they were made of at first is not known any
+more.
 """
 
 from __future__ import annotations
@@ -29,7 +32,9 @@ class ReplacingRows:
 
     def __init__(self) -> None:
         self.ids: set[int] = set()
-        """Their partition ids, always the same set: a look at each message costs no call where there are none."""
+        """Their partition ids, always the same set: a look at each message costs no call where
+        there are none.
+        """
         self._history: dict[int, PartitionHistory] = {}
         """Every partition, by id; empty without rows."""
 
@@ -42,7 +47,9 @@ class ReplacingRows:
             self._history = by_id
 
     def needs_no(self, row: Message[Any], had: Had) -> bool:
-        """Whether a message is a row of a message that the reader has had; of a row that does not say what it was made of: no."""
+        """Whether a message is a row of a message that the reader has had; of a row that does not
+        say what it was made of: no.
+        """
         if row.partition_id not in self.ids:
             return False
         source = source_of(row)
@@ -54,7 +61,9 @@ class ReplacingRows:
         )
 
     def _is_behind(self, partition_id: int, had: Had) -> bool:
-        """Whether a reader has had all that the rows of a partition were made of, through rows of rows and empty partitions."""
+        """Whether a reader has had all that the rows of a partition were made of, through rows of
+        rows and empty partitions.
+        """
         waits, seen = [partition_id], {partition_id}
         while waits:
             number = waits.pop()

@@ -1,4 +1,6 @@
-"""The audit log in SQL: events of this metaserver and of brokers stored, listed, and removed by age and number."""
+"""The audit log in SQL: events of this metaserver and of brokers stored, listed, and removed by age
+and number.
+"""
 
 from __future__ import annotations
 
@@ -65,18 +67,20 @@ class AuditLog:
                 await self._database.write(append_events, events)
             except StorageError as error:
                 self.buffer.put_back(events)
-                log.warning("the audit log is not stored: %s", error.message)
+                log.warning("cannot store audit events: %s", error.message)
                 return
 
     async def _remove(self) -> bool:
-        """Remove some old events; whether more are left, for the next turn: new ones are stored between."""
+        """Remove some old events; whether more are left, for the next turn: new ones are stored
+        between.
+        """
         oldest_ms = self._clock.wall_ms() - self.retention_ms
         try:
             return await self._database.write(
                 remove_events, older_than_ms=oldest_ms, rows_max=self.rows_max
             )
         except StorageError as error:
-            log.warning("old events of the audit log are not removed: %s", error.message)
+            log.warning("cannot remove old events of the audit log: %s", error.message)
             return False
 
     def routes(self) -> list[ControlRoute]:

@@ -1,4 +1,6 @@
-"""All that SQL has about access, in memory: which principal a token is of, and what it may do.  Pure."""
+"""All that SQL has about access, in memory: which principal a token is of, and what it may do.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ CHANGED_MS = 2 * CAPABILITY_MS
 
 @dataclass(frozen=True, slots=True)
 class KnownToken:
-    """A token that was not revoked; times of the calendar, in milliseconds, `ends_at` 0 for never."""
+    """A token that was not revoked; times of the calendar, in milliseconds, `ends_at` 0 for
+    never.
+    """
 
     principal: str
     begins_at: int

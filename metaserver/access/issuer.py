@@ -1,4 +1,5 @@
-"""Believes tokens (JWT) of an outside issuer: signature, issuer, audience, times, and the name of the principal.
+"""Believes tokens (JWT) of an outside issuer: signature, issuer, audience, times, and the name of
+the principal.
 
     header: alg on the list, kid known ─▶ key of that kind ─▶ claims ─▶ jwt:NAME, group:NAME …
 

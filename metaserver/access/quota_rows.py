@@ -119,7 +119,9 @@ def _check_name(kind: str, name: str) -> None:
 
 
 def _changed(connection: Connection, kind: str, name: str, now_ms: int) -> None:
-    """End the capabilities of a principal; those that the quota of everybody is in are renewed within minutes."""
+    """End the capabilities of a principal; those that the quota of everybody is in are renewed
+    within minutes.
+    """
     if kind == PRINCIPAL and name != EVERYBODY:
         touch(connection, name, now_ms)
     else:

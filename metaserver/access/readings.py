@@ -7,9 +7,10 @@ class Readings:
     """
     The readings of something that has a version, which rises with each change.
 
-    Readings that overlap end in any order, and each saw the database at some moment between its begin and its end: of these the
-    one with the higher version is newer.  One that began when the newest had ended is newer whatever its version is: the
-    database may have been restored from a backup.
+    Readings that overlap end in any order, and each saw the database at some moment between its
+    begin and its end: of these the one with the higher version is newer.  One that began when the
+    newest had ended is newer whatever its version is: the database may have been restored from a
+    backup.
     """
 
     def __init__(self) -> None:

@@ -1,10 +1,10 @@
 """Rows of principals, tokens, grants and signing keys.  SQL, synchronous.
 
 Invariants
-    Every change raises the version of the state, and gives it to the principal: what was signed before has ended.
-    A token is stored as its SHA-256 only.
-    Times are the metaserver's calendar: tokens have dates that people give.
-    A token that was revoked or has ended stays listed until its place is needed for a new one.
+    Every change raises the version of the state, and gives it to the principal: what was signed
+    before has ended. A token is stored as its SHA-256 only. Times are the metaserver's calendar:
+    tokens have dates that people give. A token that was revoked or has ended stays listed until its
+    place is needed for a new one.
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ def create_token(
 
 def _make_room(connection: Connection, now_ms: int) -> None:
     """
-    Delete the token that was revoked first, else the one that ended first, if there are as many as there may be.
+    Delete the token that was revoked first, else the one that ended first, if there are as many as
+    there may be.
 
     One at a time: a calendar that is wrong for a while costs few tokens that have not ended.
 
@@ -112,7 +113,8 @@ def _make_room(connection: Connection, now_ms: int) -> None:
     token_id = connection.execute(first_over).scalar()
     if token_id is None:
         raise OverloadedError(
-            f"there are {TOKENS_MAX:,} tokens, and none was revoked or has ended: revoke those that nothing uses",
+            f"there are {TOKENS_MAX:,} tokens, and none was revoked or has ended: revoke those "
+            f"that nothing uses",
             limit=TOKENS_MAX,
         )
     connection.execute(sa.delete(access_tokens).where(tokens.token_id == token_id))
@@ -145,7 +147,8 @@ def grant(connection: Connection, ask: ChangeGrant, *, now_ms: int) -> None:
 
     Raises:
         InvalidNameError, InvalidRequestError
-        OverloadedError: the principal has as many as fit in a capability, or there are too many principals.
+        OverloadedError: the principal has as many as fit in a capability, or there are too many
+        principals.
     """
     check_principal(ask.principal)
     check_grant(ask.grant)
@@ -156,7 +159,8 @@ def grant(connection: Connection, ask: ChangeGrant, *, now_ms: int) -> None:
     size = sum(len(each.right) + len(each.subject) + len(each.group) for each in given)
     if len(given) > GRANTS_MAX or size > GRANT_BYTES_MAX:
         raise OverloadedError(
-            f"{ask.principal!r} has too many rights: at most {GRANTS_MAX}, of {GRANT_BYTES_MAX} letters together; "
+            f"{ask.principal!r} has too many rights: at most {GRANTS_MAX}, of {GRANT_BYTES_MAX} "
+            f"letters together; "
             "a pattern such as orders.* means many subjects",
             limit=GRANTS_MAX,
         )
@@ -217,7 +221,8 @@ def touch(connection: Connection, principal: str, now_ms: int) -> None:
 
 def _make_room_for_principal(connection: Connection, now_ms: int) -> None:
     """
-    Delete the principal that can do nothing for the longest time, with its tokens, if there are as many as there may be.
+    Delete the principal that can do nothing for the longest time, with its tokens, if there are as
+    many as there may be.
 
     Raises:
         OverloadedError: each has a right, or a token that was not revoked and has not ended.
@@ -240,7 +245,8 @@ def _make_room_for_principal(connection: Connection, now_ms: int) -> None:
     principal = connection.execute(idle).scalar()
     if principal is None:
         raise OverloadedError(
-            f"there are {PRINCIPALS_MAX:,} principals, each with a right or a token that is in use: revoke what nothing uses",
+            f"there are {PRINCIPALS_MAX:,} principals, each with a right or a token that is in "
+            f"use: revoke what nothing uses",
             limit=PRINCIPALS_MAX,
         )
     for table in (access_tokens, access_principals):

@@ -1,4 +1,5 @@
-"""Access control of a metaserver: knows tokens and rights, signs capabilities, keeps brokers informed.
+"""Access control of a metaserver: knows tokens and rights, signs capabilities, keeps brokers
+informed.
 
     SQL ──every POLL_MS──▶ AccessBook ──▶ who calls, and what they may do
     own key, new every KEY_MS ──▶ public part in SQL ──▶ every metaserver ──▶ every broker
@@ -104,7 +105,9 @@ log = logging.getLogger("keylane.metaserver")
 POLL_MS = 1_000
 KEY_MS = 3_600_000
 REREAD_MS = 30_000
-"""Everything is read anew so often, in case rows were put into the database by other means than a metaserver's calls."""
+"""Everything is read anew so often, in case rows were put into the database by other means than a
+metaserver's calls.
+"""
 METASERVER = "metaserver"
 
 
@@ -153,10 +156,14 @@ class AccessService:
             try:
                 await self._follow()
             except StorageError as error:
-                log.warning("rights are not read anew: %s", error.message)
+                log.warning(
+                    "cannot read rights again, the last known ones stay in force: %s", error.message
+                )
 
     async def _follow(self) -> None:
-        """Read what has changed, and store a new key if it is time for one, or if the database lacks this one's."""
+        """Read what has changed, and store a new key if it is time for one, or if the database
+        lacks this one's.
+        """
         now_ms = self._clock.boot_ms()
         stored = await self._database.read(read_version)
         known = (self.book.cluster, self.book.version)
@@ -168,7 +175,9 @@ class AccessService:
             await self._new_key()
 
     async def refresh(self) -> None:
-        """Read everything anew: `book` has, from then on, all that was committed before this call.  Raises StorageError."""
+        """Read everything anew: `book` has, from then on, all that was committed before this call.
+        Raises StorageError.
+        """
         number, self._read_ms = self._readings.begin(), self._clock.boot_ms()
         book = await self._database.read(read_book, self._clock.wall_ms())
         if self._readings.is_newest(number, book.version):
@@ -204,13 +213,14 @@ class AccessService:
         """What brokers have to know."""
         return self.book.news(self._clock.wall_ms(), operators=self._file_tokens)
 
-    # ── capabilities ──────────────────────────────────────────────────────────────────────────────────
+    # ── capabilities ──────────────────────────────────────────────────────────────────────────────
     def sign(self, caller: Caller, holder: bytes = b"") -> str:
         """
         A capability of the caller.
 
         Raises:
-            OverloadedError: it has more rights, with those of its groups, than fit in a header of HTTP.
+            OverloadedError: it has more rights, with those of its groups, than fit in a header of
+                HTTP.
         """
         text = self._key.sign(
             Capability(
@@ -228,8 +238,10 @@ class AccessService:
         )
         if len(text) > TEXT_CHARS_MAX:
             raise OverloadedError(
-                f"{caller.principal!r} has too many rights with those of its {len(caller.groups)} groups: its capability has "
-                f"{len(text)} characters of at most {TEXT_CHARS_MAX}; grant patterns instead of names, or fewer groups",
+                f"{caller.principal!r} has too many rights with those of its {len(caller.groups)} "
+                f"groups: its capability has "
+                f"{len(text)} characters of at most {TEXT_CHARS_MAX}; grant patterns instead of "
+                f"names, or fewer groups",
                 limit=TEXT_CHARS_MAX,
             )
         return text
@@ -258,7 +270,7 @@ class AccessService:
     async def close(self) -> None:
         """See `Credentials`."""
 
-    # ── calls ─────────────────────────────────────────────────────────────────────────────────────────
+    # ── calls ─────────────────────────────────────────────────────────────────────────────────────
     def routes(self) -> list[ControlRoute]:
         """A route for each of `endpoints.ACCESS`."""
         return [

@@ -1,4 +1,6 @@
-"""What a call to a metaserver is about: names in its path or body, or those of a consumer session, which SQL knows."""
+"""What a call to a metaserver is about: names in its path or body, or those of a consumer session,
+which SQL knows.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ SESSIONS_MAX = 100_000
 _OF_BROKERS = frozenset({CORDON.path, ACCEPT_FOLDER.path})
 """Paths whose {group} is a broker group."""
 _OF_SUBJECT = frozenset({OperationKind.RESIZE, OperationKind.GROW})
-"""Changes that name a subject; the others name partitions or a broker group, and need the right on everything."""
+"""Changes that name a subject; the others name partitions or a broker group, and need the right on
+everything.
+"""
 _CANCELED = _OF_SUBJECT | {OperationKind.SET}
 """Those that who administers their subject may have begun."""
 _WHOLE = (AccessTarget(),)
@@ -96,7 +100,9 @@ def _read_session(connection: Connection, session: str) -> AccessTarget | None:
 
 
 def _read_changed(connection: Connection, operation_id: int | None) -> str | None:
-    """The subject of an operation that who administers the subject may begin, and cancel; None: it is another one."""
+    """The subject of an operation that who administers the subject may begin, and cancel; None: it
+    is another one.
+    """
     chosen = (
         sa.select(subjects.c.name)
         .join(operations, operations.c.subject_id == subjects.c.subject_id)

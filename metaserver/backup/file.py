@@ -1,4 +1,5 @@
-"""The file of a backup: JSON lines, a head, the rows, and an end with their number and checksum.  Pure.
+"""The file of a backup: JSON lines, a head, the rows, and an end with their number and checksum.
+Pure.
 
 {"format":1,"program":"0.2.0","revision":"0200","cluster":"k…","cluster_version":"0.2"}
 ["subjects",{"subject_id":1,…}]

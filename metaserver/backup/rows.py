@@ -1,10 +1,13 @@
-"""All rows of a database as plain values, and the way back into an empty one, on SQLite and PostgreSQL.  SQL, synchronous.
+"""All rows of a database as plain values, and the way back into an empty one, on SQLite and
+PostgreSQL.  SQL, synchronous.
 
-What belongs to running programs is left out: sessions, duties, metaservers, refused brokers, the machine's boot.
+What belongs to running programs is left out: sessions, duties, metaservers, refused brokers, the
+machine's boot.
 
 Invariants
-    Tokens, ids of partitions and versions of routes go on above all that were given after the backup was taken, as far
-    as `AHEAD` goes: a fence that a broker has seen since is below the next one.
+    Tokens, ids of partitions and versions of routes go on above all that were given after the
+    backup was taken, as far as `AHEAD` goes: a fence that a broker has seen since is below the next
+    one.
 """
 
 from __future__ import annotations
@@ -33,7 +36,9 @@ from ..sql.schema import (
 )
 
 AHEAD = 1 << 32
-"""What is added to every group's last token: more grants than there are between a backup and its restore."""
+"""What is added to every group's last token: more grants than there are between a backup and its
+restore.
+"""
 IDS_AHEAD = 1 << 20
 """Ids that are skipped: of what was made after the backup."""
 HOLD_MS = 30_000

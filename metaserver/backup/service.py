@@ -69,9 +69,14 @@ def _stored(
         missing.hint = "Name the data folder of the metaserver: --data DIR"
         raise missing
     return open_database(
-        folder=settings.data, url=settings.database_url, clock=SystemClock(), boot=machine_boot(),
-        broker_ttl_ms=settings.broker_ttl_ms, cluster=settings.cluster, before=check_revision,
-    )  # fmt: skip
+        folder=settings.data,
+        url=settings.database_url,
+        clock=SystemClock(),
+        boot=machine_boot(),
+        broker_ttl_ms=settings.broker_ttl_ms,
+        cluster=settings.cluster,
+        before=check_revision,
+    )
 
 
 def read_backup(
@@ -86,7 +91,8 @@ def read_backup(
     head, rows = decode_backup(content, path)
     if head.revision != HEAD:
         raise BackupFileError(
-            f"{path} was written by keylane {head.program}, with the schema {head.revision}; this is {VERSION}, with {HEAD}",
+            f"{path} was written by keylane {head.program}, with the schema {head.revision}; this "
+            f"is {VERSION}, with {HEAD}",
             path=path,
         )
     check_cluster(settings.cluster, head.cluster, path)
@@ -110,9 +116,13 @@ async def restore_database(
     check_member(VERSION, parse_version(head.cluster_version), "this program")
     clock = SystemClock()
     opening = open_database(
-        folder=prepare_folder(settings.data), url=settings.database_url, clock=clock, boot=machine_boot(),
-        broker_ttl_ms=settings.broker_ttl_ms, before=partial(_check_target, head),
-    )  # fmt: skip
+        folder=prepare_folder(settings.data),
+        url=settings.database_url,
+        clock=clock,
+        boot=machine_boot(),
+        broker_ttl_ms=settings.broker_ttl_ms,
+        before=partial(_check_target, head),
+    )
     async with opening as database:
         await database.write(
             store_rows, rows, route_version=clock.wall_ms(), broker_ttl_ms=settings.broker_ttl_ms

@@ -1,11 +1,11 @@
 """A data folder that an operator accepts although it is an older copy.  SQL, synchronous.
 
 Invariants
-    The copy may lack consumer groups.  It counts as told of none from this transaction on, and is told all of them before
-    retention removes anything there.
-    No token stays valid: the copy assigns offsets again that consumers have handled, and a late ack would be one of another
-    message.  The leases end here.  The answer to the broker's report has the highest of their tokens, which the broker
-    refuses before it serves.
+    The copy may lack consumer groups.  It counts as told of none from this transaction on, and is
+    told all of them before retention removes anything there. No token stays valid: the copy assigns
+    offsets again that consumers have handled, and a late ack would be one of another message.  The
+    leases end here.  The answer to the broker's report has the highest of their tokens, which the
+    broker refuses before it serves.
 """
 
 from __future__ import annotations
@@ -54,12 +54,14 @@ def accept_folder(connection: Connection, broker_group: str, ask: AcceptFolder) 
     """
     Accept a refused older copy of a broker group's data folder, and journal that.
 
-    The broker group counts as told of no consumer group.  Leases of its partitions end; shared ones get another token.
+    The broker group counts as told of no consumer group.  Leases of its partitions end; shared ones
+    get another token.
 
     Raises:
         InvalidNameError
         BrokerGroupUnknownError: it never reported itself.
-        InvalidRequestError: the group's own broker is alive, or not exactly one such copy reports itself.
+        InvalidRequestError: the group's own broker is alive, or not exactly one such copy reports
+        itself.
     """
     check_name("broker group", broker_group)
     here = {"of_group": broker_group, "for_ms": 0}
@@ -70,7 +72,8 @@ def accept_folder(connection: Connection, broker_group: str, ask: AcceptFolder) 
     if row.alive:
         heard = last_heard(connection, broker_group)
         raise InvalidRequestError(
-            f"broker group {broker_group!r} {heard.said}, from {row.address}: nothing of it is given up.  If that broker is "
+            f"broker group {broker_group!r} {heard.said}, from {row.address}: nothing of it is "
+            f"given up.  If that broker is "
             f"dead, {heard.ask_again}"
         )
     of_group = refused_now.where(
@@ -81,7 +84,8 @@ def accept_folder(connection: Connection, broker_group: str, ask: AcceptFolder) 
     if len(copies) != 1:
         addresses = ", ".join(copy.address for copy in copies) or "none"
         raise InvalidRequestError(
-            f"of the refused copies of the data folder of {broker_group!r} exactly one can be accepted; "
+            f"of the refused copies of the data folder of {broker_group!r} exactly "
+            f"one can be accepted; "
             f"these report themselves: {addresses}",
             copies=len(copies),
         )
@@ -101,7 +105,9 @@ def accept_folder(connection: Connection, broker_group: str, ask: AcceptFolder) 
 def accept_complete(
     connection: Connection, broker_group: str, ask: AcceptFolder, hosted: Iterable[PartitionStatus]
 ) -> RefusedBroker:
-    """As `accept_folder`, and `check_complete` of what the copy has: a driver may have noted another step since the last check."""
+    """As `accept_folder`, and `check_complete` of what the copy has: a driver may have noted
+    another step since the last check.
+    """
     accepted = accept_folder(connection, broker_group, ask)
     check_complete(connection, broker_group, hosted)
     return accepted
@@ -113,7 +119,8 @@ def check_complete(
     """
     Raise unless a copy has every partition of the group, and the end of each sealed one.
 
-    A partition that is not in the copy, or open in it and sealed in SQL, could be served by no broker.
+    A partition that is not in the copy, or open in it and sealed in SQL, could be served by no
+    broker.
 
     Raises:
         InvalidRequestError: names the partitions that it lacks, and a way out.
@@ -147,14 +154,18 @@ def check_complete(
             lacking += [] if ends else [f"{partition_id} (sealed since, at {end_offset})"]
     if lacking:
         raise InvalidRequestError(
-            f"the copy of the data folder of {broker_group!r} is from before a change of partitions: it lacks "
-            f"{listed(lacking)}; stop it, and give the disk up: keylane broker evacuate {broker_group} --accept-loss",
+            f"the copy of the data folder of {broker_group!r} is from before a change of "
+            f"partitions: it lacks "
+            f"{listed(lacking)}; stop it, and give the disk up: keylane broker evacuate "
+            f"{broker_group} --accept-loss",
             partitions=len(lacking),
         )
 
 
 def accepted_fence(connection: Connection, broker_group: str) -> int:
-    """Return the highest token from before the group's data folder was accepted; 0 if none was accepted."""
+    """Return the highest token from before the group's data folder was accepted; 0 if none was
+    accepted.
+    """
     highest = sa.select(sa.func.max(accepted_folders.c.fence)).where(
         accepted_folders.c.broker_group == broker_group
     )
@@ -163,11 +174,12 @@ def accepted_fence(connection: Connection, broker_group: str) -> int:
 
 def _end_leases(connection: Connection, broker_group: str) -> FencingToken:
     """
-    End the leases of a broker group's partitions, lock their consumer groups and mark these unsettled.
+    End the leases of a broker group's partitions, lock their consumer groups and mark these
+    unsettled.
 
     Returns:
-        A token above all that were granted to a consumer group with partitions there; all later grants of all groups are
-        above it.
+        A token above all that were granted to a consumer group with partitions there; all later
+        grants of all groups are above it.
     """
     there = sa.select(partitions.c.partition_id).where(partitions.c.broker_group == broker_group)
     subject_ids = sa.select(partitions.c.subject_id).where(
@@ -190,7 +202,8 @@ def _end_leases(connection: Connection, broker_group: str) -> FencingToken:
         ended = []
         for lease in read_leases_of(connection, group.group_id, ids).values():
             if lease.partition_id in done:
-                # A higher token would say that messages were parked there anew, and children would take over all again.
+                # A higher token would say that messages were parked there anew, and children would
+                # take over all again.
                 ended.append(replace(lease, session=None, wanted=None, withdrawn=False))
             elif group.shared:
                 last_token = FencingToken(last_token + 1)

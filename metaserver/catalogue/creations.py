@@ -1,4 +1,5 @@
-"""Creations of subjects that cannot go on: planned anew on other brokers, or failed.  SQL, synchronous.
+"""Creations of subjects that cannot go on: planned anew on other brokers, or failed.  SQL,
+synchronous.
 
     PLANNED on a silent broker ─▶ EXPIRED, sealed there by a canceled operation
                                └▶ PLANNED elsewhere, under a new id and a new name
@@ -6,7 +7,8 @@
 Invariants
     An id that may have been sent to a broker is never used for another partition.
     An open subject is not changed.
-    A creation that a broker refuses for good fails: its name may be used again, and its hosted partitions are sealed.
+    A creation that a broker refuses for good fails: its name may be used again, and its hosted
+    partitions are sealed.
 """
 
 from __future__ import annotations
@@ -50,8 +52,9 @@ def plan_creation_anew(connection: Connection, subject_id: int) -> bool:
     Plan those partitions of a creation on other brokers whose brokers are silent or take no writes.
 
     Returns:
-        Whether the plan has changed.  It has not if all brokers are available, if no other is, or if the subject is open
-        or hidden: the partitions of a hidden one have names and parents of its target.
+        Whether the plan has changed.  It has not if all brokers are available, if no other is, or
+        if the subject is open or hidden: the partitions of a hidden one have names and parents of
+        its target.
     """
     lock_brokers(connection)
     subject = connection.execute(_not_hidden, {"of_subject": subject_id}).one_or_none()

@@ -98,7 +98,9 @@ T = TypeVar("T")
 
 PROBE_TIMEOUT_MS = 1_000
 REPORTS_MS_MIN = 2_000
-"""Every live broker has reported itself by then, if no silence is longer: it retries each second while no metaserver answers."""
+"""Every live broker has reported itself by then, if no silence is longer: it retries each second
+while no metaserver answers.
+"""
 PLANS_MAX = 4
 """The largest number of plans that one call makes of a creation."""
 HOSTED_AT_ONCE_MAX = 64
@@ -106,7 +108,9 @@ HOSTED_AT_ONCE_MAX = 64
 
 
 CREATION_WAIT_S = 5.0
-"""How long a call waits for a creation, which goes on without it: well below the time-outs of clients."""
+"""How long a call waits for a creation, which goes on without it: well below the time-outs of
+clients.
+"""
 
 
 @dataclass(slots=True)
@@ -165,19 +169,19 @@ class Catalogue:
         self._creating: dict[int, _Creation] = {}
         """By subject id."""
 
-    # ── brokers ───────────────────────────────────────────────────────────────────────────────────────
+    # ── brokers ───────────────────────────────────────────────────────────────────────────────────
     async def report(self, report: BrokerHeartbeat) -> BrokerWelcome:
         """
         Take a broker's report of itself; the first one registers it.
 
         Raises:
             InvalidNameError, InvalidRequestError
-            BrokerAddressError: its address is not on loopback, and this metaserver serves loopback only.
-            BrokerGroupTakenError: its group belongs to another data folder, or its folder is a copy of one in use.
-            FolderBehindError: its folder is an older copy of one that was in use.
-            FolderGivenUpError: the loss of its folder was accepted.
-            OtherClusterError: it is of another cluster.
-            UpgradeSkippedError, MemberTooOldError: the cluster's version does not allow its own.
+            BrokerAddressError: its address is not on loopback, and this metaserver serves loopback
+            only. BrokerGroupTakenError: its group belongs to another data folder, or its folder is
+            a copy of one in use. FolderBehindError: its folder is an older copy of one that was in
+            use. FolderGivenUpError: the loss of its folder was accepted. OtherClusterError: it is
+            of another cluster. UpgradeSkippedError, MemberTooOldError: the cluster's version does
+            not allow its own.
         """
         check_name("broker group", report.broker_group)
         if not report.broker_id.isprintable() or not report.broker_id:
@@ -220,16 +224,20 @@ class Catalogue:
         return bool(self._untold)
 
     def take_untold(self) -> list[tuple[int, ...]]:
-        """Return, and forget, the partitions whose brokers asked for their consumer groups; one tuple a broker."""
+        """Return, and forget, the partitions whose brokers asked for their consumer groups; one
+        tuple a broker.
+        """
         untold, self._untold = self._untold, {}
         return list(untold.values())
 
     async def _check_no_copy(self, report: BrokerHeartbeat) -> None:
         """
-        Raise if a broker with a new address is a copy: its data folder is in use at the old address too.
+        Raise if a broker with a new address is a copy: its data folder is in use at the old address
+        too.
 
         Raises:
-            BrokerGroupTakenError: another opening of the same data folder answers at the old address.
+            BrokerGroupTakenError: another opening of the same data folder answers at the old
+                address.
         """
         known = await self._database.read(find_broker, report.broker_group)
         if known is None or known.broker_id != report.broker_id or known.address == report.address:
@@ -242,7 +250,8 @@ class Catalogue:
             return  # the same broker under another name of its host
         if there == report.broker_id:
             copy = BrokerGroupTakenError(
-                f"the data folder of broker group {report.broker_group!r} is in use at {known.address} "
+                f"the data folder of broker group {report.broker_group!r} is in use at "
+                f"{known.address} "
                 f"too: the one at {report.address} is a copy",
                 broker_group=report.broker_group,
                 address=known.address,
@@ -252,10 +261,12 @@ class Catalogue:
 
     async def _is_past(self, report: BrokerHeartbeat) -> bool:
         """
-        Return whether a refused report came late, from before the broker moved, and not from a second broker.
+        Return whether a refused report came late, from before the broker moved, and not from a
+        second broker.
 
-        It did if the data folder is the known one and its opening does not answer at the address: no program listens there,
-        or another program, a broker of another data folder, or another opening of the same one.
+        It did if the data folder is the known one and its opening does not answer at the address:
+        no program listens there, or another program, a broker of another data folder, or another
+        opening of the same one.
         """
         known = await self._database.read(find_broker, report.broker_group)
         if known is None or known.broker_id != report.broker_id:
@@ -298,13 +309,19 @@ class Catalogue:
             return copy
         accepted = await self._database.write(accept_complete, broker_group, ask, hosted.partitions)
         log.warning(
-            "broker group %s continues with the data folder at %s; its log ends at %d, the known one ended at %d",
-            broker_group, accepted.address, accepted.log_end, accepted.known_log_end,
-        )  # fmt: skip
+            "broker group %s continues with the data folder at %s; its log ends at %d, the known "
+            "one ended at %d",
+            broker_group,
+            accepted.address,
+            accepted.log_end,
+            accepted.known_log_end,
+        )
         return accepted
 
     async def lost(self) -> DatabaseEmptyError | None:
-        """Return the error if brokers have partitions and the database has no subject, else None."""
+        """Return the error if brokers have partitions and the database has no subject, else
+        None.
+        """
         return await self._database.read(database_lost)
 
     async def refused(self) -> list[RefusedBroker]:
@@ -312,7 +329,9 @@ class Catalogue:
         return await self._database.read(refused_views)
 
     async def cordon(self, broker_group: str, ask: Cordon) -> BrokerView:
-        """Keep a broker group from getting new partitions, or allow it.  Raises InvalidNameError, BrokerGroupUnknownError."""
+        """Keep a broker group from getting new partitions, or allow it.  Raises InvalidNameError,
+        BrokerGroupUnknownError.
+        """
         await self._database.write(cordon_broker, broker_group, ask.cordoned)
         views = await self._database.read(broker_views)
         return next(view for view in views if view.broker_group == broker_group)
@@ -321,19 +340,20 @@ class Catalogue:
         """Return every known broker group, by name."""
         return await self._database.read(broker_views)
 
-    # ── subjects ──────────────────────────────────────────────────────────────────────────────────────
+    # ── subjects ──────────────────────────────────────────────────────────────────────────────────
     async def create(self, ask: CreateSubject) -> SubjectView:
         """
-        Create a subject and have its partitions hosted; does nothing if it exists with the same settings.
+        Create a subject and have its partitions hosted; does nothing if it exists with the same
+        settings.
 
         Raises:
             InvalidNameError
             SubjectExistsError: it exists with other settings.
             SubjectDeletedError: the earlier subject of this name is being deleted.
-            NotEnoughBrokersError: no broker is available, or one did not host its partitions; a retry continues.
-            CreationFailedError: a broker refused its partitions for good; the name may be used again.
-            CreationUnfinishedError: it takes longer than CREATION_WAIT_S, and goes on; a repeat waits for it.
-            DatabaseEmptyError: the database was lost.
+            NotEnoughBrokersError: no broker is available, or one did not host its partitions; a
+            retry continues. CreationFailedError: a broker refused its partitions for good; the name
+            may be used again. CreationUnfinishedError: it takes longer than CREATION_WAIT_S, and
+            goes on; a repeat waits for it. DatabaseEmptyError: the database was lost.
         """
         row = await self._database.write(
             plan_subject,
@@ -347,12 +367,14 @@ class Catalogue:
 
     async def auto_create(self, name: str, ask: AutoCreate) -> SubjectView:
         """
-        Create an unknown subject to which a first message is sent, if the setting `auto_create` allows it.
+        Create an unknown subject to which a first message is sent, if the setting `auto_create`
+        allows it.
 
         Raises:
             InvalidNameError
-            SubjectUnknownError: `auto_create` does not allow it, or an operator creates it just now.
-            SubjectDeletedError: the earlier subject of the name was deleted, or is being deleted: programs that go on
+            SubjectUnknownError: `auto_create` does not allow it, or an operator creates it just
+            now. SubjectDeletedError: the earlier subject of the name was deleted, or is being
+            deleted: programs that go on
                 sending would undo that.
             KeylaneError: as `create` raises them.
         """
@@ -376,7 +398,9 @@ class Catalogue:
         return view
 
     async def _was_deleted(self, name: str) -> bool:
-        """As `check_not_deleted`.  While programs ask for a subject that was deleted, that is not forgotten."""
+        """As `check_not_deleted`.  While programs ask for a subject that was deleted, that is not
+        forgotten.
+        """
         try:
             return await self._database.read(check_not_deleted, name)
         except SubjectDeletedError:
@@ -401,9 +425,11 @@ class Catalogue:
 
     async def complete(self, row: SubjectRow) -> None:
         """
-        Have every planned partition hosted, on another broker if its own is silent, and open the subject.
+        Have every planned partition hosted, on another broker if its own is silent, and open the
+        subject.
 
-        A hidden subject waits for its brokers.  Calls for one subject share what is done, which goes on without them.
+        A hidden subject waits for its brokers.  Calls for one subject share what is done, which
+        goes on without them.
 
         Raises:
             NotEnoughBrokersError: a broker did not host its partitions, and no other is available.
@@ -423,7 +449,8 @@ class Catalogue:
         planned = len(await self._database.read(planned_partitions, row.subject_id))
         hosted = len(creation.hosted)
         raise CreationUnfinishedError(
-            f"{row.name!r} is being created: {hosted} of {counted(planned, 'partition')} have their broker",
+            f"{row.name!r} is being created: {hosted} of {counted(planned, 'partition')} have "
+            f"their broker",
             subject=row.name,
             partitions=planned,
             partitions_hosted=hosted,
@@ -450,7 +477,8 @@ class Catalogue:
             elif not await self._database.write(plan_creation_anew, row.subject_id):
                 break
         raise NotEnoughBrokersError(
-            f"{problem or 'its plan has changed meanwhile'}; the creation continues by itself when its "
+            f"{problem or 'its plan has changed meanwhile'}; the creation continues "
+            f"by itself when its "
             "broker takes it, or on another broker once that one is silent",
             subject=row.name,
         )
@@ -480,9 +508,12 @@ class Catalogue:
         return f"{count} have no broker yet: {refused[0]}"
 
     async def _fail(self, row: SubjectRow, in_use: Mapping[int, str]) -> None:
-        """Mark a creation as failed whose partition ids are in use; does nothing if the subject is open by now."""
+        """Mark a creation as failed whose partition ids are in use; does nothing if the subject is
+        open by now.
+        """
         problem = (
-            f"the creation of {row.name!r} failed: {next(iter(in_use.values()))}; the id was given out "
+            f"the creation of {row.name!r} failed: {next(iter(in_use.values()))}; "
+            f"the id was given out "
             "before, by a newer database or another one"
         )
         if await self._database.write(fail_creation, row.subject_id, problem, in_use=set(in_use)):
@@ -500,7 +531,8 @@ class Catalogue:
         Have a broker host a partition; returns the reason if it has to be asked again.
 
         Args:
-            in_use: gets the reason, by partition id, if the broker refuses for good because the id is in use there.
+            in_use: gets the reason, by partition id, if the broker refuses for good because the id
+                is in use there.
         """
         if partition.address is None:
             return f"broker group {partition.broker_group!r} is silent"
@@ -512,7 +544,8 @@ class Catalogue:
             partitions_wanted=row.partitions_wanted,
             retention=row.retention,
             static=row.static,
-            # No group exists before the subject is open; those of a target are told when it is published.
+            # No group exists before the subject is open; those of a target are told when it is
+            # published.
             groups=None if row.hidden_for else (),
             message_bytes_max=hosted_limit(row.message_bytes_max),
             hidden=row.name if row.hidden_for else "",
@@ -545,19 +578,25 @@ class Catalogue:
         return await self._database.read(read_subject, name)
 
     async def queues(self, name: str) -> QueueList:
-        """Return the logic queues of a static subject.  Raises SubjectUnknownError, SubjectNotStaticError."""
+        """Return the logic queues of a static subject.  Raises SubjectUnknownError,
+        SubjectNotStaticError.
+        """
         return await self._database.read(read_queues, name)
 
     def trust_database(self) -> None:
-        """An empty database is no lost one: an unknown subject is told as unknown at once, also right after a start."""
+        """An empty database is no lost one: an unknown subject is told as unknown at once, also
+        right after a start.
+        """
         self._patient_until = 0.0
 
     async def retry_while_empty(self, ask: Callable[[], Awaitable[T]]) -> T:
         """
-        Return what `ask` returns; ask again after a pause if the subject is unknown and the database empty.
+        Return what `ask` returns; ask again after a pause if the subject is unknown and the
+        database empty.
 
-        Only the brokers' reports tell an empty database from a lost one, and right after a start they have not come yet.
-        Clients end when a subject is unknown, and wait when a database is lost.
+        Only the brokers' reports tell an empty database from a lost one, and right after a start
+        they have not come yet. Clients end when a subject is unknown, and wait when a database is
+        lost.
         """
         try:
             return await ask()
@@ -575,7 +614,7 @@ class Catalogue:
         await asyncio.sleep(left_s)
         return await ask()
 
-    # ── routes ────────────────────────────────────────────────────────────────────────────────────────
+    # ── routes ────────────────────────────────────────────────────────────────────────────────────
     async def route(
         self,
         name: str,
@@ -605,7 +644,8 @@ class Catalogue:
             if route.version > known_version or not wait_ms:
                 return route
             if self._versions.setdefault(name, route.version) > route.version:
-                # Another metaserver changed it since the read; or it is a subject made anew, whose versions begin anew.
+                # Another metaserver changed it since the read; or it is a subject made anew, whose
+                # versions begin anew.
                 route = await read()
                 if route.version > known_version:
                     return route
@@ -616,7 +656,9 @@ class Catalogue:
         return await read()
 
     async def check_for_changes(self) -> None:
-        """Wake the calls that wait for routes which another metaserver has changed.  Raises StorageError."""
+        """Wake the calls that wait for routes which another metaserver has changed.  Raises
+        StorageError.
+        """
         names = self._wakeups.keys()
         if not names:
             self._versions.clear()
@@ -634,7 +676,9 @@ class Catalogue:
         self._wakeups.wake(names)
 
     def close(self) -> None:
-        """Answer every call that waits.  Another metaserver, or the next start, goes on with what is being created."""
+        """Answer every call that waits.  Another metaserver, or the next start, goes on with what
+        is being created.
+        """
         self._wakeups.wake_all()
         for creation in self._creating.values():
             if creation.task is not None:
@@ -642,6 +686,8 @@ class Catalogue:
 
 
 def _renew(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: int) -> tuple[bool, bool]:
-    """Renew a broker; whether that was all, and whether it has a partition above every one of the database."""
+    """Renew a broker; whether that was all, and whether it has a partition above every one of the
+    database.
+    """
     renewed = renew_broker(connection, report, ttl_ms=ttl_ms)
     return renewed, has_higher_id(connection, report.highest_id)

@@ -1,10 +1,10 @@
 """Rows of brokers: their reports, their addresses, the refused ones.  SQL, synchronous.
 
 Invariants
-    A broker group belongs to one data folder; another one replaces it only when it is silent and has no partitions.
-    An older copy of that folder does not replace it: it does not know the newest opening, or its log ends earlier.
-    A data folder whose loss was accepted is refused for ever.
-    A change of the address that clients get raises the version of every route with partitions there.
+    A broker group belongs to one data folder; another one replaces it only when it is silent and
+    has no partitions. An older copy of that folder does not replace it: it does not know the newest
+    opening, or its log ends earlier. A data folder whose loss was accepted is refused for ever. A
+    change of the address that clients get raises the version of every route with partitions there.
 """
 
 from __future__ import annotations
@@ -50,8 +50,9 @@ _reported = (
     )
 )
 IN_TIME_SHARE = 4
-"""A report in the last quarter of the ttl counts as one of a silent broker: a reader may see the broker as silent before the
-report is committed, and its route has to be sent again."""
+"""A report in the last quarter of the ttl counts as one of a silent broker: a reader may see the
+broker as silent before the report is committed, and its route has to be sent again.
+"""
 _in_time = brokers.c.expires_at > now_ms() + _ttl_ms // IN_TIME_SHARE
 _renewed = _reported.where(
     brokers.c.broker_id == sa.bindparam("of_id"),
@@ -64,7 +65,9 @@ _renewed = _reported.where(
 
 
 def renew_broker(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: int) -> bool:
-    """Renew a live broker whose address has not changed; False if `report_broker` has to be called."""
+    """Renew a live broker whose address has not changed; False if `report_broker` has to be
+    called.
+    """
     where_it_was = {
         "of_id": report.broker_id,
         "at_address": report.address,
@@ -131,7 +134,8 @@ def report_broker(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: in
                 else f"is silent, with {counted(hosted, 'partition')}"
             )
             raise BrokerGroupTakenError(
-                f"broker group {report.broker_group!r} belongs to another data folder, which {state}",
+                f"broker group {report.broker_group!r} belongs to another data "
+                f"folder, which {state}",
                 broker_group=report.broker_group,
             )
         known = {"opening": report.opening}
@@ -184,7 +188,9 @@ def _check_not_behind(report: BrokerHeartbeat, known: sa.Row[Any]) -> None:
 
 
 class KnownBroker(NamedTuple):
-    """The id and the address of a broker group, and whether it has reported itself within its ttl."""
+    """The id and the address of a broker group, and whether it has reported itself within its
+    ttl.
+    """
 
     broker_id: str
     address: str
@@ -203,7 +209,9 @@ def find_broker(connection: Connection, broker_group: str) -> KnownBroker | None
 def note_refused(
     connection: Connection, report: BrokerHeartbeat, problem: str = "", *, ttl_ms: int
 ) -> None:
-    """Note for `ttl_ms` that a refused broker reported itself under a group's name; expired notes are deleted."""
+    """Note for `ttl_ms` that a refused broker reported itself under a group's name; expired notes
+    are deleted.
+    """
     connection.execute(sa.delete(refused_brokers).where(refused_brokers.c.expires_at <= now_ms()))
     row = {
         "broker_group": report.broker_group,
@@ -281,7 +289,9 @@ def _hosted(connection: Connection, broker_group: str) -> int:
 
 
 def _renew_routes(connection: Connection, broker_group: str) -> list[int]:
-    """Raise the version of every open route with a partition on the broker group; returns the ids of their subjects."""
+    """Raise the version of every open route with a partition on the broker group; returns the ids
+    of their subjects.
+    """
     there = partitions.c.broker_group == broker_group
     inside = sa.select(partitions.c.subject_id).where(there).distinct()
     raised = (
@@ -294,7 +304,9 @@ def _renew_routes(connection: Connection, broker_group: str) -> list[int]:
 
 
 def writable_groups(connection: Connection) -> dict[BrokerGroup, int]:
-    """Return available, writable broker groups that are not cordoned → number of their open partitions, fewest first."""
+    """Return available, writable broker groups that are not cordoned → number of their open
+    partitions, fewest first.
+    """
     count = (
         sa.select(sa.func.count())
         .where(
@@ -313,7 +325,9 @@ def writable_groups(connection: Connection) -> dict[BrokerGroup, int]:
 
 
 class Heard(NamedTuple):
-    """When a broker group reported itself last: milliseconds since then, and until it counts as silent; 0 or less: it does."""
+    """When a broker group reported itself last: milliseconds since then, and until it counts as
+    silent; 0 or less: it does.
+    """
 
     since_ms: int
     left_ms: int
@@ -388,8 +402,9 @@ def lock_brokers(connection: Connection, *, alone: bool = False) -> None:
     """
     Lock every broker group's row until the transaction ends; call it before a subject is locked.
 
-    A plan of partitions and a cordon of their host exclude each other, so the later one sees the earlier one.  Renewals of
-    brokers wait for no plan: FOR SHARE, which one plan after the other may have, would let them wait without end.
+    A plan of partitions and a cordon of their host exclude each other, so the later one sees the
+    earlier one.  Renewals of brokers wait for no plan: FOR SHARE, which one plan after the other
+    may have, would let them wait without end.
 
     Args:
         alone: exclude other plans too.
@@ -407,8 +422,9 @@ def wait_turn(connection: Connection, *, alone: bool) -> None:
     """
     Wait in turn for the locks of broker rows; call it before any other lock.
 
-    PostgreSQL lets those that share the lock of a row pass one that waits to have it alone, so rounds and plans without a
-    pause would keep the report of a restarted broker out.  Its advisory locks are given in turn.
+    PostgreSQL lets those that share the lock of a row pass one that waits to have it alone, so
+    rounds and plans without a pause would keep the report of a restarted broker out.  Its advisory
+    locks are given in turn.
     """
     if connection.dialect.name == "postgresql":
         turn = sa.func.pg_advisory_xact_lock if alone else sa.func.pg_advisory_xact_lock_shared
@@ -419,11 +435,12 @@ def read_openings(
     connection: Connection, ids: Collection[int], *, lock: bool = False
 ) -> dict[int, str]:
     """
-    Return partition id → the opening of its broker group's data folder; "" of a broker that does not say it.
+    Return partition id → the opening of its broker group's data folder; "" of a broker that does
+    not say it.
 
     Args:
-        lock: no other opening reports itself, and no older copy is accepted, until the transaction ends, and renewals do
-            not wait for that; call it before a subject is locked.
+        lock: no other opening reports itself, and no older copy is accepted, until the transaction
+            ends, and renewals do not wait for that; call it before a subject is locked.
     """
     if lock:  # also without ids: what the transaction writes afterwards may lock broker rows
         wait_turn(connection, alone=False)
@@ -476,7 +493,9 @@ def broker_views(connection: Connection) -> list[BrokerView]:
 
 
 def no_host(connection: Connection, *, without: str = "") -> NotEnoughBrokersError:
-    """Make the error of new partitions that no broker group can take; it says of each why, but for `without`."""
+    """Make the error of new partitions that no broker group can take; it says of each why, but for
+    `without`.
+    """
     views = [view for view in broker_views(connection) if view.broker_group != without]
     states = [
         f"{view.broker_group} is cordoned"

@@ -1,18 +1,19 @@
-"""Which brokers know which consumer groups, which still have to be told, which groups settle again.  SQL, synchronous.
+"""Which brokers know which consumer groups, which still have to be told, which groups settle again.
+SQL, synchronous.
 
     group made ─▶ not `told` ─▶ the brokers of its partitions are told, a row of `heard` for each ─▶ `told`
     partition planned ─▶ hosted with all groups, a row of `heard` for each ─▶ opened when no row is missing
 
-Subjects whose retention is by time alone as well: there brokers count what they remove before a group has read it.
-A group on a partition that it has drained needs none of this.
-Brokers of a hidden subject are told when it is published, of the groups of its target.
+Subjects whose retention is by time alone as well: there brokers count what they remove before a
+group has read it. A group on a partition that it has drained needs none of this. Brokers of a
+hidden subject are told when it is published, of the groups of its target.
 
 Invariants
-    A row of `heard` is written only after the broker has the group on its disk; a grant does not write one.  What an
-    earlier opening of the data folder has answered writes none.
-    The rows of a broker group are deleted when an older copy of its data folder is accepted.
-    A partition is granted to a group, and is opened, only with its row: retention removes nothing that the group was
-    promised.
+    A row of `heard` is written only after the broker has the group on its disk; a grant does not
+    write one.  What an earlier opening of the data folder has answered writes none. The rows of a
+    broker group are deleted when an older copy of its data folder is accepted. A partition is
+    granted to a group, and is opened, only with its row: retention removes nothing that the group
+    was promised.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ PARTITIONS_MAX = 1_024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Announcement:
-    """A partition, its broker's address, and every group of its subject that is to read it, as (id, name)."""
+    """A partition, its broker's address, and every group of its subject that is to read it, as (id,
+    name).
+    """
 
     partition_id: int
     address: str
@@ -134,7 +137,8 @@ def unheard_partitions(
     connection: Connection, *, after: int = 0, group_id: int | None = None
 ) -> list[Announcement]:
     """
-    Return partitions on live brokers that do not know one of their groups, each with all of its groups, by id.
+    Return partitions on live brokers that do not know one of their groups, each with all of its
+    groups, by id.
 
     There are at most `PARTITIONS_MAX`; a caller goes on after them, whether they were told or not.
 
@@ -149,13 +153,17 @@ def unheard_partitions(
 
 
 def begin_announcement(connection: Connection, group_id: int) -> list[Announcement]:
-    """As `unheard_partitions` of one group, in a durable write: after a crash no broker has a group that SQL lacks."""
+    """As `unheard_partitions` of one group, in a durable write: after a crash no broker has a group
+    that SQL lacks.
+    """
     mark_unsettled(connection, group_id)
     return unheard_partitions(connection, group_id=group_id)
 
 
 def read_announcements(connection: Connection, ids: Sequence[int]) -> list[Announcement]:
-    """Return these partitions as far as their brokers are alive, each with all groups that are to read it."""
+    """Return these partitions as far as their brokers are alive, each with all groups that are to
+    read it.
+    """
     return _announcements(connection.execute(_told_by_id, {"ids": list(ids)})) if ids else []
 
 
@@ -180,9 +188,11 @@ def note_heard(
     connection: Connection, told: Sequence[Announcement], *, settling: int | None = None
 ) -> bool:
     """
-    Note that the brokers have these groups on their disks: the groups may be granted the partitions.
+    Note that the brokers have these groups on their disks: the groups may be granted the
+    partitions.
 
-    A broker that was told in an earlier opening is told again: its data folder may be an older copy by now.
+    A broker that was told in an earlier opening is told again: its data folder may be an older copy
+    by now.
 
     Args:
         settling: a group that is settled in the same transaction, and not marked for it.
@@ -218,7 +228,8 @@ _there = (
 
 def store_heard(connection: Connection, pairs: dict[int, list[int]]) -> set[int]:
     """
-    Store partition id → groups that its broker knows; partitions that were deleted meanwhile are left out.
+    Store partition id → groups that its broker knows; partitions that were deleted meanwhile are
+    left out.
 
     Returns:
         The ids of the groups with a new row.
@@ -244,7 +255,9 @@ _waiting = (
 
 
 def mark_told(connection: Connection) -> None:
-    """Mark the groups as told that every broker knows that has to, silent brokers included; a held one at the next call."""
+    """Mark the groups as told that every broker knows that has to, silent brokers included; a held
+    one at the next call.
+    """
     untold = sa.select(groups.c.group_id).where(sa.not_(groups.c.told))
     ids = sorted(
         lock_groups(connection, list(connection.execute(untold).scalars()), skip_held=True)
@@ -255,7 +268,9 @@ def mark_told(connection: Connection) -> None:
 
 
 def groups_missed(connection: Connection, broker_group: str) -> bool:
-    """Return whether the broker group runs on an accepted copy and has a partition that does not know a group it needs."""
+    """Return whether the broker group runs on an accepted copy and has a partition that does not
+    know a group it needs.
+    """
     accepted = sa.select(sa.literal(1)).where(accepted_folders.c.broker_group == broker_group)
     here = _pairs.where(
         sa.exists(accepted),
@@ -274,7 +289,9 @@ _UNSETTLED: dict[str, Any] = {
 
 
 def forget_heard(connection: Connection, broker_group: str) -> None:
-    """Delete what a broker group was told, so that it is told all groups again: its data folder may lack some."""
+    """Delete what a broker group was told, so that it is told all groups again: its data folder may
+    lack some.
+    """
     there = partitions.c.broker_group == broker_group
     inside = sa.select(partitions.c.subject_id).where(there)
     chosen = sa.select(groups.c.group_id).where(groups.c.subject_id.in_(inside))
@@ -309,7 +326,9 @@ _locked, _locked_at_once = (_chosen.with_for_update(skip_locked=skip) for skip i
 def lock_groups(
     connection: Connection, ids: Collection[int], *, skip_held: bool = False
 ) -> set[int]:
-    """Lock the groups that exist, and return their ids; `skip_held` passes over those whose rows another transaction holds."""
+    """Lock the groups that exist, and return their ids; `skip_held` passes over those whose rows
+    another transaction holds.
+    """
     locked = _locked_at_once if skip_held else _locked
     return {group_id for (group_id,) in rows_of(connection, locked, ids)}
 

@@ -1,12 +1,12 @@
 """Partitions whose loss an operator has accepted because their disk is gone.  SQL, synchronous.
 
 Invariants
-    A lost partition is expired: it is never read and nothing waits for its end.  Its parents are still read before its
-    children.
-    The data folder that had it is refused from then on, so that no message is acked there and never read.  Its broker
-    group is silent until an empty folder reports itself: a partition planned there would keep that folder out.
-    A folder is refused too if its loss let a partition open whose broker does not know every consumer group.
-    What groups have not read of a lost partition is stored with its loss, and stays as long as the group.
+    A lost partition is expired: it is never read and nothing waits for its end.  Its parents are
+    still read before its children. The data folder that had it is refused from then on, so that no
+    message is acked there and never read.  Its broker group is silent until an empty folder reports
+    itself: a partition planned there would keep that folder out. A folder is refused too if its
+    loss let a partition open whose broker does not know every consumer group. What groups have not
+    read of a lost partition is stored with its loss, and stays as long as the group.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ from ..sql.schema import (
 
 
 def lose_partitions(connection: Connection, ids: Collection[int]) -> None:
-    """Mark partitions as lost and refuse the data folders that had them; does nothing without ids."""
+    """Mark partitions as lost and refuse the data folders that had them; does nothing without
+    ids.
+    """
     if not ids:
         return
     here = partitions.c.partition_id.in_(ids)
@@ -102,7 +104,8 @@ def read_losses(
     connection: Connection, ids: Collection[int], *, done: bool = False
 ) -> tuple[LossView, ...]:
     """
-    Return what is lost with these partitions, by id: end offset, and the groups that have not drained them.
+    Return what is lost with these partitions, by id: end offset, and the groups that have not
+    drained them.
 
     Args:
         done: they are lost already; False: they would be.

@@ -1,8 +1,10 @@
-"""A database that lacks what brokers have: it is empty beside their partitions, or it went back.  SQL, synchronous.
+"""A database that lacks what brokers have: it is empty beside their partitions, or it went back.
+SQL, synchronous.
 
 Invariants
-    Calls create nothing in such a database: no subject, no partition, no operation, no consumer group.
-    That it went back is one row of `facts`, so all metaservers know it; a comparison with the brokers writes and deletes it.
+    Calls create nothing in such a database: no subject, no partition, no operation, no consumer
+    group. That it went back is one row of `facts`, so all metaservers know it; a comparison with
+    the brokers writes and deletes it.
 """
 
 from __future__ import annotations
@@ -61,7 +63,9 @@ def check_not_lost(connection: Connection) -> None:
 
 
 def read_behind(connection: Connection) -> str:
-    """Return what the database lacks, as the last comparison with the brokers found it; "": nothing."""
+    """Return what the database lacks, as the last comparison with the brokers found it; "":
+    nothing.
+    """
     return connection.execute(_behind).scalar_one_or_none() or ""
 
 

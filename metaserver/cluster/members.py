@@ -1,8 +1,9 @@
-"""Rows of the cluster's members: metaservers at work, and brokers, with their versions.  SQL, synchronous.
+"""Rows of the cluster's members: metaservers at work, and brokers, with their versions.  SQL,
+synchronous.
 
 Invariants
-    A silent broker counts as long as it has partitions: it may come back, and has to read what is written meanwhile.
-    The cluster's version is the lowest of all members, and never falls.
+    A silent broker counts as long as it has partitions: it may come back, and has to read what is
+    written meanwhile. The cluster's version is the lowest of all members, and never falls.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ _known = sa.union_all(
     ),
     sa.select(sa.literal(_FACT), facts.c.name, facts.c.value).where(facts.c.name.in_(OF_CLUSTER)),
 )
-"""All that is known of a cluster in one statement: each metaserver asks for it every few seconds."""
+"""All that is known of a cluster in one statement: each metaserver asks for it every few
+seconds.
+"""
 
 
 class ClusterState(NamedTuple):
@@ -58,7 +61,9 @@ class ClusterState(NamedTuple):
 def renew_metaserver(
     connection: Connection, *, holder: str, address: str, version: str, ttl_ms: int
 ) -> ClusterState:
-    """Note that a metaserver is at work for `ttl_ms`.  May be lost with the machine: it does nothing that lasts."""
+    """Note that a metaserver is at work for `ttl_ms`.  May be lost with the machine: it does
+    nothing that lasts.
+    """
     noted = {"of_holder": holder, "at_address": address, "of_version": version, "for_ms": ttl_ms}
     if not connection.execute(_renewed, noted).rowcount:
         row = {"holder": holder, "address": address, "version": version, "expires_at": 0}

@@ -1,7 +1,9 @@
-"""Rows of partitions as clients see them, with their parents and their broker's address.  SQL, synchronous.
+"""Rows of partitions as clients see them, with their parents and their broker's address.  SQL,
+synchronous.
 
 Invariants
-    Partitions are read before their parents: a change between the two adds partitions, and no parent to a known one.
+    Partitions are read before their parents: a change between the two adds partitions, and no
+    parent to a known one.
 """
 
 from __future__ import annotations
@@ -38,12 +40,15 @@ SEEN_PARENT = sa.exists().where(
     _parent_subject.c.subject_id == _parent.c.subject_id,
     _parent_subject.c.hidden_for == "",
 )
-"""Whether a row of `partition_parents` concerns a parent that clients know: it is not, or not yet, of a hidden subject."""
+"""Whether a row of `partition_parents` concerns a parent that clients know: it is not, or not yet,
+of a hidden subject.
+"""
 
 
 class PartitionFilter:
     """
-    A condition on partitions, with bind parameters if it needs some.  Make it once: it holds prepared statements.
+    A condition on partitions, with bind parameters if it needs some.  Make it once: it holds
+    prepared statements.
 
     Args:
         hosted: with every parent, as brokers host them; else with those that clients know.
@@ -77,7 +82,9 @@ _kept_parents = _subject_parents.where(partitions.c.state != PartitionState.EXPI
 
 
 def is_gone(table: sa.FromClause) -> sa.ColumnElement[bool]:
-    """Whether a row of `partitions`, or of an alias of it, is EXPIRED by retention: it blocks no child of any group."""
+    """Whether a row of `partitions`, or of an alias of it, is EXPIRED by retention: it blocks no
+    child of any group.
+    """
     return sa.and_(table.c.state == PartitionState.EXPIRED, sa.not_(table.c.lost))
 
 
@@ -94,11 +101,14 @@ _blocking_parents = _with_parents.where(
 def subject_partitions(
     connection: Connection, subject_id: int, states: Sequence[PartitionState]
 ) -> tuple[Partition, ...]:
-    """Return a subject's partitions in these states, none of them EXPIRED, by range and then by id."""
+    """Return a subject's partitions in these states, none of them EXPIRED, by range and then by
+    id.
+    """
     assert PartitionState.EXPIRED not in states
     here = {"of_subject": subject_id, "states": states}
     rows = connection.execute(_subject_partitions, here).all()
-    # One that expires between the two statements has no parent any more: these have expired before it.
+    # One that expires between the two statements has no parent any more: these have expired before
+    # it.
     return _complete(rows, _read_parents(connection, _kept_parents, here))
 
 
@@ -112,7 +122,9 @@ def blocking_parents(
 def subject_parents(
     connection: Connection, subject_id: int
 ) -> dict[PartitionId, tuple[PartitionId, ...]]:
-    """Return partition id → its parents that clients know, for a subject's partitions that have some."""
+    """Return partition id → its parents that clients know, for a subject's partitions that have
+    some.
+    """
     return _read_parents(connection, _subject_parents, {"of_subject": subject_id})
 
 
@@ -130,7 +142,8 @@ def granted_partitions(
     connection: Connection, granted: sa.Select[Any], **values: Any
 ) -> list[tuple[Partition, int, str | None]]:
     """
-    Return the partitions that `granted` selects, by id, and the tokens and sessions of their leases.
+    Return the partitions that `granted` selects, by id, and the tokens and sessions of their
+    leases.
 
     `values` are bind parameters.
     """

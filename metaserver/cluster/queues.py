@@ -1,10 +1,11 @@
 """Logic queues of static subjects: the rows of their chains.  SQL, synchronous.
 
 Invariants
-    A child of a static subject has one parent, beside one of a hidden subject that is to be published before it.
-    A child that continues its parent's queue begins at the logic offset at which the parent was sealed; behind a lost
-    parent without a known end, above every offset that the parent can have had.
-    A child of another queue than its parent's is the first partition of a new queue, and begins at logic offset 0.
+    A child of a static subject has one parent, beside one of a hidden subject that is to be
+    published before it. A child that continues its parent's queue begins at the logic offset at
+    which the parent was sealed; behind a lost parent without a known end, above every offset that
+    the parent can have had. A child of another queue than its parent's is the first partition of a
+    new queue, and begins at logic offset 0.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from .subjects import SERVED, open_subject_row
 
 def set_logic_starts(connection: Connection, children: Collection[int]) -> None:
     """
-    Set the logic offset at which each of these children begins: the end of its parent, which is sealed or lost.
+    Set the logic offset at which each of these children begins: the end of its parent, which is
+    sealed or lost.
 
     A child that begins a new queue keeps 0.
     """

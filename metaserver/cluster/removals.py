@@ -1,14 +1,18 @@
 """What brokers still have to drop or forget, and the end of deletions.  SQL, synchronous.
 
-    marked (`deleting`), a row of `removals` for each partition ─▶ its broker has done it: the row goes
-                                                                ─▶ no row is left: all rows go, a row of `deletions` stays
+    marked (`deleting`), a row of `removals` for each partition ─▶ its broker has done it: the row
+        goes
+                                                                ─▶ no row is left: all rows go, a
+                                                                    row of `deletions` stays
 
-A row of `removals` with group 0 says that the broker has to drop the partition; any other, that it has to forget the group.
+A row of `removals` with group 0 says that the broker has to drop the partition; any other, that it
+has to forget the group.
 
 Invariants
-    The rows of a subject or a group go only when no row of `removals` is left: until then its name is taken.
-    Every function may be repeated, also by several metaservers at once; a repetition changes nothing.
-    Who removes rows of `removals` holds the lock of their subject: the last one sees that none is left.
+    The rows of a subject or a group go only when no row of `removals` is left: until then its name
+    is taken. Every function may be repeated, also by several metaservers at once; a repetition
+    changes nothing. Who removes rows of `removals` holds the lock of their subject: the last one
+    sees that none is left.
 """
 
 from __future__ import annotations
@@ -62,7 +66,9 @@ class PendingRemoval:
     subject: str
     group: str
     last_id: int
-    """The highest partition id that the subject has had; of one that was replaced, the highest that is dropped."""
+    """The highest partition id that the subject has had; of one that was replaced, the highest that
+    is dropped.
+    """
     broker_group: str
     address: str | None
     """None: the broker is silent."""
@@ -75,7 +81,9 @@ class PendingRemoval:
 
     @property
     def obsolete(self) -> bool:
-        """Whether no broker need be asked: the partition has no messages left that the group could keep."""
+        """Whether no broker need be asked: the partition has no messages left that the group could
+        keep.
+        """
         return self.group_id != WHOLE and self.state is PartitionState.EXPIRED
 
 
@@ -170,7 +178,9 @@ def note_removed(connection: Connection, done: Mapping[Removal, int]) -> list[st
 
 
 def give_up_removals(connection: Connection, broker_group: str) -> None:
-    """Wait no longer for a broker group whose loss is accepted: its data folder is refused from now on."""
+    """Wait no longer for a broker group whose loss is accepted: its data folder is refused from now
+    on.
+    """
     _lock_subjects(
         connection,
         partitions.c.broker_group == broker_group,
@@ -185,7 +195,9 @@ def give_up_removals(connection: Connection, broker_group: str) -> None:
 
 
 def _lock_subjects(connection: Connection, *of_partitions: sa.ColumnElement[bool]) -> None:
-    """Lock the subjects of these partitions: of two who note what is done, the later one sees what the first has noted."""
+    """Lock the subjects of these partitions: of two who note what is done, the later one sees what
+    the first has noted.
+    """
     ids = sa.select(partitions.c.subject_id).where(*of_partitions)
     here = sa.select(subjects.c.subject_id).where(subjects.c.subject_id.in_(ids))
     connection.execute(here.order_by(subjects.c.name).with_for_update()).all()
@@ -213,7 +225,9 @@ _ended_subjects = (
 
 
 def end_deletions(connection: Connection) -> list[str]:
-    """Delete the rows of groups and subjects of which brokers have nothing left; returns the names of these subjects."""
+    """Delete the rows of groups and subjects of which brokers have nothing left; returns the names
+    of these subjects.
+    """
     for row in connection.execute(_ended_groups).all():
         _delete_group_rows(connection, [row.group_id])
         tombstone = {"subject_id": row.subject_id, "group_id": row.group_id, "subject": row.name}
@@ -228,10 +242,22 @@ def end_deletions(connection: Connection) -> list[str]:
 
 
 def _delete_group_rows(connection: Connection, ids: Sequence[int]) -> None:
-    """In portions: a group has rows for each of its partitions, and a statement on PostgreSQL has 10 s, and 32,767 parameters."""
+    """In portions: a group has rows for each of its partitions, and a statement on PostgreSQL has
+    10 s, and 32,767 parameters.
+    """
     for first in range(0, len(ids), GROUPS_AT_ONCE):
         portion = ids[first : first + GROUPS_AT_ONCE]
-        for table in (live_resets, sessions, leases, starts, suspended_clients, drained, given_up, heard, groups):  # fmt: skip
+        for table in (
+            live_resets,
+            sessions,
+            leases,
+            starts,
+            suspended_clients,
+            drained,
+            given_up,
+            heard,
+            groups,
+        ):
             connection.execute(sa.delete(table).where(table.c.group_id.in_(portion)))
 
 
@@ -261,7 +287,9 @@ def _delete_subject_rows(connection: Connection, subject_id: int, name: str) -> 
 def was_deleted(
     connection: Connection, subject: str, *, subject_id: int = 0, group_id: int = WHOLE
 ) -> bool:
-    """Return whether the subject of this name and id is gone; with `group_id`, whether this group of it is."""
+    """Return whether the subject of this name and id is gone; with `group_id`, whether this group
+    of it is.
+    """
     named = sa.and_(deletions.c.subject == subject, deletions.c.group_id == group_id)
     if group_id == WHOLE:
         named = sa.and_(named, deletions.c.subject_id == subject_id)
@@ -269,7 +297,9 @@ def was_deleted(
 
 
 def subject_of_deleted_group(connection: Connection, subject: str, group_id: int) -> int | None:
-    """Return the id of the subject of this name whose group with this id is gone; None: no such group is known to be."""
+    """Return the id of the subject of this name whose group with this id is gone; None: no such
+    group is known to be.
+    """
     named = sa.and_(deletions.c.subject == subject, deletions.c.group_id == group_id)
     return connection.execute(sa.select(deletions.c.subject_id).where(named)).scalar_one_or_none()
 
@@ -280,7 +310,9 @@ def name_was_deleted(connection: Connection, subject: str) -> bool:
 
 
 def is_ageing(connection: Connection, subject: str) -> bool:
-    """Whether the deletion of a subject of this name is to be forgotten after a time; see `retention/past_rows.py`."""
+    """Whether the deletion of a subject of this name is to be forgotten after a time; see
+    `retention/past_rows.py`.
+    """
     named = sa.and_(_deleted(subject), deletions.c.ended_at.is_not(None))
     return connection.execute(sa.select(sa.exists().where(named))).scalar_one()
 
@@ -295,7 +327,9 @@ def _deleted(subject: str) -> sa.ColumnElement[bool]:
 
 
 def removals_left(connection: Connection, subject_id: int, group_id: int = WHOLE) -> int:
-    """Count the partitions that brokers still have to drop, or on which they still have to forget the group."""
+    """Count the partitions that brokers still have to drop, or on which they still have to forget
+    the group.
+    """
     count = (
         sa.select(sa.func.count())
         .select_from(removals.join(partitions))
@@ -307,7 +341,8 @@ def removals_left(connection: Connection, subject_id: int, group_id: int = WHOLE
 def being_deleted(connection: Connection, subject_id: int, name: str) -> SubjectDeletedError:
     """Return the error for calls that concern a subject which is being deleted."""
     return SubjectDeletedError(
-        f"subject {name!r} is being deleted; its name is free when every broker has dropped its partitions",
+        f"subject {name!r} is being deleted; its name is free when every broker has "
+        f"dropped its partitions",
         subject=name,
         left=removals_left(connection, subject_id),
     )

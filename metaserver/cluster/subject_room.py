@@ -1,4 +1,6 @@
-"""Whether there is room for one more subject: in the cluster, and among those whose names begin alike.  SQL, synchronous."""
+"""Whether there is room for one more subject: in the cluster, and among those whose names begin
+alike.  SQL, synchronous.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from ..sql.name_limits import name_limits
 from ..sql.schema import subjects
 
 CLUSTER_HINT = (
-    "Delete subjects that no program uses (keylane subject list), or raise subjects_max of the metaservers.  A limit for "
+    "Delete subjects that no program uses (keylane subject list), or raise subjects_max of the "
+    "metaservers.  A limit for "
     "the names of one tenant: keylane access quota set 'shop.*' --subject --subjects N"
 )
 NAMES_HINT = (
@@ -28,7 +31,8 @@ def check_subject_room(
     Check that a subject of this name may be made; what was made of it before does not count.
 
     Args:
-        limited: the limits of names count.  Without access control they cannot be changed, and do not.
+        limited: the limits of names count.  Without access control they cannot be changed, and do
+            not.
 
     Raises:
         OverloadedError: there are `subjects_max` others, or as many of a pattern as its limit.
@@ -40,8 +44,8 @@ def check_subject_room(
     if not limited:
         return
     chosen = sa.select(name_limits.c.name, name_limits.c.subjects).where(name_limits.c.subjects > 0)
-    # On PostgreSQL plans share the locks of brokers, and two would count the same subjects.  All rows, in one order: a
-    # hidden subject is counted under two names.
+    # On PostgreSQL plans share the locks of brokers, and two would count the same subjects.  All
+    # rows, in one order: a hidden subject is counted under two names.
     locked = chosen.order_by(name_limits.c.name).with_for_update()
     limits = {row.name: row.subjects for row in connection.execute(locked)}
     for pattern, limit in limits_of(name, limits):

@@ -1,8 +1,9 @@
-"""Rows of subjects and their routes: planned first, opened when every partition is hosted.  SQL, synchronous.
+"""Rows of subjects and their routes: planned first, opened when every partition is hosted.  SQL,
+synchronous.
 
 Invariants
-    A route is served only when it is complete: exactly one OPEN partition for each logical partition.
-    Its version only rises.
+    A route is served only when it is complete: exactly one OPEN partition for each logical
+    partition. Its version only rises.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ _by_name_locked = _by_name.with_for_update()
 
 
 def find_subject(connection: Connection, name: str, *, lock: bool = False) -> SubjectRow | None:
-    """Return the row of a subject, planned or open, None if there is none; `lock` locks it for this transaction."""
+    """Return the row of a subject, planned or open, None if there is none; `lock` locks it for this
+    transaction.
+    """
     check_name("subject", name)
     chosen = _by_name_locked if lock else _by_name
     row = connection.execute(chosen, {"of_name": name}).one_or_none()
@@ -133,7 +136,8 @@ def check_not_deleted(connection: Connection, name: str) -> bool:
     deleted = name_was_deleted(connection, name)
     if deleted and find_subject(connection, name) is None:
         raise SubjectDeletedError(
-            f"subject {name!r} was deleted, so that no message creates it again: that is an operator's to do",
+            f"subject {name!r} was deleted, so that no message creates it again: that is an "
+            f"operator's to do",
             subject=name,
         )
     return deleted
@@ -143,13 +147,15 @@ def plan_subject(
     connection: Connection, ask: CreateSubject, *, subjects_max: int, limited: bool = False
 ) -> SubjectRow:
     """
-    Store a subject and its PLANNED partitions, spread over the available broker groups; does nothing if it exists.
+    Store a subject and its PLANNED partitions, spread over the available broker groups; does
+    nothing if it exists.
 
     Raises:
         SubjectExistsError: it exists with other settings.
         SubjectDeletedError: the earlier subject of this name is being deleted.
         NotEnoughBrokersError: no broker group is available.
-        OverloadedError: there are `subjects_max` subjects; or, if `limited`, as many of a pattern as its limit.
+        OverloadedError: there are `subjects_max` subjects; or, if `limited`, as many of a pattern
+            as its limit.
         DatabaseEmptyError: the database was lost, see `cluster/lost_database.py`.
     """
     check_name("subject", ask.subject)
@@ -212,7 +218,9 @@ def _check_settings(row: SubjectRow, ask: CreateSubject) -> None:
 def _insert_planned(
     connection: Connection, row: SubjectRow, named: int, hosts: Sequence[str]
 ) -> None:
-    """Insert the PLANNED partitions of a creation; `named` partitions of the subject had names before."""
+    """Insert the PLANNED partitions of a creation; `named` partitions of the subject had names
+    before.
+    """
     planned = [
         {
             "subject_id": row.subject_id,
@@ -230,7 +238,9 @@ def _insert_planned(
 
 
 def _begin_again(connection: Connection, row: SubjectRow, settings: Mapping[str, Any]) -> int:
-    """Take the name of a failed creation for a new one; returns how many partitions were named before."""
+    """Take the name of a failed creation for a new one; returns how many partitions were named
+    before.
+    """
     here = subjects.c.subject_id == row.subject_id
     named: int = connection.execute(sa.select(subjects.c.partitions_named).where(here)).scalar_one()
     more = {"partitions_named": named + settings["partitions_wanted"], "problem": ""}
@@ -264,7 +274,8 @@ def open_subject(connection: Connection, name: str, hosted: Collection[int] | No
         hosted: the ids of the partitions that brokers host; None: all of them.
 
     Returns:
-        False if it was opened or deleted before, or was planned anew and has partitions that are not hosted.
+        False if it was opened or deleted before, or was planned anew and has partitions that are
+        not hosted.
     """
     row = find_subject(connection, name, lock=True)
     if row is None or row.deleting or row.route_version > 0:

@@ -8,13 +8,16 @@ from ...protocol.operations import OperationState
 from ..sql.schema import operations, steps
 
 UNDER_WAY = tuple(state for state in OperationState if state is not OperationState.DONE)
-"""The states in which brokers may have something to do.  The index finds operations by them: ended ones become many."""
+"""The states in which brokers may have something to do.  The index finds operations by them: ended
+ones become many.
+"""
 _steps_left = sa.select(steps.c.operation_id).where(
     steps.c.operation_id == operations.c.operation_id, sa.not_(steps.c.done)
 )
 UNFINISHED = sa.and_(
     operations.c.state.in_(UNDER_WAY),
-    # A canceled operation without steps to do is over.  Its row stays for ever and is not read again.
+    # A canceled operation without steps to do is over.  Its row stays for ever and is not read
+    # again.
     sa.or_(
         operations.c.state != OperationState.CANCELED,
         sa.exists(_steps_left.correlate(operations)),

@@ -2,11 +2,12 @@
 
 Invariants
     Every partition has exactly one session, if there is a session.
-    The sessions' shares differ by at most one, unless a session does not get at the broker of a partition.
-    No more partitions change their session than the shares demand.
+    The sessions' shares differ by at most one, unless a session does not get at the broker of a
+    partition. No more partitions change their session than the shares demand.
 
-Quotas first, then keep, then fill; as Kafka's sticky assignor, without its search.  A session gives up the partitions
-that it got last, so a rolling restart moves the same few partitions again and again, and leaves the others alone.
+Quotas first, then keep, then fill; as Kafka's sticky assignor, without its search.  A session gives
+up the partitions that it got last, so a rolling restart moves the same few partitions again and
+again, and leaves the others alone.
 """
 
 from __future__ import annotations
@@ -30,8 +31,10 @@ def allocate(
     Args:
         sessions: the live ones; among equals the earlier one gets the larger share.
         partitions: the readable ones, in the order in which free ones are allocated.
-        current: the present owner of a partition, the longest owned first; unknown partitions and sessions are ignored.
-        preferred: the session that gets a free partition if its share allows: the owner of a parent.
+        current: the present owner of a partition, the longest owned first; unknown partitions and
+            sessions are ignored.
+        preferred: the session that gets a free partition if its share allows: the owner of a
+            parent.
 
     Returns:
         The session of each partition; empty without sessions.
@@ -49,7 +52,8 @@ def allocate(
             liked[session].append(partition)
 
     share, larger = divmod(len(known), len(sessions))
-    # A larger share goes where it saves a movement, then where it keeps a child with its parent's owner.
+    # A larger share goes where it saves a movement, then where it keeps a child with its parent's
+    # owner.
     ranked = sorted(
         sessions,
         key=lambda session: (
@@ -81,8 +85,9 @@ def pass_on(
     """
     Pass partitions on from sessions that do not get at their brokers.
 
-    One stays with its present owner if that gets at it, so nothing moves to and fro; else the session with the fewest gets it.
-    Where no session gets at a partition, it stays where it is: a move would help none.
+    One stays with its present owner if that gets at it, so nothing moves to and fro; else the
+    session with the fewest gets it. Where no session gets at a partition, it stays where it is: a
+    move would help none.
 
     Args:
         allocated: partition → session, without regard to `unreached`.

@@ -1,11 +1,12 @@
-"""Sessions that join one group together are settled together: partitions do not wander from one that joined to the next.  Pure.
+"""Sessions that join one group together are settled together: partitions do not wander from one
+that joined to the next.  Pure.
 
     join asked ─▶ stored ─┐
     join asked ─▶ stored ─┼─▶ none under way, and quiet for PAUSE_MS for each one before the last ─▶ settled
     join asked ─▶ stored ─┘                                              at most GATHER_MS_MAX after the first
 
-Settled one by one, the n-th session takes an n-th of all partitions from those before, each of which has to hand over: 200
-sessions of 1,000 partitions cause 5,000 hand-overs instead of none.
+Settled one by one, the n-th session takes an n-th of all partitions from those before, each of
+which has to hand over: 200 sessions of 1,000 partitions cause 5,000 hand-overs instead of none.
 
 Invariants
     A session that joins alone waits for nothing.
@@ -50,7 +51,9 @@ class Arrivals:
         self._last_ms = now_ms
 
     def wait_ms(self, now_ms: int) -> int:
-        """For how long settling the group waits before it looks again; 0: it has to be settled now."""
+        """For how long settling the group waits before it looks again; 0: it has to be settled
+        now.
+        """
         left_ms = self._until_ms - now_ms
         if not self._stored or left_ms <= 0:
             return 0

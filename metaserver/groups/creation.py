@@ -25,7 +25,9 @@ _facts = sa.select(
     .scalar_subquery()
     .label("fence"),
 )
-"""How many groups a subject has; and brokers refuse tokens up to this fence, see catalogue/accepted.py."""
+"""How many groups a subject has; and brokers refuse tokens up to this fence, see
+catalogue/accepted.py.
+"""
 
 
 def insert_group(

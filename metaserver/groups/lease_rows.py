@@ -1,8 +1,8 @@
 """Leases settled, released and drained: SQL around the decisions of `leases.py`, synchronous.
 
 Invariants
-    Every change of a group's leases holds the lock of the group's row, so that it sees the previous change complete.
-    A token is stored in the transaction that grants it.
+    Every change of a group's leases holds the lock of the group's row, so that it sees the previous
+    change complete. A token is stored in the transaction that grants it.
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ class ReleaseOutcome:
 
 def settle_group(connection: Connection, group_id: int, *, anew: bool = False) -> Changes:
     """
-    Sweep expired sessions, then withdraw and grant leases until they fit the sessions and the partitions.
+    Sweep expired sessions, then withdraw and grant leases until they fit the sessions and the
+    partitions.
 
     Does nothing if the group was deleted.
 
@@ -152,13 +153,15 @@ def settle_group(connection: Connection, group_id: int, *, anew: bool = False) -
 
 def release_leases(connection: Connection, asks: Sequence[ReleaseGrant]) -> ReleaseOutcome:
     """
-    Release leases that sessions have handed over, and grant each to the session that it was withdrawn for.
+    Release leases that sessions have handed over, and grant each to the session that it was
+    withdrawn for.
 
-    A hand-over is often of many partitions, and one that joins takes from many sessions: all of them cost one transaction.
+    A hand-over is often of many partitions, and one that joins takes from many sessions: all of
+    them cost one transaction.
 
     Args:
-        asks: those with a token that their session was not granted, and of sessions that have ended, are in `refused` of
-            the answer.
+        asks: those with a token that their session was not granted, and of sessions that have
+            ended, are in `refused` of the answer.
     """
     refused: dict[ReleaseGrant, KeylaneError] = {}
     versions: dict[SessionId, int] = {}
@@ -201,7 +204,8 @@ def _release(
             last_token = _token_floor(last_token, ask.fence)
     if not free:
         return ReleaseOutcome(changes=NO_CHANGES, refused=refused)
-    # The one that it was withdrawn for may have been suspended since, and the group is not settled yet.
+    # The one that it was withdrawn for may have been suspended since, and the group is not settled
+    # yet.
     wanted = {lease.wanted for lease in free.values() if lease.wanted}
     able = lock_able_sessions(connection, wanted)
     changed: set[SessionId] = set()
@@ -263,8 +267,8 @@ def release_unheld(connection: Connection, asks: Sequence[Heartbeat]) -> Changes
     """
     Release the leases that sessions of a group were asked to hand over and do not hold.
 
-    The grant was withdrawn before its session learned of it, or its release was lost.  Does nothing for a session that has
-    ended or does not know its latest grants: it may be about to take them.
+    The grant was withdrawn before its session learned of it, or its release was lost.  Does nothing
+    for a session that has ended or does not know its latest grants: it may be about to take them.
     """
     by_session = {ask.session: ask for ask in asks}
     for group_id in sorted(
@@ -311,14 +315,17 @@ def note_drained(
     holding: Collection[tuple[int, int]] | None = None,
 ) -> int | None:
     """
-    Note that a group has acked sealed partitions to their end, as the session says that holds or shares them.
+    Note that a group has acked sealed partitions to their end, as the session says that holds or
+    shares them.
 
-    Ignores partitions that are not SEALED or not held by the session: their present owner will report them.
+    Ignores partitions that are not SEALED or not held by the session: their present owner will
+    report them.
 
     Args:
         parked: those of them on which the group has parked messages.
-        holding: (partition id, token) of what the session says it holds; None: not said.  A report under a token of before
-            may be older than a reset of the cursor, which the session has lived through.
+        holding: (partition id, token) of what the session says it holds; None: not said.  A report
+            under a token of before may be older than a reset of the cursor, which the session has
+            lived through.
 
     Returns:
         The id of the group if one of them was not drained before, else None.
@@ -365,7 +372,8 @@ def read_grants(connection: Connection, session: str) -> Grants:
 
 def read_many_grants(connection: Connection, ids: Collection[str]) -> dict[SessionId, Grants]:
     """Return the grants of sessions of one group; those that have ended are left out."""
-    # The versions are read first: if a change comes between, the grants are newer than they say, and are sent again.
+    # The versions are read first: if a change comes between, the grants are newer than they say,
+    # and are sent again.
     members = live_members(connection, ids)
     if not members:
         return {}
@@ -421,12 +429,15 @@ class _Circumstances(NamedTuple):
     retention: Retention
     """Of the subject."""
     resetting: bool
-    """An operator sets its progress under its sessions: they are granted nothing until that is done."""
+    """An operator sets its progress under its sessions: they are granted nothing until that is
+    done.
+    """
     rebuilt_left_ms: int
     """For how long sessions from before a rebuild may still be at work."""
     being_replaced: bool
-    """A publication is about to expire what the subject has.  Where its groups go on is fixed already: nothing is granted
-    until they go on there."""
+    """A publication is about to expire what the subject has.  Where its groups go on is fixed
+    already: nothing is granted until they go on there.
+    """
 
 
 _around = sa.select(
@@ -508,7 +519,8 @@ def _read_readable(
         for row in rows
     ]
     passed = {PartitionId(row.partition_id) for row in rows if row.drained}
-    # Some parents are not among the facts.  What else the group drained is not read: nothing depends on it.
+    # Some parents are not among the facts.  What else the group drained is not read: nothing
+    # depends on it.
     if outside := {parent for each in facts for parent in each.parents} - {
         row.partition_id for row in rows
     }:
@@ -521,7 +533,8 @@ def _token_floor(last_token: FencingToken, fence: int) -> FencingToken:
     floor = raise_token_floor(last_token, fence)
     if fence > last_token:
         log.warning(
-            "a broker has seen token %d, a session reports; the last one granted was %d, the next one follows %d",
+            "a session reports that a broker has seen token %d, above the last one granted, %d; "
+            "the next token follows %d",
             fence,
             last_token,
             floor,

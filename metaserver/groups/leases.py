@@ -1,18 +1,20 @@
-"""Decisions about leases: which partitions are readable, which session is granted which, when a hand-over is done.  Pure.
+"""Decisions about leases: which partitions are readable, which session is granted which, when a
+hand-over is done.  Pure.
 
     free ──grant, token + 1──▶ held ──another session is wanted──▶ withdrawn
      ▲                          │ session ends                       │ release, or session ends
      └──────────────────────────┴────────────────────────────────────┘
 
-A group whose strategy is SHARED has no holders: each readable partition is granted to every session, under one token.
+A group whose strategy is SHARED has no holders: each readable partition is granted to every
+session, under one token.
 
 Invariants
     A held or withdrawn lease is granted to another session only after it is free.
-    A withdrawn lease never becomes held again: the same session gets it back only with a higher token.
-    Every grant takes a token above all before it.
-    A partition is granted only when the group has drained all its parents, and what is before them.  Instead of an
-    abandoned parent, its own parents have to be drained.
-    A partition is granted only when its broker knows the group, and has stored where the group begins on it.
+    A withdrawn lease never becomes held again: the same session gets it back only with a higher
+    token. Every grant takes a token above all before it. A partition is granted only when the group
+    has drained all its parents, and what is before them.  Instead of an abandoned parent, its own
+    parents have to be drained. A partition is granted only when its broker knows the group, and has
+    stored where the group begins on it.
 """
 
 from __future__ import annotations
@@ -28,8 +30,9 @@ from ...protocol.routing import PartitionState
 from .allocation import allocate, pass_on
 
 FENCE_BELIEVED_MAX = TOKEN_STEP_MAX // 2
-"""The highest token that a fence can set.  Brokers that have seen no token accept as many grants after it.  Grants alone
-never reach it."""
+"""The highest token that a fence can set.  Brokers that have seen no token accept as many grants
+after it.  Grants alone never reach it.
+"""
 EVERYBODY = SessionId("*")
 """The `wanted` of a lease of a SHARED group."""
 
@@ -56,7 +59,9 @@ class PartitionFacts:
     state: PartitionState
     parents: tuple[PartitionId, ...] = ()
     abandoned: bool = False
-    """An operation continued without its broker: its children are readable although its end is unknown."""
+    """An operation continued without its broker: its children are readable although its end is
+    unknown.
+    """
     ended: bool = False
     """It was abandoned, and its broker came back and has sealed it: its end is known."""
     begun: bool = False
@@ -64,7 +69,9 @@ class PartitionFacts:
     lost: bool = False
     """Its loss was accepted: its data is gone; its parents may still be unread."""
     heard: bool = True
-    """Its broker has the group on its disk, or retention is by time alone and does not wait for groups."""
+    """Its broker has the group on its disk, or retention is by time alone and does not wait for
+    groups.
+    """
     starting: bool = False
     """Its broker has not stored yet where the group begins."""
 
@@ -86,21 +93,24 @@ def readable_partitions(
     """
     Return the partitions that a group may read now.
 
-    These are OPEN or SEALED, not drained by the group, known as the group's to their broker with the group's start, and
-    blocked by no parent.
-    A parent blocks its children unless the group has drained it, its loss was accepted or it was abandoned.
-    The parents of a lost or abandoned partition still block.  Once the end of an abandoned partition is known, it blocks the
-    children that the group has not begun.  The parents of a drained partition block too, if they were reset without it;
-    abandoned ones do not.
+    These are OPEN or SEALED, not drained by the group, known as the group's to their broker with
+    the group's start, and blocked by no parent. A parent blocks its children unless the group has
+    drained it, its loss was accepted or it was abandoned. The parents of a lost or abandoned
+    partition still block.  Once the end of an abandoned partition is known, it blocks the children
+    that the group has not begun.  The parents of a drained partition block too, if they were reset
+    without it; abandoned ones do not.
 
     Args:
-        partitions: without those whose data has expired (`is_gone`), also as parents: they block nothing.
+        partitions: without those whose data has expired (`is_gone`), also as parents: they block
+            nothing.
         drained: at least those of `partitions` and of their parents that the group has drained.
     """
     facts = {partition.partition_id: partition for partition in partitions}
     passed = set(drained)
     blocking: dict[bool, set[PartitionId]] = {True: set(), False: set()}
-    """Whether the children are begun → partitions that block them, themselves or by what is before them."""
+    """Whether the children are begun → partitions that block them, themselves or by what is before
+    them.
+    """
 
     def blocks(parent_id: PartitionId, begun: bool) -> bool:
         return parent_id in blocking[begun] or not (parent_id in facts or parent_id in passed)
@@ -129,8 +139,8 @@ def drained_through(
     """
     Return the partitions that a group has drained, of those whose end it has reached.
 
-    A group drains a partition after all its parents.  An empty partition has its end at offset 0: counted as drained before
-    its parents, it would unblock its children too early.
+    A group drains a partition after all its parents.  An empty partition has its end at offset 0:
+    counted as drained before its parents, it would unblock its children too early.
 
     Args:
         at_end: ids of the partitions whose end the group has reached.
@@ -160,7 +170,8 @@ def settle_leases(
         sessions: the live ones, in the order of joining.
         readable: the partitions that `readable_partitions` returned.
         suspended: live sessions that are granted nothing; their leases are withdrawn.
-        unreached: partition → sessions that do not get at its broker; others have it, if there is one.
+        unreached: partition → sessions that do not get at its broker; others have it, if there is
+            one.
         last_token: the highest token that the group was ever granted.
     """
     live = set(sessions)
@@ -203,7 +214,9 @@ def settle_shared(
     *,
     last_token: FencingToken,
 ) -> Settlement:
-    """As `settle_leases`, for a SHARED group: every session is granted every readable partition; `sessions` is empty."""
+    """As `settle_leases`, for a SHARED group: every session is granted every readable partition;
+    `sessions` is empty.
+    """
     open_to_all = {partition.partition_id for partition in readable}
     changed = []
     for partition_id in sorted(leases.keys() | open_to_all):
@@ -238,7 +251,9 @@ def renew_token(
 
 
 def grant(lease: PartitionLease, *, last_token: FencingToken) -> PartitionLease | None:
-    """Return the lease as granted to its wanted session under the next token; None if it is not free."""
+    """Return the lease as granted to its wanted session under the next token; None if it is not
+    free.
+    """
     if lease.session is not None or lease.wanted is None:
         return None
     token = FencingToken(last_token + 1)
@@ -247,10 +262,11 @@ def grant(lease: PartitionLease, *, last_token: FencingToken) -> PartitionLease 
 
 def raise_token_floor(last_token: FencingToken, fence: int) -> FencingToken:
     """
-    Return the token after which the group's tokens continue, when a broker is said to have seen `fence`.
+    Return the token after which the group's tokens continue, when a broker is said to have seen
+    `fence`.
 
-    A database restored from a copy may be behind that fence.  The result stays so low that no broker refuses later tokens
-    as impossible.
+    A database restored from a copy may be behind that fence.  The result stays so low that no
+    broker refuses later tokens as impossible.
     """
     return FencingToken(max(last_token, min(fence, FENCE_BELIEVED_MAX)))
 
@@ -274,7 +290,9 @@ def release(lease: PartitionLease | None, session: SessionId, token: int) -> Par
 def _owners(
     leases: Iterable[PartitionLease], live: Collection[SessionId]
 ) -> dict[PartitionId, SessionId]:
-    """Return the present owner of each lease, the longest owned first; leases that are being handed over come last."""
+    """Return the present owner of each lease, the longest owned first; leases that are being handed
+    over come last.
+    """
     held = []
     moving = []
     for lease in leases:
@@ -296,7 +314,9 @@ def _heirs(
     readable: Sequence[PartitionFacts],
     live: Collection[SessionId],
 ) -> dict[PartitionId, SessionId]:
-    """Return the session that holds a parent, for each child with such a parent: it has state of the same keys."""
+    """Return the session that holds a parent, for each child with such a parent: it has state of
+    the same keys.
+    """
     heirs = {}
     for partition in readable:
         for parent in partition.parents:

@@ -1,4 +1,6 @@
-"""The rows of one locked consumer group: its sessions and leases, read and stored.  SQL, synchronous."""
+"""The rows of one locked consumer group: its sessions and leases, read and stored.  SQL,
+synchronous.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,9 @@ class LockedGroup:
     shared: bool
 
 
-# Of the group's row alone: a statement that has waited for the lock sees that row anew, and all others as they were when
-# it began.  What the transaction before has stored elsewhere is read by a later statement.
+# Of the group's row alone: a statement that has waited for the lock sees that row anew, and all
+# others as they were when it began.  What the transaction before has stored elsewhere is read by a
+# later statement.
 _locked_group = (
     sa.select(groups).where(groups.c.group_id == sa.bindparam("of_group")).with_for_update()
 )
@@ -83,7 +86,9 @@ _members = (
 
 
 def read_members(connection: Connection, group_id: int) -> dict[SessionId, bool]:
-    """Return session → suspended by itself or an operator, for the sessions of a group in the order of joining."""
+    """Return session → suspended by itself or an operator, for the sessions of a group in the order
+    of joining.
+    """
     rows = connection.execute(_members, {"of_group": group_id})
     return {SessionId(row.session): row.suspended for row in rows}
 
@@ -91,7 +96,9 @@ def read_members(connection: Connection, group_id: int) -> dict[SessionId, bool]
 def sweep_members(
     connection: Connection, group_id: int
 ) -> tuple[dict[SessionId, bool], list[SessionId]]:
-    """End the expired sessions of a group; returns the others as `read_members`, and those that have ended."""
+    """End the expired sessions of a group; returns the others as `read_members`, and those that
+    have ended.
+    """
     rows = connection.execute(_members, {"of_group": group_id}).all()
     members = {SessionId(row.session): row.suspended for row in rows}
     ended = sweep_sessions(connection, group_id) if any(row.expired for row in rows) else []
@@ -114,7 +121,9 @@ _able_locked = lock_in_order(
 
 
 def lock_able_sessions(connection: Connection, ids: Collection[SessionId]) -> set[SessionId]:
-    """Lock the ones of these sessions that exist and are not suspended, by themselves or an operator, and return them."""
+    """Lock the ones of these sessions that exist and are not suspended, by themselves or an
+    operator, and return them.
+    """
     rows = connection.execute(_able_locked, {"ids": list(ids)}).scalars()
     return {SessionId(session) for session in rows}
 
@@ -145,10 +154,11 @@ _set_group_versions = (
 
 
 def raise_group_versions(connection: Connection, group_ids: Collection[int]) -> None:
-    """Note that the grants of every session of these groups have changed; each gets its group's version.
+    """Note that the grants of every session of these groups have changed; each gets its group's
+    version.
 
-    All sessions are locked before the first is changed: group by group, they would be locked in another order than
-    heartbeats lock them.
+    All sessions are locked before the first is changed: group by group, they would be locked in
+    another order than heartbeats lock them.
     """
     parts = list(portions(group_ids))
     if len(parts) > 1:

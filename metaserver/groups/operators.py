@@ -1,9 +1,10 @@
-"""What operators change of a consumer group under its members: its failure policy, its switches.  SQL, synchronous.
+"""What operators change of a consumer group under its members: its failure policy, its switches.
+SQL, synchronous.
 
 Invariants
-    A change raises the version of every session's grants in its transaction, so that each member hears of it with its next
-    heartbeat, from any metaserver.
-    The switches of operators and the switch of a session's own code are apart: there are grants if none is set.
+    A change raises the version of every session's grants in its transaction, so that each member
+    hears of it with its next heartbeat, from any metaserver. The switches of operators and the
+    switch of a session's own code are apart: there are grants if none is set.
 """
 
 from __future__ import annotations

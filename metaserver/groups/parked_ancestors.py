@@ -1,12 +1,17 @@
-"""Of which ancestors a granted partition takes over what the group has parked: SQL around one decision, synchronous.
+"""Of which ancestors a granted partition takes over what the group has parked: SQL around one
+decision, synchronous.
 
-    parent: drained, with parked messages ─▶ always; what is taken over already is not asked for again
-    further ancestor: reset alone, and parked anew since the partitions between were granted last ─▶ past these
-                      all partitions between are lost: what their owners have taken over, and done, is lost with them
+    parent: drained, with parked messages ─▶ always; what is taken over already is not asked for
+        again
+    further ancestor: reset alone, and parked anew since the partitions between were granted last ─▶
+        past these
+                      all partitions between are lost: what their owners have taken over, and done,
+                      is lost with them
 
 Invariant
-    What an owner of a partition between has had the chance to take over comes by way of that partition alone, unless that
-    is lost: then what the ancestor still has is handled, or handled again.
+    What an owner of a partition between has had the chance to take over comes by way of that
+    partition alone, unless that is lost: then what the ancestor still has is handled, or handled
+    again.
 """
 
 from __future__ import annotations
@@ -45,7 +50,9 @@ class Ancestor:
     range_end: int
     parents: tuple[PartitionId, ...] = ()
     token: int = 0
-    """Of the last lease; 0: there was none, or the partition is lost with what its owners had still to do."""
+    """Of the last lease; 0: there was none, or the partition is lost with what its owners had still
+    to do.
+    """
     passed: bool = False
     """The group has drained it, or its loss was accepted: those behind it are read."""
     left: bool = False
@@ -54,10 +61,11 @@ class Ancestor:
 
 def taken_over(partition: Partition, known: Mapping[PartitionId, Ancestor]) -> dict[int, Ranges]:
     """
-    Return the ancestors of which a partition takes over what the group has left there: id → ranges, as of `TakenOver`.
+    Return the ancestors of which a partition takes over what the group has left there: id → ranges,
+    as of `TakenOver`.
 
-    An ancestor past the parents counts if its last lease is later than those of all partitions between: none of them has
-    been granted since something was parked there.
+    An ancestor past the parents counts if its last lease is later than those of all partitions
+    between: none of them has been granted since something was parked there.
     """
     parents = [parent for parent in partition.parents if parent in known]
     direct: dict[int, Ranges] = {parent: () for parent in parents if known[parent].left}
@@ -97,7 +105,8 @@ def noted_at_end(
     """
     Return those of the partitions at whose end a group is that need no owner more, by id.
 
-    The others have an owner first, which takes over what ancestors have left, and so have those behind these.
+    The others have an owner first, which takes over what ancestors have left, and so have those
+    behind these.
 
     Args:
         at_end: sealed ones, of which the group has drained the parents, or that are among them.
@@ -132,11 +141,13 @@ def _merged(parts: Iterable[tuple[int, int]]) -> Ranges:
     return tuple(merged)
 
 
-# ── SQL ───────────────────────────────────────────────────────────────────────────────────────────────
+# ── SQL ───────────────────────────────────────────────────────────────────────────────────────────
 _token = sa.func.coalesce(leases.c.token, 0)
 _is_open = sa.or_(drained.c.partition_id.is_(None), drained.c.parked)
 _token_kept = sa.case((sa.and_(partitions.c.lost, _is_open), 0), else_=_token)
-"""What was under the leases of a lost partition is not known any more; of one that was drained, and left nothing, it is done."""
+"""What was under the leases of a lost partition is not known any more; of one that was drained, and
+left nothing, it is done.
+"""
 _of_lease = sa.and_(
     leases.c.group_id == sa.bindparam("of_group"),
     leases.c.partition_id == partitions.c.partition_id,
@@ -199,7 +210,9 @@ _any_left = (
 def read_taken_over(
     connection: Connection, group_id: int, held: Collection[Partition]
 ) -> dict[PartitionId, list[TakenOver]]:
-    """Return of which ancestors granted partitions take something over: id → these, the parents first."""
+    """Return of which ancestors granted partitions take something over: id → these, the parents
+    first.
+    """
     parents = {parent for partition in held for parent in partition.parents}
     if not parents:
         return {}
@@ -233,7 +246,9 @@ def read_taken_over(
 def _may_reach_past_parents(
     partition: Partition, left: Collection[int], tokens: Mapping[int, int]
 ) -> bool:
-    """Whether one that left something is later than a parent; it may be the parent of other partitions."""
+    """Whether one that left something is later than a parent; it may be the parent of other
+    partitions.
+    """
     if not partition.parents:
         return False
     least = min(tokens.get(parent, 0) for parent in partition.parents)

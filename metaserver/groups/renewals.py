@@ -1,10 +1,12 @@
-"""Renewals of sessions: those of one moment share one UPDATE, and a row that another transaction holds keeps no other waiting.
+"""Renewals of sessions: those of one moment share one UPDATE, and a row that another transaction
+holds keeps no other waiting.
 
     renewals of one moment ─▶ one UPDATE without the rows that are held ─▶ answer
                                     │ held
                                     └─▶ one UPDATE for each of their groups, which waits ─▶ answer
 
-A metaserver that stops in the middle of a transaction holds its rows until PostgreSQL ends that; a person may hold one for hours.
+A metaserver that stops in the middle of a transaction holds its rows until PostgreSQL ends that; a
+person may hold one for hours.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ class Renewals:
         """By group."""
 
     async def one(self, session: SessionId) -> SessionRow | None:
-        """Renew a session, as soon as no other transaction holds its row; None: it has ended.  Raises StorageError."""
+        """Renew a session, as soon as no other transaction holds its row; None: it has ended.
+        Raises StorageError.
+        """
         renewed = await self._renewing.run(None, (session,))
         rows = renewed.rows
         if session in renewed.held:

@@ -6,9 +6,9 @@
 
 A change wakes the heartbeats of the sessions it concerns and no others.
 
-Heartbeats of one moment share one UPDATE (`SingleFlight`); the queue of writes puts it before joins.
-The queue shares transactions between works, not statements.
-Measured with a thousand sessions on SQLite: 50 µs of processor time each, against 700 µs with one UPDATE each.
+Heartbeats of one moment share one UPDATE (`SingleFlight`); the queue of writes puts it before
+joins. The queue shares transactions between works, not statements. Measured with a thousand
+sessions on SQLite: 50 µs of processor time each, against 700 µs with one UPDATE each.
 """
 
 from __future__ import annotations
@@ -80,10 +80,14 @@ log = logging.getLogger("keylane.metaserver")
 DRAINED_MAX = 4_096
 """Partitions in one list of a heartbeat."""
 SETTLE_REST_MS_MAX = 250
-"""Settling a group of a thousand takes tens of milliseconds; while many join, a run is shared by more of them."""
+"""Settling a group of a thousand takes tens of milliseconds; while many join, a run is shared by
+more of them.
+"""
 JOINS_AT_ONCE_MAX = 200
 JOIN_ALONE_MS_MAX = 2_000
-"""A failure that takes longer has to do with the database, not with one of the joins that share a transaction."""
+"""A failure that takes longer has to do with the database, not with one of the joins that share a
+transaction.
+"""
 REPORT_MS_MAX = 500
 """How long a heartbeat waits for what it reports to be done."""
 HELD = "another transaction holds the row of this session in the database"
@@ -148,9 +152,11 @@ class GroupService:
         Make the service.
 
         Args:
-            announce: tells the brokers of its subject of a new group, and settles it with what they answer.
+            announce: tells the brokers of its subject of a new group, and settles it with what they
+                answer.
             begin: makes a group that does not begin at the earliest message, unless it exists.
-            rows_are_locked: the database locks rows, and a transaction that waits for one has a connection meanwhile.
+            rows_are_locked: the database locks rows, and a transaction that waits for one has a
+                connection meanwhile.
         """
         self._announce = announce
         self._begin = begin
@@ -163,7 +169,9 @@ class GroupService:
         self._settling_first: SingleFlight[int, None, None] = SingleFlight(
             self._settle_first, rest_ms_max=SETTLE_REST_MS_MAX
         )
-        """For heartbeats: they do not wait behind joins, because a late answer costs the session."""
+        """For heartbeats: they do not wait behind joins, because a late answer costs the
+        session.
+        """
         self._writes = GroupWrites(database, in_turns=rows_are_locked)
         self._renewals = Renewals(database)
         self._releasing: SingleFlight[
@@ -190,7 +198,9 @@ class GroupService:
         self._group_versions: dict[int, int] = {}
         """As the last `check_for_changes` read them; a new object each time."""
         self._all_compared = True
-        """Whether every heartbeat that waits was compared with these versions, or read its row after them."""
+        """Whether every heartbeat that waits was compared with these versions, or read its row
+        after them.
+        """
         self._seen: tuple[int, ...] = ()
         """Of that call."""
 
@@ -198,13 +208,15 @@ class GroupService:
         """
         Begin a session, and allocate the group's partitions anew before returning.
 
-        The first session of a group creates it.  Every broker that answers knows the group when this returns, and
-        removes nothing that it has not read.  The partitions of the other brokers are granted once these have heard of it.
+        The first session of a group creates it.  Every broker that answers knows the group when
+        this returns, and removes nothing that it has not read.  The partitions of the other brokers
+        are granted once these have heard of it.
 
         Raises:
-            SubjectUnknownError, SubjectDeletedError, InvalidNameError, InvalidRequestError, GroupStrategyError,
-            GroupBusyError, GroupDeletedError, InstanceTakenError, OverloadedError, SessionQuotaError
-            NotSentError: a broker does not say where a new group is to begin; there is no group.
+            SubjectUnknownError, SubjectDeletedError, InvalidNameError, InvalidRequestError,
+            GroupStrategyError, GroupBusyError, GroupDeletedError, InstanceTakenError,
+            OverloadedError, SessionQuotaError NotSentError: a broker does not say where a new group
+            is to begin; there is no group.
         """
         if ask.start is not None and ask.start != EARLIEST:
             making = CreateGroup(start=ask.start, strategy=ask.strategy)
@@ -282,7 +294,8 @@ class GroupService:
 
     async def _first_grants(self, row: SessionRow) -> Grants | None:
         """
-        Settle the group of a session that has joined, and return its grants; None: it has ended, or that takes too long.
+        Settle the group of a session that has joined, and return its grants; None: it has ended, or
+        that takes too long.
 
         Nothing renews a session while its join waits; its first heartbeat brings the grants.
         """
@@ -313,7 +326,8 @@ class GroupService:
 
     async def heartbeat(self, ask: Heartbeat) -> Grants:
         """
-        Renew a session, then answer as soon as the version of its grants differs from `known_version`.
+        Renew a session, then answer as soon as the version of its grants differs from
+        `known_version`.
 
         Waits at most `wait_ms` and a third of the session's ttl.
 
@@ -339,9 +353,11 @@ class GroupService:
 
     async def heartbeats(self, asks: Heartbeats) -> HeartbeatAnswers:
         """
-        As `heartbeat` of several sessions: renew them in one run, and answer as soon as the grants of one of them differ.
+        As `heartbeat` of several sessions: renew them in one run, and answer as soon as the grants
+        of one of them differ.
 
-        A session that has ended or whose heartbeat is refused is told in its answer, and ends the wait at once.
+        A session that has ended or whose heartbeat is refused is told in its answer, and ends the
+        wait at once.
 
         Raises:
             StorageError
@@ -359,7 +375,8 @@ class GroupService:
             versions = self._group_versions  # read before the rows
             rows, held = await self._renewals.together(sessions)
             try:
-                # All of them before anything else is awaited: a look at changes meanwhile must see them.
+                # All of them before anything else is awaited: a look at changes meanwhile must see
+                # them.
                 for session, waiter in waiters.items():
                     if session in rows:
                         self._begin_to_wait(waiter, rows[session], versions)
@@ -387,7 +404,9 @@ class GroupService:
         event: asyncio.Event,
         refused: dict[str, KeylaneError],
     ) -> HeartbeatAnswers:
-        """Wait for news of one of these renewed sessions, unless one was refused, and tell what there is of each."""
+        """Wait for news of one of these renewed sessions, unless one was refused, and tell what
+        there is of each.
+        """
         refused |= await self._take_all_reports(by_session, rows)
         left = {session: row for session, row in rows.items() if session not in refused}
         if not refused and all(
@@ -424,7 +443,9 @@ class GroupService:
     async def _take_all_reports(
         self, asks: Mapping[SessionId, Heartbeat], rows: Mapping[SessionId, SessionRow]
     ) -> dict[str, KeylaneError]:
-        """Take the reports of several heartbeats at once, in common transactions; returns why those of a session failed."""
+        """Take the reports of several heartbeats at once, in common transactions; returns why those
+        of a session failed.
+        """
         telling = [row for session, row in rows.items() if _reports(asks[session], row)]
         taking = [self._take_in_time(asks[row.session], row) for row in telling]
         outcomes = await asyncio.gather(*taking, return_exceptions=True)
@@ -437,7 +458,9 @@ class GroupService:
         return failed
 
     async def _take_in_time(self, ask: Heartbeat, row: SessionRow) -> None:
-        """As `_take_reports`; what takes long is left to itself, because a late answer costs the session."""
+        """As `_take_reports`; what takes long is left to itself, because a late answer costs the
+        session.
+        """
         if not _reports(ask, row):
             return
         task = asyncio.create_task(self._take_reports(ask, row))
@@ -508,7 +531,9 @@ class GroupService:
         return Done()
 
     async def group(self, subject: str, group: str) -> GroupView:
-        """Return a group with the owner of each partition.  Raises SubjectUnknownError, GroupUnknownError."""
+        """Return a group with the owner of each partition.  Raises SubjectUnknownError,
+        GroupUnknownError.
+        """
         return await self._database.read(read_group, subject, ConsumerGroup(group))
 
     async def groups(self, subject: str) -> GroupList:
@@ -556,7 +581,9 @@ class GroupService:
         return await self.settings(subject, group)
 
     async def settle(self, group_id: int) -> None:
-        """Make a group's leases fit its sessions and partitions, as they are at this call or later."""
+        """Make a group's leases fit its sessions and partitions, as they are at this call or
+        later.
+        """
         await self._settling.run(group_id, None)
 
     async def check_for_changes(self, seen: tuple[int, ...] = ()) -> None:
@@ -564,8 +591,9 @@ class GroupService:
         Wake the heartbeats whose grants were changed by another metaserver.
 
         Args:
-            seen: `DueWork.versions`, read before this call; as in the call before, no version has risen since.  Who began
-                to wait while that call read the versions was not compared with them, and is compared now.
+            seen: `DueWork.versions`, read before this call; as in the call before, no version has
+                risen since.  Who began to wait while that call read the versions was not compared
+                with them, and is compared now.
 
         Raises:
             StorageError
@@ -703,10 +731,14 @@ def _reaches_others(ask: Heartbeat, row: SessionRow) -> bool:
 
 
 def _is_of_another_group(ask: Heartbeat, row: SessionRow) -> bool:
-    """Whether the session was begun again by a late join, after its group or subject was deleted and made anew."""
+    """Whether the session was begun again by a late join, after its group or subject was deleted
+    and made anew.
+    """
     return ask.group_id not in {0, row.group_id}
 
 
 def _suspend_reply_was_lost(ask: Heartbeat, row: SessionRow) -> bool:
-    """Return whether the session knows its latest grants and still asks for another state: a Suspend came late or was lost."""
+    """Return whether the session knows its latest grants and still asks for another state: a
+    Suspend came late or was lost.
+    """
     return ask.suspended not in {None, row.suspended} and ask.known_version == row.grants_version

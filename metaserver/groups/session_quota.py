@@ -1,6 +1,7 @@
 """Whether a principal may have one more consumer.  SQL, synchronous.
 
-Two joins of one moment in different groups may both get the last place: their transactions do not wait for each other.
+Two joins of one moment in different groups may both get the last place: their transactions do not
+wait for each other.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ def check_session_quota(connection: Connection, principal: str, *, more: int = 1
     Check that a principal may begin `more` sessions; without one there is no limit.
 
     Raises:
-        SessionQuotaError: it has as many as its quota, or that of everybody where it has none of its own.
+        SessionQuotaError: it has as many as its quota, or that of everybody where it has none of
+            its own.
     """
     if not principal:
         return

@@ -1,9 +1,9 @@
 """Rows of consumer sessions: joined, renewed, ended.  SQL, synchronous.
 
 Invariants
-    A session is live while `expires_at` is after the database's time.  Only live sessions are renewed: an expired one
-    stays dead, also before it is swept.
-    The transaction that begins or ends a session marks its group unsettled.
+    A session is live while `expires_at` is after the database's time.  Only live sessions are
+    renewed: an expired one stays dead, also before it is swept. The transaction that begins or ends
+    a session marks its group unsettled.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ if TYPE_CHECKING:
     from sqlalchemy.sql.dml import ReturningUpdate
 
 PREDECESSORS_MAX = 16
-"""Sessions of an instance that are remembered; calls of still earlier ones are older than any call waits."""
+"""Sessions of an instance that are remembered; calls of still earlier ones are older than any call
+waits.
+"""
 _SESSION = re.compile(r"[0-9a-f]{16,64}")
 
 
@@ -67,7 +69,9 @@ class SessionRow:
     new_group: bool = False
     """Its group began with it; set by `join_group` only."""
     unheard: tuple[Announcement, ...] = ()
-    """Of a new group: the partitions whose brokers have to be told of it; set by `join_group` only."""
+    """Of a new group: the partitions whose brokers have to be told of it; set by `join_group`
+    only.
+    """
     start: GroupStart | None = None
     """Where its group has begun; set by `join_group` only."""
     replaced: tuple[SessionId, ...] = ()
@@ -129,18 +133,23 @@ def join_group(
     connection: Connection, ask: Join, *, sessions_max: int, principal: str = ""
 ) -> SessionRow:
     """
-    Begin a session; does nothing while the session is live.  The first session of a group creates it.
+    Begin a session; does nothing while the session is live.  The first session of a group creates
+    it.
 
     Raises:
-        InvalidNameError, SubjectUnknownError, InvalidRequestError: the session is one of another group.
+        InvalidNameError, SubjectUnknownError, InvalidRequestError: the session is one of another
+            group.
         GroupStrategyError: the group has another strategy.
         GroupFilterError: a live session of the group leaves other messages out.
         SessionQuotaError: `principal` has as many sessions as it may have; "": it has no limit.
         OverloadedError: the group has `sessions_max` sessions, or the subject too many groups.
         GroupBusyError: the group's progress is being set.
-        SubjectDeletedError, GroupDeletedError: it is being deleted; or the client's earlier session was of one that is gone.
-        GroupUnknownError: the group does not exist, and would not begin at the earliest message: `starts/` makes it.
-        InstanceTakenError: another live session has the instance, and this client joins again; see `_replace_instance`.
+        SubjectDeletedError, GroupDeletedError: it is being deleted; or the client's earlier session
+            was of one that is gone.
+        GroupUnknownError: the group does not exist, and would not begin at the earliest message:
+            `starts/` makes it.
+        InstanceTakenError: another live session has the instance, and this client joins again; see
+            `_replace_instance`.
     """
     _check_texts(ask)
     _check_same_subject(connection, ask)
@@ -207,8 +216,8 @@ def join_together(
     """
     As `join_group` of several sessions of one group, where each has a row or an error of its own.
 
-    Many consumers often start at once, and differ in their ids alone: then one of them is checked, and all are stored in
-    one statement.
+    Many consumers often start at once, and differ in their ids alone: then one of them is checked,
+    and all are stored in one statement.
     """
     answers: dict[str, SessionRow | KeylaneError] = {}
     by_session = {ask.join.session: ask for ask in asks}
@@ -255,7 +264,9 @@ def _is_room(
 def _join_alike(
     connection: Connection, first: SessionRow, asks: Sequence[JoinAsk]
 ) -> dict[str, SessionRow | KeylaneError]:
-    """Begin sessions whose joins differ from that of `first`, which has just begun, in nothing that is checked."""
+    """Begin sessions whose joins differ from that of `first`, which has just begun, in nothing that
+    is checked.
+    """
     version = first.grants_version
     begun = {
         "group_id": first.group_id,
@@ -307,7 +318,9 @@ def _check_members(connection: Connection, group_id: int, ask: Join, sessions_ma
 
 
 def _unheard(connection: Connection, group_id: int) -> tuple[Announcement, ...]:
-    """Read in the durable transaction that makes the group: after a crash no broker has a group that SQL lacks."""
+    """Read in the durable transaction that makes the group: after a crash no broker has a group
+    that SQL lacks.
+    """
     return tuple(unheard_partitions(connection, group_id=group_id))
 
 
@@ -331,15 +344,18 @@ def _replace_instance(
     connection: Connection, group_id: int, ask: Join
 ) -> tuple[tuple[SessionId, ...], str]:
     """
-    End the earlier sessions of an instance; what they had, or were about to get, is granted to the new one instead.
+    End the earlier sessions of an instance; what they had, or were about to get, is granted to the
+    new one instead.
 
     Returns:
         The ended sessions, and those that the new one has to remember.
 
     Raises:
-        InstanceTakenError: one of them is live, and the client joins again: the other process was opened later; or one of
-            them has come in the place of this session, of which this is a late call.
-        GroupBusyError: it was not heard since its join, which may be a late call of a process that is gone.
+        InstanceTakenError: one of them is live, and the client joins again: the other process was
+            opened later; or one of them has come in the place of this session, of which this is a
+            late call.
+        GroupBusyError: it was not heard since its join, which may be a late call of a process that
+            is gone.
     """
     if not ask.instance:
         return (), ""
@@ -380,7 +396,8 @@ def _check_filter(connection: Connection, group_id: int, ask: Join) -> None:
     other = connection.execute(_other_filter, which).first()
     if other is not None:
         raise GroupFilterError(
-            f"this consumer of group {ask.group!r} has {_shown(ask.filter)}; {other.client!r:.80}, another member, "
+            f"this consumer of group {ask.group!r} has {_shown(ask.filter)}; {other.client!r:.80}, "
+            f"another member, "
             f"has {_shown(other.filter)}",
             stored=other.filter,
             asked=ask.filter,
@@ -393,7 +410,9 @@ def _shown(text: str) -> str:
 
 
 def _check_same_subject(connection: Connection, ask: Join) -> None:
-    """Raises SubjectDeletedError: the subject of the client's earlier session is gone; one of its name is another one."""
+    """Raises SubjectDeletedError: the subject of the client's earlier session is gone; one of its
+    name is another one.
+    """
     if not ask.group_id:  # it joins for the first time
         return
     gone = subject_of_deleted_group(connection, ask.subject, ask.group_id)
@@ -402,7 +421,8 @@ def _check_same_subject(connection: Connection, ask: Join) -> None:
     row = find_subject(connection, ask.subject)
     if row is None or row.subject_id != gone:
         raise SubjectDeletedError(
-            f"subject {ask.subject!r} was deleted since this consumer joined its group {ask.group!r}",
+            f"subject {ask.subject!r} was deleted since this consumer joined its group "
+            f"{ask.group!r}",
             subject=ask.subject,
         )
 
@@ -442,7 +462,8 @@ def _lock_or_create_group(
     group = connection.execute(_locked_group, named).one()
     if group.deleting:
         raise GroupDeletedError(
-            f"consumer group {ask.group!r} is being deleted; join again when its brokers have forgotten it",
+            f"consumer group {ask.group!r} is being deleted; join again when its brokers have "
+            f"forgotten it",
             subject=ask.subject,
             group=ask.group,
             left=removals_left(connection, subject_id, group.group_id),
@@ -457,7 +478,9 @@ def _lock_or_create_group(
 
 
 def lock_in_order(*conditions: sa.ColumnElement[bool], skip_locked: bool = False) -> sa.Select[Any]:
-    """Select sessions and lock them in ascending order: two transactions with different orders would deadlock."""
+    """Select sessions and lock them in ascending order: two transactions with different orders
+    would deadlock.
+    """
     chosen = sa.select(sessions.c.session).where(*conditions)
     return chosen.order_by(sessions.c.session).with_for_update(skip_locked=skip_locked)
 
@@ -477,7 +500,8 @@ def _renewal(*, skip_locked: bool) -> ReturningUpdate[Any]:
         .values(expires_at=now_ms() + sessions.c.ttl_ms, heard=True)
         .returning(
             *_row.selected_columns,
-            # Not correlated: in RETURNING, SQLite's columns have no table, and would be those of the leases.
+            # Not correlated: in RETURNING, SQLite's columns have no table, and would be those of
+            # the leases.
             sessions.c.session.in_(_asked_to_hand_over).label("handing_over"),
         )
     )
@@ -487,7 +511,9 @@ _renewed, _renewed_at_once = (_renewal(skip_locked=skip_locked) for skip_locked 
 
 
 def renew_sessions(connection: Connection, ids: Sequence[str]) -> dict[str, SessionRow]:
-    """Renew the live ones of these sessions, each for its ttl from now; expired ones are not in the answer."""
+    """Renew the live ones of these sessions, each for its ttl from now; expired ones are not in the
+    answer.
+    """
     return _rows_of(connection.execute(_renewed, {"ids": ids}))
 
 
@@ -500,7 +526,9 @@ class Renewed(NamedTuple):
 
 
 def renew_at_once(connection: Connection, ids: Sequence[str]) -> Renewed:
-    """As `renew_sessions`, but for sessions whose rows other transactions hold: on PostgreSQL these are only named."""
+    """As `renew_sessions`, but for sessions whose rows other transactions hold: on PostgreSQL these
+    are only named.
+    """
     if connection.dialect.name != "postgresql":
         return Renewed(renew_sessions(connection, ids), {})
     rows = _rows_of(connection.execute(_renewed_at_once, {"ids": ids}))

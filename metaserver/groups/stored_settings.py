@@ -1,4 +1,6 @@
-"""What is stored of a consumer group beside its leases: start, failure policy, switches; read.  SQL, synchronous."""
+"""What is stored of a consumer group beside its leases: start, failure policy, switches; read.
+SQL, synchronous.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
 """The strategy of a consumer group, changed by an operator.  SQL, synchronous.
 
 Invariants
-    Sessions, strategy and tokens change in one transaction: no session that joined under the old strategy has a grant
-    after it.
-    Every token granted from then on is above all granted before, so the first new Acquire of a partition fences its old
-    owner.
+    Sessions, strategy and tokens change in one transaction: no session that joined under the old
+    strategy has a grant after it. Every token granted from then on is above all granted before, so
+    the first new Acquire of a partition fences its old owner.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""Transactions of this process that lock the row of one consumer group: one at a time, shared by the calls that wait for it.
+"""Transactions of this process that lock the row of one consumer group: one at a time, shared by
+the calls that wait for it.
 
-One at a time has the row anyhow, so calls that come together, as joins do when many consumers start, cost one transaction.
+One at a time has the row anyhow, so calls that come together, as joins do when many consumers
+start, cost one transaction.
 
-On PostgreSQL a transaction that waits for a row has one of few connections meanwhile.  A person, or a metaserver that stands
-still, may hold the row of a group for long: without turns, a few consumers of it that join or have news take all of them,
-and no other group is served.
+On PostgreSQL a transaction that waits for a row has one of few connections meanwhile.  A person, or
+a metaserver that stands still, may hold the row of a group for long: without turns, a few consumers
+of it that join or have news take all of them, and no other group is served.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ WAIT_MS = 10_000
 
 
 class Turns:
-    """Runs works with the same key in one transaction after the other, in the order in which they came."""
+    """Runs works with the same key in one transaction after the other, in the order in which they
+    came.
+    """
 
     def __init__(self, run: Callable[[Work], Awaitable[Any]]) -> None:
         self._run = run
@@ -35,7 +39,8 @@ class Turns:
 
     async def run(self, key: Hashable, work: Work) -> Any:
         """
-        Return what `work` returns, once it is its turn.  A caller that is cancelled leaves the queue, or its work goes on.
+        Return what `work` returns, once it is its turn.  A caller that is cancelled leaves the
+        queue, or its work goes on.
 
         Raises:
             What `work` raises.
@@ -52,7 +57,9 @@ class Turns:
 
 
 class GroupWrites:
-    """Writes that lock the row of one group, in turns if `in_turns`; those for heartbeats have turns of their own."""
+    """Writes that lock the row of one group, in turns if `in_turns`; those for heartbeats have
+    turns of their own.
+    """
 
     def __init__(self, database: Database, *, in_turns: bool) -> None:
         self._database = database

@@ -1,7 +1,8 @@
 """What sessions say of brokers to which they get no connection.  SQL, synchronous.
 
-A consumer that a broker refuses, or to which the network leads no more, renews its leases at the metaserver all the same.  It
-says so in its heartbeats, and its partitions there are granted to those that do get there.
+A consumer that a broker refuses, or to which the network leads no more, renews its leases at the
+metaserver all the same.  It says so in its heartbeats, and its partitions there are granted to
+those that do get there.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ _hosted = sa.select(partitions.c.partition_id, partitions.c.broker_group).where(
 
 def note_unreached(connection: Connection, session: str, broker_groups: Collection[str]) -> int:
     """
-    Note the broker groups to which a session gets no connection, and mark its group unsettled; returns the group's id.
+    Note the broker groups to which a session gets no connection, and mark its group unsettled;
+    returns the group's id.
 
     Raises:
         SessionUnknownError: the session has ended.

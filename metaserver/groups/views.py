@@ -55,7 +55,8 @@ class DueWork:
 
 
 _expired = sa.select(sessions.c.group_id).where(
-    # Read once: a clock that is read for each row keeps PostgreSQL from the index, and rounds from being cheap.
+    # Read once: a clock that is read for each row keeps PostgreSQL from the index, and rounds from
+    # being cheap.
     sessions.c.expires_at <= sa.select(now_ms()).scalar_subquery()
 )
 _unsettled = (
@@ -94,8 +95,9 @@ def due_work(connection: Connection) -> DueWork:
     """
     Return what there is to do.
 
-    Groups are those with an expired session, an unsettled change, or a route newer than at their last settling.
-    SQLite tells that nothing was written since a round with nothing to do: then only a session may have expired.
+    Groups are those with an expired session, an unsettled change, or a route newer than at their
+    last settling. SQLite tells that nothing was written since a round with nothing to do: then only
+    a session may have expired.
     """
     moment = sqlite_moment(connection)
     before: tuple[SqliteMoment, DueWork] | None = connection.info.get(_NOTHING_DUE)
@@ -120,7 +122,9 @@ def _left_after(before: DueWork, elapsed_ms: int) -> DueWork | None:
 
 
 def _read_due(connection: Connection) -> tuple[DueWork, bool]:
-    """What there is to do, and whether it is nothing until a session expires or something is written."""
+    """What there is to do, and whether it is nothing until a session expires or something is
+    written.
+    """
     row = connection.execute(_due_else).one()
     groups_due = connection.execute(_due).scalars().all() if row.due else ()
     something = row.due or row.removals or row.driven or row.quick or row.creations
@@ -239,7 +243,9 @@ _counted = sa.select(groups.c.version, groups.c.last_token).where(
 
 
 def _revision(connection: Connection, group_id: int, *, busy: bool) -> str:
-    """That of a group which stands still, or one of its own while it has consumers or is being set."""
+    """That of a group which stands still, or one of its own while it has consumers or is being
+    set.
+    """
     row = connection.execute(_counted, {"of_group": group_id}).one()
     busy = busy or duty_left_ms(connection, reset_duty(group_id)) > 0
     return revision_of(group_id, row.version, row.last_token) + ("+" if busy else "")

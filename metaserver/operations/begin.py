@@ -1,4 +1,5 @@
-"""Plans operations from the rows and journals them.  SQL around the deciders of `plan.py`, synchronous.
+"""Plans operations from the rows and journals them.  SQL around the deciders of `plan.py`,
+synchronous.
 
 Invariants
     An operation, its children, the children's lineage and its steps are stored in one transaction.
@@ -54,16 +55,16 @@ from .plan_inputs import PlannedOperation, free_subject, open_partitions
 
 def plan_operations(connection: Connection, ask: Reshape) -> list[PlannedOperation]:
     """
-    Plan a change of each subject concerned.  The plan is empty if there is nothing to do.  Locks the subjects.
+    Plan a change of each subject concerned.  The plan is empty if there is nothing to do.  Locks
+    the subjects.
 
     Raises:
-        InvalidNameError, InvalidRequestError, SubjectUnknownError, PartitionUnknownError, QueueUnknownError
-        BrokerGroupUnknownError: the broker group never reported itself.
-        NotEnoughBrokersError: no broker group takes new partitions now.
-        BrokerCordonedError: the target of a move is cordoned.
-        OperationRunningError: another operation on the subject has not changed the route yet.
-        StaticSubjectError: the change would alter the queues of a static subject, and is no growth.
-        SubjectNotStaticError: a growth of a subject without queues.
+        InvalidNameError, InvalidRequestError, SubjectUnknownError, PartitionUnknownError,
+        QueueUnknownError BrokerGroupUnknownError: the broker group never reported itself.
+        NotEnoughBrokersError: no broker group takes new partitions now. BrokerCordonedError: the
+        target of a move is cordoned. OperationRunningError: another operation on the subject has
+        not changed the route yet. StaticSubjectError: the change would alter the queues of a static
+        subject, and is no growth. SubjectNotStaticError: a growth of a subject without queues.
         DatabaseEmptyError: the brokers host partitions that this database does not know.
     """
     if ask.kind is OperationKind.CREATE:
@@ -130,7 +131,8 @@ def begin_operations(
     connection: Connection, ask: Reshape, *, driver: str, lease_ms: int
 ) -> list[tuple[int, PlannedOperation]]:
     """
-    Plan operations and journal them, leased to `driver` for `lease_ms`.  An evacuation also cordons its broker group.
+    Plan operations and journal them, leased to `driver` for `lease_ms`.  An evacuation also cordons
+    its broker group.
 
     Returns:
         (id of the operation, plan) of each subject; the id is 0 if the plan is empty.
@@ -210,7 +212,9 @@ def _check_target(
 def journal_operation(
     connection: Connection, ask: Reshape, planned: PlannedOperation, *, driver: str, lease_ms: int
 ) -> int:
-    """Store an operation, its children, their lineage and its steps, leased to `driver`; returns its id."""
+    """Store an operation, its children, their lineage and its steps, leased to `driver`; returns
+    its id.
+    """
     subject_id = planned.subject.subject_id
     operation_id: int = connection.execute(
         sa.insert(operations)

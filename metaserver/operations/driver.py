@@ -1,15 +1,18 @@
-"""Drives operations on partitions until they are done: hosts children, seals parents, changes the route.  Shell around SQL.
+"""Drives operations on partitions until they are done: hosts children, seals parents, changes the
+route.  Shell around SQL.
 
-    begin ─▶ journal ─▶ claim ─▶ ask the brokers what the state asks for ─▶ finish the round: next states, perhaps the route
+    begin ─▶ journal ─▶ claim ─▶ ask the brokers what the state asks for ─▶ finish the round: next
+        states, perhaps the route
                           ▲                                                            │
                           └────────────────────────────────────────────────────────────┘
 
 Invariants
-    Every step may be repeated, also by two metaservers at once: brokers and SQL change nothing the second time.
-    Correctness does not rest on the driver's lease.  The lease saves two drivers from doing the same work.
-    No parent is sealed before every child is hosted and every parent's broker says that it can seal.
-    So writes stop for one seal and one transaction, and for one call to brokers of children elsewhere: `first_times.py`.
-    A child opens after its broker has stored every consumer group of the subject.
+    Every step may be repeated, also by two metaservers at once: brokers and SQL change nothing the
+    second time. Correctness does not rest on the driver's lease.  The lease saves two drivers from
+    doing the same work. No parent is sealed before every child is hosted and every parent's broker
+    says that it can seal. So writes stop for one seal and one transaction, and for one call to
+    brokers of children elsewhere: `first_times.py`. A child opens after its broker has stored every
+    consumer group of the subject.
 """
 
 from __future__ import annotations
@@ -81,7 +84,9 @@ DRIVEN_AT_ONCE_MAX = 64
 IDS_MAX = 1_024
 WAITS = Backoff(first_ms=20, max_ms=500)
 ATTEMPTS_MAX = 10
-"""Rounds in a row that change nothing; then the operation is released and tried again after a pause."""
+"""Rounds in a row that change nothing; then the operation is released and tried again after a
+pause.
+"""
 PAUSE_MS = 2_000
 _ENTERED = {
     OperationState.SEAL: "hosted",
@@ -91,7 +96,9 @@ _ENTERED = {
     OperationState.CANCELED: "canceled",
 }
 _ANSWERED = {Ask.SEAL: "sealing", Ask.TELL: "telling"}
-"""The step that `after_step` gets when a broker has answered; a hosted child is no step of its own."""
+"""The step that `after_step` gets when a broker has answered; a hosted child is no step of its
+own.
+"""
 
 
 class _Round(enum.Enum):
@@ -116,24 +123,28 @@ class _Answer(NamedTuple):
     end_offset: int | None = None
     """Of a sealed partition; None of a hosted one."""
     ended_ms: int = 0
-    """When a sealed partition ends, in milliseconds since 1970; 0: hosted, or the broker does not say it."""
+    """When a sealed partition ends, in milliseconds since 1970; 0: hosted, or the broker does not
+    say it.
+    """
 
 
 class OperationDriver:
     """
     Begins operations and drives them.
 
-    `begin(Reshape(...))` journals an operation and starts a task in this event loop that drives it to its end.
-    `resume()` is called periodically by the attendant of every metaserver.  It starts tasks for operations without a
-    driver: their metaserver has crashed, or they were released.
-    An operation that waits for a silent broker has no task until the broker reports itself again.
-    An operation whose brokers keep refusing has no task for PAUSE_MS, and leaves its task to another operation.
+    `begin(Reshape(...))` journals an operation and starts a task in this event loop that drives it
+    to its end. `resume()` is called periodically by the attendant of every metaserver.  It starts
+    tasks for operations without a driver: their metaserver has crashed, or they were released. An
+    operation that waits for a silent broker has no task until the broker reports itself again. An
+    operation whose brokers keep refusing has no task for PAUSE_MS, and leaves its task to another
+    operation.
 
     Args:
         driver: the id of this process; no other metaserver ever uses it.
-        after_step: called with the name of each step that is done: planned, hosted, sealing (a broker has sealed, SQL
-            does not know it yet), untold (a child begins by its own calendar), sealed (the operation waits in OPEN), telling (a broker has stored new groups, SQL does
-            not know it yet), opened.
+        after_step: called with the name of each step that is done: planned, hosted, sealing (a
+            broker has sealed, SQL does not know it yet), untold (a child begins by its own
+            calendar), sealed (the operation waits in OPEN), telling (a broker has stored new
+            groups, SQL does not know it yet), opened.
     """
 
     def __init__(
@@ -159,14 +170,16 @@ class OperationDriver:
         self._driving: dict[int, asyncio.Task[None]] = {}
         self._brokers_limit = asyncio.Semaphore(HOSTED_AT_ONCE_MAX)
 
-    # ── calls ─────────────────────────────────────────────────────────────────────────────────────────
+    # ── calls ─────────────────────────────────────────────────────────────────────────────────────
     async def begin(self, ask: Reshape) -> OperationList:
         """
-        Journal an operation and start to drive it.  Returns before the operation is done.  A dry run only plans.
+        Journal an operation and start to drive it.  Returns before the operation is done.  A dry
+        run only plans.
 
         Raises:
             InvalidNameError, InvalidRequestError, SubjectUnknownError, PartitionUnknownError,
-            QueueUnknownError, BrokerGroupUnknownError, NotEnoughBrokersError, OperationRunningError: nothing was changed.
+            QueueUnknownError, BrokerGroupUnknownError, NotEnoughBrokersError,
+            OperationRunningError: nothing was changed.
         """
         if max(len(ask.partition_ids), len(ask.queues)) > IDS_MAX:
             raise InvalidRequestError(f"at most {IDS_MAX} partitions or queues at once")
@@ -238,7 +251,9 @@ class OperationDriver:
         return OperationList(operations=[await self._explained(view) for view in views])
 
     async def _explained(self, view: OperationView) -> OperationView:
-        """Add the reason for waiting if no driver has noted a reason: the driver may have crashed before it asked a broker."""
+        """Add the reason for waiting if no driver has noted a reason: the driver may have crashed
+        before it asked a broker.
+        """
         if view.problem or all(step.done for step in view.steps):
             return view
         operation = await self._database.read(read_operation, view.operation_id)
@@ -256,7 +271,9 @@ class OperationDriver:
         return self._driver
 
     async def drive(self, operation_id: int) -> OperationView | None:
-        """Drive a journaled operation, unless it is done, and return it; None if it was deleted with its subject."""
+        """Drive a journaled operation, unless it is done, and return it; None if it was deleted
+        with its subject.
+        """
         views = await self._database.read(operation_views, [operation_id])
         if views and views[0].state is OperationState.PLAN:
             self._after_step("planned")
@@ -264,7 +281,7 @@ class OperationDriver:
             self._drive_soon(operation_id)
         return await self._explained(views[0]) if views else None
 
-    # ── driving ───────────────────────────────────────────────────────────────────────────────────────
+    # ── driving ───────────────────────────────────────────────────────────────────────────────────
     async def resume(self) -> None:
         """Drive the operations that have no driver and can continue.  Raises StorageError."""
         for operation_id in await self._database.read(idle_operations):
@@ -296,13 +313,15 @@ class OperationDriver:
                     await self._pause(operation_id)
                     return
         except Exception:
-            log.exception("operation %d failed by a bug of the metaserver", operation_id)
+            log.exception("a bug in the metaserver stopped operation %d", operation_id)
             raise
         finally:
             del self._driving[operation_id]
 
     async def _pause(self, operation_id: int) -> None:
-        """Release an operation, not to be claimed for PAUSE_MS; `resume` takes the longest waiting operations first."""
+        """Release an operation, not to be claimed for PAUSE_MS; `resume` takes the longest waiting
+        operations first.
+        """
         try:
             await self._database.write(
                 release_operation, operation_id, driver=self._driver, pause_ms=PAUSE_MS
@@ -325,9 +344,14 @@ class OperationDriver:
         sealable = () if problem else tuple(parent.partition_id for parent in operation.sources)
         heard = [group_id for group_id, _ in operation.groups]
         state = await self._database.write(
-            finish_round, operation_id, done, problem,
-            heard=heard, sealable=sealable, openings=operation.openings,
-        )  # fmt: skip
+            finish_round,
+            operation_id,
+            done,
+            problem,
+            heard=heard,
+            sealable=sealable,
+            openings=operation.openings,
+        )
         if state is not operation.state:
             self._after_step(_ENTERED[state])
             if RULES[operation.state].runs and RULES[state].children is PartitionState.OPEN:
@@ -349,8 +373,8 @@ class OperationDriver:
         Ask the brokers to do what the operation's state asks for.
 
         Returns:
-            The steps that are done: partition id → end offset of a sealed partition, None of a hosted partition.
-            The first problem, "" without problems.
+            The steps that are done: partition id → end offset of a sealed partition, None of a
+            hosted partition. The first problem, "" without problems.
         """
         asked = await asyncio.gather(
             *(self._ask(operation, partition) for partition in operation.todo)
@@ -412,8 +436,14 @@ class OperationDriver:
                     # Never hosted: a partition of that id at the broker is not of this operation.
                     return _Answer(partition.partition_id, 0)
                 if isinstance(error, PartitionUnknownError):
-                    return f"partition {partition.partition_id} is not known to {partition.broker_group!r}"
-                return f"partition {partition.partition_id} on {partition.broker_group!r}: {error.message}"
+                    return (
+                        f"partition {partition.partition_id} is not known to "
+                        f"{partition.broker_group!r}"
+                    )
+                return (
+                    f"partition {partition.partition_id} on {partition.broker_group!r}: "
+                    f"{error.message}"
+                )
         return _Answer(partition.partition_id)
 
     async def _tell_first_time(
@@ -427,7 +457,9 @@ class OperationDriver:
             await broker.control(endpoints.HOST_PARTITION, facts)
 
     async def _refusal(self, parent: Partition) -> str:
-        """The reason why the broker of a parent cannot seal the parent, "" if it can.  Changes nothing at the broker."""
+        """The reason why the broker of a parent cannot seal the parent, "" if it can.  Changes
+        nothing at the broker.
+        """
         assert parent.address is not None
         broker = BrokerClient(self._network, parent.address, timeout_ms=CALL_TIMEOUT_MS)
         async with self._brokers_limit:
@@ -438,13 +470,17 @@ class OperationDriver:
         return unsealable(parent.partition_id, parent.broker_group, why) if why else ""
 
     async def _tell(self, operation: Operation) -> None:
-        """Announce a new route: wake the calls that wait for the route, and settle the subject's groups."""
+        """Announce a new route: wake the calls that wait for the route, and settle the subject's
+        groups.
+        """
         self._catalogue.wake([operation.subject])
         for group_id in await self._database.read(groups_of, operation.subject_id):
             await self._groups.settle(group_id)
 
     async def stop(self) -> None:
-        """Stop driving.  Unfinished operations are resumed by another metaserver, or after a restart."""
+        """Stop driving.  Unfinished operations are resumed by another metaserver, or after a
+        restart.
+        """
         tasks = list(self._driving.values())
         for task in tasks:
             task.cancel()

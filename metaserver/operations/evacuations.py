@@ -1,19 +1,21 @@
-"""Plans evacuations: every subject with open or planned partitions on a broker group leaves it.  SQL, synchronous.
+"""Plans evacuations: every subject with open or planned partitions on a broker group leaves it.
+SQL, synchronous.
 
     the broker group answers     A running operation or creation on one subject refuses the whole evacuation.
 
     the broker group is silent   Each subject is decided by itself.  Its evacuation is planned; or its running operation
     (without_source)             continues without the broker group; or the subject is reported as busy.
-                                 Sealed partitions there are abandoned as well: they block groups that have not read them.
+                                 Sealed partitions there are abandoned as well: they block groups
+                                 that have not read them.
 
     the broker group is lost     As above, also for strict subjects.  All partitions there are given up.
     (accept_loss)                The queue of a static subject continues above all offsets that the lost partition can have.
 
 Invariants
-    Every open or planned partition of the broker group is either planned to leave or reported as busy.
-    If the broker group is silent, the same holds for its sealed partitions that block a consumer group.
-    An operation continues without its source only if the subject allows reordered messages, or an operator has accepted
-    the loss.
+    Every open or planned partition of the broker group is either planned to leave or reported as
+    busy. If the broker group is silent, the same holds for its sealed partitions that block a
+    consumer group. An operation continues without its source only if the subject allows reordered
+    messages, or an operator has accepted the loss.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ from .plan_inputs import (
 from .states import may_reorder
 
 _COMING = (PartitionState.PLANNED, PartitionState.OPEN)
-"""The states of partitions that have to leave.  A planned partition would open there, although the group is cordoned."""
+"""The states of partitions that have to leave.  A planned partition would open there, although the
+group is cordoned.
+"""
 _through = sa.select(sa.literal(1)).where(
     drained.c.group_id == groups.c.group_id, drained.c.partition_id == partitions.c.partition_id
 )
@@ -68,8 +72,8 @@ _blocking = sa.and_(
 """
 Sealed partitions that block consumer groups.
 
-Of a subject that allows reordered messages: all of them, because they also block future groups.  Of other subjects: those
-that an existing group has not drained.
+Of a subject that allows reordered messages: all of them, because they also block future groups.  Of
+other subjects: those that an existing group has not drained.
 """
 _SEALED = partitions.c.state == PartitionState.SEALED
 
@@ -80,10 +84,11 @@ def plan_evacuations(connection: Connection, ask: Reshape) -> list[PlannedOperat
 
     Raises:
         InvalidNameError, BrokerGroupUnknownError, NotEnoughBrokersError
-        InvalidRequestError: `without_source` or `accept_loss` is given and the broker group is not silent; or a queue of a
+        InvalidRequestError: `without_source` or `accept_loss` is given and the broker group is not
+        silent; or a queue of a
             static subject has no logic offsets left above the loss.
-        OperationRunningError, CreationRunningError: the broker group answers, and an operation or a creation runs on a
-            subject.
+        OperationRunningError, CreationRunningError: the broker group answers, and an operation or a
+            creation runs on a subject.
     """
     source = BrokerGroup(ask.broker_group)
     check_name("broker group", source)
@@ -91,8 +96,10 @@ def plan_evacuations(connection: Connection, ask: Reshape) -> list[PlannedOperat
     heard = last_heard(connection, source)
     if heard.left_ms > 0 and left:
         raise InvalidRequestError(
-            f"broker group {source!r} {heard.said}, and counts as alive.  If it is dead, {heard.ask_again}.  If it "
-            "answers, evacuate it without --without-source and --accept-loss: it seals, and order is kept"
+            f"broker group {source!r} {heard.said}, and counts as alive.  If it is dead, "
+            f"{heard.ask_again}.  If it "
+            "answers, evacuate it without --without-source and --accept-loss: it "
+            "seals, and order is kept"
         )
     coming = partitions.c.state.in_(_COMING)
     blocking = _SEALED if ask.accept_loss else _blocking
@@ -125,7 +132,10 @@ def plan_evacuations(connection: Connection, ask: Reshape) -> list[PlannedOperat
         if sealed and _may_continue(subject, ask):
             plan = replace(plan, sealed=plan.sealed + sealed)
         elif sealed:
-            problem = "it is strict or static; the children of the partitions sealed there wait until the broker group is back"
+            problem = (
+                "it is strict or static; the children of the partitions sealed there wait until "
+                "the broker group is back"
+            )
             busy = BusySubject(subject=subject.name, operation_id=0, problem=problem)
         planned = PlannedOperation(subject=subject, plan=plan, busy=busy)
         if ask.accept_loss:
@@ -172,7 +182,8 @@ def _children_of(connection: Connection, operation_id: int) -> list[str]:
 
 def continue_without(connection: Connection, operation_id: int, ask: Reshape) -> None:
     """
-    Let a running operation continue without silent sources, or without the broker group whose loss is accepted.
+    Let a running operation continue without silent sources, or without the broker group whose loss
+    is accepted.
 
     The caller has locked the operation's subject.
     """
@@ -188,7 +199,9 @@ def continue_without(connection: Connection, operation_id: int, ask: Reshape) ->
 
 
 def _hidden(ask: Reshape, subject: SubjectRow) -> PlannedOperation:
-    """The part of an evacuation that concerns a hidden subject: it does not move.  Raises SubjectHiddenError."""
+    """The part of an evacuation that concerns a hidden subject: it does not move.  Raises
+    SubjectHiddenError.
+    """
     if not (ask.without_source or ask.accept_loss):
         check_not_hidden(subject)
     problem = f"it is hidden until it is published in {subject.hidden_for!r}; delete it"
@@ -199,7 +212,9 @@ def _hidden(ask: Reshape, subject: SubjectRow) -> PlannedOperation:
 def _not_free(
     connection: Connection, ask: Reshape, subject: SubjectRow, running: int
 ) -> PlannedOperation:
-    """The part of an evacuation that concerns a subject with a running operation or an unfinished creation."""
+    """The part of an evacuation that concerns a subject with a running operation or an unfinished
+    creation.
+    """
     if not (ask.without_source or ask.accept_loss):
         if running:
             raise OperationRunningError(subject=subject.name, operation_id=running)
@@ -230,7 +245,10 @@ def _not_free(
         blocking = _SEALED if ask.accept_loss else _blocking
         sealed = _blocking_there(connection, subject, BrokerGroup(ask.broker_group), blocking)
         if hosts or leaving < there or sealed:
-            problem = "its operation continues, and leaves partitions there; evacuate again when it is done"
+            problem = (
+                "its operation continues, and leaves partitions there; evacuate "
+                "again when it is done"
+            )
     busy = BusySubject(subject=subject.name, operation_id=running, problem=problem)
     return PlannedOperation(
         subject=subject,

@@ -1,6 +1,8 @@
-"""Tells the brokers of children where the times of their parents end, so that no child begins earlier.
+"""Tells the brokers of children where the times of their parents end, so that no child begins
+earlier.
 
-    SEAL: each parent's broker has sealed, and says the time ─▶ the brokers of its children on other broker groups are told
+    SEAL: each parent's broker has sealed, and says the time ─▶ the brokers of its children on other
+        broker groups are told
       ─▶ the round ends: SQL has the seal, and perhaps the route changes
 
 Invariants
@@ -37,7 +39,8 @@ def first_times(
     children: Sequence[Partition], parents: Collection[Partition], ended_ms: Mapping[int, int]
 ) -> list[tuple[Partition, int]]:
     """
-    The children whose brokers are to be told, each with the greatest time at which a parent on another broker ended.
+    The children whose brokers are to be told, each with the greatest time at which a parent on
+    another broker ended.
 
     A broker knows by itself when the parents ended that it has.
 
@@ -63,7 +66,9 @@ def first_times(
 async def tell_first_times(
     told: Sequence[tuple[Partition, int]], tell: Tell, pauses: Callable[[], Pauses]
 ) -> bool:
-    """Tell them all at once, each for TELL_MS at most; False: one begins by its own calendar, and the log says so."""
+    """Tell them all at once, each for TELL_MS at most; False: one begins by its own calendar, and
+    the log says so.
+    """
     tells = (_tell(child, from_ms, tell, pauses()) for child, from_ms in told)
     return all(await asyncio.gather(*tells))
 
@@ -77,7 +82,9 @@ async def _tell(child: Partition, from_ms: int, tell: Tell, pauses: Pauses) -> b
                     await tell(child, from_ms)
                     return True
                 except PartitionInUseError:
-                    return True  # open: another driver has told it; dropped or sealed: it takes no message any more
+                    # open: another driver has told it; dropped or sealed: it takes no message any
+                    # more
+                    return True
                 except (UnreachableError, OverloadedError) as error:
                     why = error.message
                 await asyncio.sleep(pauses.next_ms() / 1000)
@@ -86,7 +93,10 @@ async def _tell(child: Partition, from_ms: int, tell: Tell, pauses: Pauses) -> b
     except KeylaneError as error:
         why = error.message
     log.warning(
-        "partition %d begins with the calendar of broker group %r, which was not told when its parents ended: %s",
-        child.partition_id, child.broker_group, why,
-    )  # fmt: skip
+        "partition %d starts with the clock of broker group %r, because that could not be given "
+        "the times of its parents: %s",
+        child.partition_id,
+        child.broker_group,
+        why,
+    )
     return False

@@ -1,13 +1,14 @@
-"""The journal of operations: claims them, notes their steps, moves them from state to state.  SQL, synchronous.
+"""The journal of operations: claims them, notes their steps, moves them from state to state.  SQL,
+synchronous.
 
 Invariants
-    An operation enters a state in the transaction that notes the last step of the state before: see `states.py`.
-    The route changes in one transaction: parents SEALED, children OPEN, version + 1.
-    A publication of a hidden subject with a cut has no children: its steps seal the hidden partitions, which lie before
-    open ones and are shown from then on.
-    A child opens after its broker has stored every consumer group of the subject; or after the loss of the broker's data
-    folder was accepted, so that the folder is refused.
-    Every function may be repeated; a repetition changes nothing.
+    An operation enters a state in the transaction that notes the last step of the state before: see
+    `states.py`. The route changes in one transaction: parents SEALED, children OPEN, version + 1. A
+    publication of a hidden subject with a cut has no children: its steps seal the hidden
+    partitions, which lie before open ones and are shown from then on. A child opens after its
+    broker has stored every consumer group of the subject; or after the loss of the broker's data
+    folder was accepted, so that the folder is refused. Every function may be repeated; a repetition
+    changes nothing.
 """
 
 from __future__ import annotations
@@ -68,20 +69,32 @@ class Operation:
     retention: Retention
     """As `order_strategy`."""
     static: bool
-    """Whether the subject is static: children continue the logic offsets of their parents, or begin above a loss."""
+    """Whether the subject is static: children continue the logic offsets of their parents, or begin
+    above a loss.
+    """
     state: OperationState
     pending: tuple[Pending, ...]
-    """Every step that is not done; in OPEN also the children whose brokers do not know every consumer group."""
+    """Every step that is not done; in OPEN also the children whose brokers do not know every
+    consumer group.
+    """
     todo: tuple[Partition, ...]
-    """The partitions whose brokers have something to do in this state; address None: the broker is silent."""
+    """The partitions whose brokers have something to do in this state; address None: the broker is
+    silent.
+    """
     sources: tuple[Partition, ...] = ()
-    """The parents whose brokers are asked, before any parent is sealed, whether they can seal them."""
+    """The parents whose brokers are asked, before any parent is sealed, whether they can seal
+    them.
+    """
     opening: tuple[Partition, ...] = ()
-    """While the parents are sealed: the children, which are hosted, but no hidden ones, which have messages already."""
+    """While the parents are sealed: the children, which are hosted, but no hidden ones, which have
+    messages already.
+    """
     openings: Mapping[int, str] = field(default_factory=dict)
     """By id of each partition in `todo`: the opening of the data folder whose broker is asked."""
     groups: tuple[tuple[int, str], ...] = ()
-    """(id, name) of every consumer group of the subject; the children's brokers have to store them."""
+    """(id, name) of every consumer group of the subject; the children's brokers have to store
+    them.
+    """
     tokens_above: int = 0
     """Every token of the subject's deleted groups is at most this."""
     changes_settings: bool = False
@@ -108,7 +121,9 @@ _claimed = (
 def claim_operation(
     connection: Connection, operation_id: int, *, driver: str, lease_ms: int
 ) -> Operation | None:
-    """Lease an operation to `driver` for `lease_ms`.  None if the operation is done, or leased to another driver."""
+    """Lease an operation to `driver` for `lease_ms`.  None if the operation is done, or leased to
+    another driver.
+    """
     mine = {"of_operation": operation_id, "by": driver, "for_ms": lease_ms}
     if not connection.execute(_claimed, mine).rowcount:
         return None
@@ -169,7 +184,9 @@ _steps = sa.select(steps).where(steps.c.operation_id == sa.bindparam("of_operati
 def _pending(
     connection: Connection, row: sa.Row[Any]
 ) -> tuple[tuple[Pending, ...], tuple[Partition, ...], tuple[Partition, ...]]:
-    """Return the steps that are not done, their partitions, and `Operation.opening`; each ordered by partition id."""
+    """Return the steps that are not done, their partitions, and `Operation.opening`; each ordered
+    by partition id.
+    """
     rows = connection.execute(_steps, {"of_operation": row.operation_id}).all()
     left = {step.partition_id: step for step in rows if not step.done}
     asks = {key: ASK_OF_STEP[StepAction(step.action)] for key, step in left.items()}
@@ -201,7 +218,9 @@ def _pending(
 
 
 def _seals_hidden(row: sa.Row[Any], rows: Sequence[sa.Row[Any]]) -> bool:
-    """Whether a publication opens nothing: the hidden partitions lie before others already, and are sealed with it."""
+    """Whether a publication opens nothing: the hidden partitions lie before others already, and are
+    sealed with it.
+    """
     hosted = any(step.action == StepAction.HOST for step in rows)
     return row.kind == OperationKind.PUBLISH and not hosted
 
@@ -260,12 +279,15 @@ _state_locked = (
 
 
 def _lock_operation(connection: Connection, operation_id: int) -> OperationState | None:
-    """The state of an operation, locked until the transaction ends; None if the operation is unknown."""
+    """The state of an operation, locked until the transaction ends; None if the operation is
+    unknown.
+    """
     here = {"of_operation": operation_id}
     subject_id = connection.execute(_subject_id, here).scalar_one_or_none()
     if subject_id is None:
         return None
-    # The beginning of an operation locks in the same order: the subject's row, then the operation's row.
+    # The beginning of an operation locks in the same order: the subject's row, then the operation's
+    # row.
     connection.execute(_subject_locked, {"of_subject": subject_id}).one()
     return OperationState(connection.execute(_state_locked, here).scalar_one())
 
@@ -274,7 +296,8 @@ def cancel_operation(connection: Connection, operation_id: int) -> None:
     """
     Cancel an operation in PLAN; a repetition changes nothing.
 
-    The children are never opened.  Brokers may host some of them already, so their steps become seals.
+    The children are never opened.  Brokers may host some of them already, so their steps become
+    seals.
 
     Raises:
         OperationUnknownError
@@ -319,18 +342,23 @@ def finish_round(
     openings: Mapping[int, str] | None = None,
 ) -> OperationState:
     """
-    Note the steps that brokers have done, then enter states until the operation has to stay in its state.
+    Note the steps that brokers have done, then enter states until the operation has to stay in its
+    state.
 
-    A broker that has done its step in an earlier opening is asked again: its data folder may be an older copy by now.
+    A broker that has done its step in an earlier opening is asked again: its data folder may be an
+    older copy by now.
 
-    After the last seal, writers to the parents wait for this transaction alone: it also changes the route.
+    After the last seal, writers to the parents wait for this transaction alone: it also changes the
+    route.
 
     Args:
         done: partition id → end offset of a sealed partition, None of a hosted partition.
         problem: the reason why a broker has not done its step, "" if all steps are done.
         heard: ids of the consumer groups that the brokers of the hosted partitions have stored.
-        sealable: the parents whose brokers have just said that they can seal them; None: all parents.
-        openings: partition id → the opening of the data folder whose broker was asked; None: no folder was opened since.
+        sealable: the parents whose brokers have just said that they can seal them; None: all
+            parents.
+        openings: partition id → the opening of the data folder whose broker was asked; None: no
+            folder was opened since.
 
     Returns:
         The state of the operation now; DONE if it was deleted with its subject.
@@ -368,7 +396,8 @@ def _note_steps(
             connection.execute(_sealed_at, {"of_partition": partition_id, "end": end_offset})
     hosted = [partition_id for partition_id, end_offset in done.items() if end_offset is None]
     store_heard(connection, {partition_id: list(heard) for partition_id in sorted(hosted)})
-    # Steps are selected by action: a cancel since then has changed the children's steps from HOST to SEAL.
+    # Steps are selected by action: a cancel since then has changed the children's steps from HOST
+    # to SEAL.
     for action in StepAction:
         ids = [key for key, end in done.items() if (end is None) is (action is StepAction.HOST)]
         which = {"of_operation": operation_id, "ids": ids, "what": action}
@@ -408,11 +437,13 @@ def _change_route(connection: Connection, operation: Operation, rule: Rule) -> N
     connection.execute(_set_partitions, {"ids": sealed, "state": rule.parents})
     waiting = [step for step in operation.pending if step.ask is Ask.SEAL]
     lose_partitions(connection, [step.partition_id for step in waiting if step.given_up])
-    # The end offset of an abandoned parent is unknown until its broker is back, also if the broker reported one before.
+    # The end offset of an abandoned parent is unknown until its broker is back, also if the broker
+    # reported one before.
     left = {"abandoned": True, "end_offset": None}
     connection.execute(_set_partitions, {"ids": left_behind(operation.pending), **left})
     connection.execute(_set_partitions, {"ids": children, "state": rule.children})
-    # These children open although their silent brokers do not know every group.  The brokers must never serve them.
+    # These children open although their silent brokers do not know every group.  The brokers must
+    # never serve them.
     untold = [step.partition_id for step in operation.pending if step.ask is Ask.TELL]
     refuse_folders(connection, untold)
     if operation.static:
@@ -433,7 +464,8 @@ def _change_route(connection: Connection, operation: Operation, rule: Rule) -> N
             "message_bytes_max": operation.message_bytes_max,
         }
         connection.execute(_set_subject, here | settings)
-        # Brokers were told of no group while time alone counted; they hear of them before a partition is granted.
+        # Brokers were told of no group while time alone counted; they hear of them before a
+        # partition is granted.
         connection.execute(_told_again, here)
     route_table(
         read_route(connection, operation.subject)
@@ -493,7 +525,8 @@ def idle_operations(connection: Connection) -> list[int]:
     """
     Return the operations that have no driver and can continue, the longest waiting first.
 
-    Steps to tell brokers of new groups are not read here, so every operation in OPEN counts as able to continue.
+    Steps to tell brokers of new groups are not read here, so every operation in OPEN counts as able
+    to continue.
     """
     left: dict[int, list[sa.Row[Any]]] = {}
     for row in connection.execute(_left):
@@ -502,7 +535,9 @@ def idle_operations(connection: Connection) -> list[int]:
 
 
 def _can_continue(rows: list[sa.Row[Any]]) -> bool:
-    """Whether an operation can continue; `rows` are its steps that are not done, or one row without a step."""
+    """Whether an operation can continue; `rows` are its steps that are not done, or one row without
+    a step.
+    """
     pending = [
         Pending(
             ask=ASK_OF_STEP[StepAction(row.action)],

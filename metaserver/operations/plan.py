@@ -13,10 +13,10 @@ Invariants
     The open partitions after a plan cover every logical partition exactly once.
     The parents of a child are exactly the sealed partitions whose ranges overlap the child's range.
     No plan but that of `set` seals a partition whose range and broker group stay the same.
-    A child continues its parent's queue exactly if its range begins where the range of its only parent begins.
-    New queues of a static subject have the numbers that follow the highest one.
-    A child goes to the broker group with the fewest partitions of the subject.  Of several, to one that has a parent of the
-    child; then to the one with the fewest partitions of all subjects.
+    A child continues its parent's queue exactly if its range begins where the range of its only
+    parent begins. New queues of a static subject have the numbers that follow the highest one. A
+    child goes to the broker group with the fewest partitions of the subject.  Of several, to one
+    that has a parent of the child; then to the one with the fewest partitions of all subjects.
 """
 
 from __future__ import annotations
@@ -106,16 +106,18 @@ def plan_growth(
     """
     Cut logic queues in the middle of their ranges.
 
-    Every cut makes one queue, with the next number.  Growing to a count at once or by steps gives the same queues.
+    Every cut makes one queue, with the next number.  Growing to a count at once or by steps gives
+    the same queues.
 
     Args:
         current: the open partitions of a static subject, one for each queue.
-        count: the wanted number of queues; the widest queue is cut next, of several the first by range.
+        count: the wanted number of queues; the widest queue is cut next, of several the first by
+            range.
         queues: the numbers of the queues to cut, in place of a count.
 
     Raises:
-        InvalidRequestError: not either a count or queues; the count is lower than now, or over 1024; or a queue to cut is
-            one logical partition.
+        InvalidRequestError: not either a count or queues; the count is lower than now, or over
+            1024; or a queue to cut is one logical partition.
         QueueUnknownError: the subject has no such queue.
         NotEnoughBrokersError: `hosts` is empty.
     """
@@ -130,7 +132,8 @@ def plan_growth(
     else:
         if not len(ranges) <= count <= PARTITIONS_MAX:
             raise InvalidRequestError(
-                f"subject {subject!r} has {counted(len(ranges), 'queue')}, and can grow to {PARTITIONS_MAX}, "
+                f"subject {subject!r} has {counted(len(ranges), 'queue')}, and can grow to "
+                f"{PARTITIONS_MAX}, "
                 f"not to {count}",
                 subject=subject,
                 queues=len(ranges),
@@ -148,7 +151,9 @@ def plan_growth(
 
 
 def _cut(subject: str, ranges: dict[int, tuple[int, int]], queue: int) -> None:
-    """Leave the first half of a queue's range to the queue, and give the second half to a new one."""
+    """Leave the first half of a queue's range to the queue, and give the second half to a new
+    one.
+    """
     if queue not in ranges:
         raise QueueUnknownError(
             f"subject {subject!r} has queues 0 to {max(ranges)}, not {queue}",

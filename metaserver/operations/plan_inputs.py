@@ -1,4 +1,6 @@
-"""Inputs of a plan: a subject without a running operation, and its open partitions.  SQL, synchronous."""
+"""Inputs of a plan: a subject without a running operation, and its open partitions.  SQL,
+synchronous.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +32,20 @@ class PlannedOperation:
     subject: SubjectRow
     plan: Plan
     freed: int = 0
-    """The id of a running operation that waited for the evacuated broker group and continues without it; else 0."""
+    """The id of a running operation that waited for the evacuated broker group and continues
+    without it; else 0.
+    """
     busy: BusySubject | None = None
-    """The reason why an evacuation leaves partitions of the subject on the broker group, or blocked."""
+    """The reason why an evacuation leaves partitions of the subject on the broker group, or
+    blocked.
+    """
     losses: tuple[LossView, ...] = ()
     """The partitions that are given up with a lost broker group."""
 
     def children(self) -> tuple[Partition, ...]:
-        """The children with their names and queues.  Their ids are 0: they get ids when their rows are stored."""
+        """The children with their names and queues.  Their ids are 0: they get ids when their rows
+        are stored.
+        """
         planned = []
         for number, child in enumerate(self.plan.children, self.subject.partitions_named):
             queue = QueueNumber(number) if child.queue is None else child.queue
@@ -74,8 +82,8 @@ def free_subject(connection: Connection, name: str) -> SubjectRow:
     An open subject without a running operation, locked until the transaction ends.
 
     Raises:
-        InvalidNameError, SubjectUnknownError, CreationFailedError, DatabaseEmptyError, OperationRunningError,
-        SubjectHiddenError
+        InvalidNameError, SubjectUnknownError, CreationFailedError, DatabaseEmptyError,
+        OperationRunningError, SubjectHiddenError
     """
     row = check_open(connection, name, find_subject(connection, name, lock=True))
     check_not_hidden(row)
@@ -86,7 +94,9 @@ def free_subject(connection: Connection, name: str) -> SubjectRow:
 
 
 def running_operation(connection: Connection, subject_id: int) -> int | None:
-    """The id of the subject's running operation: it has not changed the route yet.  None if no operation runs."""
+    """The id of the subject's running operation: it has not changed the route yet.  None if no
+    operation runs.
+    """
     running = sa.select(operations.c.operation_id).where(operations.c.running == subject_id)
     return connection.execute(running).scalar_one_or_none()
 

@@ -1,4 +1,5 @@
-"""The states of an operation on partitions, as a table: what brokers are asked for, what comes next, and when.  Pure.
+"""The states of an operation on partitions, as a table: what brokers are asked for, what comes
+next, and when.  Pure.
 
     state     brokers are asked to        next      when                                                        moved by
     PLAN      host the children           SEAL      all are hosted, and each parent's broker says it can seal   a driver
@@ -11,10 +12,11 @@
     DONE      -                           -
 
 Invariants
-    A state is left for the next one only when `outlook` is PASS.  Nothing else decides whether an operation can continue.
-    From the first seal on an operation only moves forward: no state after PLAN can be canceled.
-    A parent is left behind unsealed only before the route changes, and only if its broker is silent.
-    Then either an operator has accepted the loss, or the subject allows reordered messages and an operator asked for it.
+    A state is left for the next one only when `outlook` is PASS.  Nothing else decides whether an
+    operation can continue. From the first seal on an operation only moves forward: no state after
+    PLAN can be canceled. A parent is left behind unsealed only before the route changes, and only
+    if its broker is silent. Then either an operator has accepted the loss, or the subject allows
+    reordered messages and an operator asked for it.
 """
 
 from __future__ import annotations
@@ -50,9 +52,13 @@ class Rule:
     after_leaving: OperationState | None = None
     """The next state if a parent is left behind unsealed; None: `after`."""
     runs: bool
-    """Whether the route is still to change; no other operation may begin on the subject meanwhile."""
+    """Whether the route is still to change; no other operation may begin on the subject
+    meanwhile.
+    """
     checks_parents: bool = False
-    """Whether the next state also needs an answer of every parent's broker: it can seal the parent."""
+    """Whether the next state also needs an answer of every parent's broker: it can seal the
+    parent.
+    """
     may_cancel: bool = False
     """Whether an operator may cancel the operation in this state."""
     parents: PartitionState
@@ -128,7 +134,9 @@ class Pending:
     given_up: bool = False
     """An operator has accepted the loss of what the broker has."""
     may_reorder: bool = False
-    """An operator lets the operation continue without silent brokers, and the subject allows reordered messages."""
+    """An operator lets the operation continue without silent brokers, and the subject allows
+    reordered messages.
+    """
 
     @property
     def may_leave(self) -> bool:
@@ -160,7 +168,8 @@ def outlook(state: OperationState, pending: Iterable[Pending]) -> Outlook:
     Return whether an operation can continue, and how.
 
     Args:
-        pending: every step that is not done; in OPEN also a TELL step of each child whose broker does not know every group.
+        pending: every step that is not done; in OPEN also a TELL step of each child whose broker
+            does not know every group.
     """
     pending = tuple(pending)
     asked = to_ask(state, pending)
@@ -172,7 +181,9 @@ def outlook(state: OperationState, pending: Iterable[Pending]) -> Outlook:
 
 
 def to_ask(state: OperationState, pending: Iterable[Pending]) -> list[Pending]:
-    """The steps that the state waits for: its own steps, but for those of silent brokers that may be left behind."""
+    """The steps that the state waits for: its own steps, but for those of silent brokers that may
+    be left behind.
+    """
     rule = RULES[state]
     return [
         step
@@ -194,7 +205,9 @@ def silent_parents(state: OperationState, pending: Iterable[Pending]) -> list[st
 
 
 def parents_to_check(state: OperationState, pending: Iterable[Pending]) -> list[int]:
-    """The parents whose brokers are to be asked whether they can seal them; none while a parent's broker is silent."""
+    """The parents whose brokers are to be asked whether they can seal them; none while a parent's
+    broker is silent.
+    """
     pending = tuple(pending)
     if not RULES[state].checks_parents or silent_parents(state, pending):
         return []
@@ -208,7 +221,8 @@ def next_state(
     Return the state to enter now, or `state` if the operation has to stay in it.
 
     Args:
-        sealable: the parents whose brokers have just said that they can seal them; None: all parents.
+        sealable: the parents whose brokers have just said that they can seal them; None: all
+            parents.
     """
     rule = RULES[state]
     if outlook(state, pending) is not Outlook.PASS or rule.after is None:
@@ -221,12 +235,16 @@ def next_state(
 
 
 def left_behind(pending: Iterable[Pending]) -> list[int]:
-    """The parents that are unsealed when the route changes.  They are sealed when their brokers are back."""
+    """The parents that are unsealed when the route changes.  They are sealed when their brokers are
+    back.
+    """
     return [step.partition_id for step in pending if step.ask is Ask.SEAL and not step.given_up]
 
 
 def waiting_reason(state: OperationState, pending: Collection[Pending]) -> str:
-    """The reason why an operation waits, as far as it is known without asking a broker; "" if it does not wait."""
+    """The reason why an operation waits, as far as it is known without asking a broker; "" if it
+    does not wait.
+    """
     if outlook(state, pending) is not Outlook.WAIT:
         return ""
     asked = to_ask(state, pending)
@@ -246,7 +264,10 @@ def parents_silent(state: OperationState, pending: Iterable[Pending]) -> str:
     groups = silent_parents(state, pending)
     if not groups:
         return ""
-    return f"silent: {', '.join(groups)}; no parent is sealed before the brokers of all parents can seal"
+    return (
+        f"silent: {', '.join(groups)}; no parent is sealed before the brokers of "
+        f"all parents can seal"
+    )
 
 
 def unsealable(partition_id: int, broker_group: str, why: str) -> str:
@@ -265,7 +286,9 @@ def may_reorder(order_strategy: OrderStrategy, *, static: bool) -> bool:
 def parents_and_children(
     state: OperationState, steps: Iterable[tuple[int, StepAction]]
 ) -> tuple[list[int], list[int]]:
-    """Return an operation's parents and children.  A canceled operation has children alone: all its steps are theirs."""
+    """Return an operation's parents and children.  A canceled operation has children alone: all its
+    steps are theirs.
+    """
     rows = list(steps)
     if RULES[state].children is PartitionState.EXPIRED:
         return [], [partition_id for partition_id, _ in rows]

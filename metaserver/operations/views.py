@@ -118,7 +118,9 @@ def _cordoned_source(
 
 
 def subject_history(connection: Connection, name: str) -> SubjectHistory:
-    """Every partition that a subject ever had, but for the children of canceled operations.  Raises SubjectUnknownError."""
+    """Every partition that a subject ever had, but for the children of canceled operations.  Raises
+    SubjectUnknownError.
+    """
     begin_snapshot(connection)
     row = open_subject_row(connection, name)
     canceled = (

@@ -1,1 +1,3 @@
-"""Hidden subjects: made beside their target, filled, and published in it by one change of its route."""
+"""Hidden subjects: made beside their target, filled, and published in it by one change of its
+route.
+"""

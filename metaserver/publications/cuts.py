@@ -1,15 +1,18 @@
-"""Cuts: a target's partitions are sealed and continued, so that a hidden subject can take the place of all that lies before.
+"""Cuts: a target's partitions are sealed and continued, so that a hidden subject can take the place
+of all that lies before.
 
-    P open, H hidden behind P ─▶ cut: P sealed, C open behind P and H ─▶ H filled from P ─▶ published: P expired, H sealed, C open
+    P open, H hidden behind P ─▶ cut: P sealed, C open behind P and H ─▶ H filled from P ─▶
+        published: P expired, H sealed, C open
 
 SQL, synchronous.
 
 Invariants
-    Brokers host a partition of a cut with both parents: publishing the hidden subject changes no fact at a broker.
-    While a hidden subject is not published, its partitions are no one's parents to readers: `SEEN_PARENT`.
-    What lies before a cut has its end for ever.  So ends are compared in the transaction that begins the publication, and
-    no message comes between.
-    Of two hidden subjects with cuts, the one with the later cut may be published first; then the other one never is.
+    Brokers host a partition of a cut with both parents: publishing the hidden subject changes no
+    fact at a broker. While a hidden subject is not published, its partitions are no one's parents
+    to readers: `SEEN_PARENT`. What lies before a cut has its end for ever.  So ends are compared in
+    the transaction that begins the publication, and no message comes between. Of two hidden
+    subjects with cuts, the one with the later cut may be published first; then the other one never
+    is.
 """
 
 from __future__ import annotations
@@ -58,14 +61,16 @@ def begin_cut(
     connection: Connection, hidden: str, target: str, *, driver: str, lease_ms: int
 ) -> int:
     """
-    Begin to continue the target's partitions behind those of a hidden subject; a repeat changes nothing.
+    Begin to continue the target's partitions behind those of a hidden subject; a repeat changes
+    nothing.
 
     Returns:
         The id of the operation; 0 if there is no target, and so nothing to cut.
 
     Raises:
         SubjectUnknownError: the hidden subject is gone, or not created to its end yet.
-        PublishOutdatedError: the target's partitions have changed since the hidden subject was made.
+        PublishOutdatedError: the target's partitions have changed since the hidden subject was
+            made.
         OperationRunningError, NotEnoughBrokersError
     """
     lock_brokers(connection)
@@ -101,7 +106,9 @@ def begin_cut(
 
 
 def cut_of(connection: Connection, hidden_ids: Collection[int]) -> Cut | None:
-    """The operation that put partitions behind these of a hidden subject; None if there is none, or it was canceled."""
+    """The operation that put partitions behind these of a hidden subject; None if there is none, or
+    it was canceled.
+    """
     chosen = (
         sa.select(operations.c.operation_id, operations.c.state)
         .join(steps, steps.c.operation_id == operations.c.operation_id)
@@ -122,7 +129,8 @@ def _is_replaced(connection: Connection, cut: Cut) -> bool:
     """
     Whether a publication behind a cut has taken the place of what lies before it.
 
-    Retention expires a partition after all that it continues, and so none that continues a hidden one.
+    Retention expires a partition after all that it continues, and so none that continues a hidden
+    one.
     """
     chosen = (
         sa.select(partitions.c.partition_id)
@@ -150,14 +158,16 @@ def check_cut(
     Check that a hidden subject with a cut may take the place of what lies before it.
 
     Raises:
-        PublishTargetError: it is not to replace the target's messages, which is what the cut was made for.
+        PublishTargetError: it is not to replace the target's messages, which is what the cut was
+            made for.
         OperationRunningError: the cut, or another operation, is under way.
         PublishOutdatedError: other rows have taken the place of what lies before it.
         PublishBehindError: there are messages of which it has no rows.
     """
     if not ask.replace:
         raise PublishTargetError(
-            f"{row.name!r} was made to take the place of messages of {target.name!r}: publish it with --replace",
+            f"{row.name!r} was made to take the place of messages of {target.name!r}: publish it "
+            f"with --replace",
             subject=row.name,
             target=target.name,
         )
@@ -178,14 +188,16 @@ def check_cut(
         expected = None if ask.ends is None else ask.ends.get(each.partition_id, 0)
         if each.end_offset is None:
             raise PublishBehindError(
-                f"where partition {each.partition_id} ends is not known: its broker was left behind while it was silent, "
+                f"where partition {each.partition_id} ends is not known: its broker was left "
+                f"behind while it was silent, "
                 "and is to seal it",
                 subject=target.name,
                 partition_id=each.partition_id,
             )
         if expected is not None and each.end_offset > expected:
             raise PublishBehindError(
-                f"{each.end_offset - expected} messages of partition {each.partition_id}, from offset {expected} on, are not "
+                f"{each.end_offset - expected} messages of partition {each.partition_id}, from "
+                f"offset {expected} on, are not "
                 f"in {row.name!r}; nothing was changed",
                 subject=target.name,
                 partition_id=each.partition_id,

@@ -1,8 +1,9 @@
-"""Plans hidden subjects: partitions that are to continue the open ones of a target, if there is one.  SQL, synchronous.
+"""Plans hidden subjects: partitions that are to continue the open ones of a target, if there is
+one.  SQL, synchronous.
 
 Invariants
-    Brokers host the partitions under the name of the target and with their parents: publishing changes nothing at brokers.
-    A hidden subject has the ranges, queues and settings of its target.
+    Brokers host the partitions under the name of the target and with their parents: publishing
+    changes nothing at brokers. A hidden subject has the ranges, queues and settings of its target.
 """
 
 from __future__ import annotations
@@ -47,13 +48,12 @@ def plan_hidden(
     Store a hidden subject and its PLANNED partitions; does nothing if it exists.
 
     Raises:
-        InvalidNameError, InvalidRequestError, SubjectDeletedError, CreationFailedError, DatabaseEmptyError
-        SubjectUnknownError: there is no target, and `ask` says no partitions for it.
-        PublishTargetError: the hidden subject's name is taken, or was published.
-        HiddenTakenError: another job fills it.
-        SubjectHiddenError: the target is hidden itself.
-        OperationRunningError: the target's partitions are being changed.
-        NotEnoughBrokersError, OverloadedError
+        InvalidNameError, InvalidRequestError, SubjectDeletedError, CreationFailedError,
+        DatabaseEmptyError SubjectUnknownError: there is no target, and `ask` says no partitions for
+        it. PublishTargetError: the hidden subject's name is taken, or was published.
+        HiddenTakenError: another job fills it. SubjectHiddenError: the target is hidden itself.
+        OperationRunningError: the target's partitions are being changed. NotEnoughBrokersError,
+        OverloadedError
     """
     check_name("subject", target)
     check_name("subject", ask.hidden)
@@ -122,7 +122,9 @@ def _check_same(
 
 
 def _insert_new(connection: Connection, target: str, ask: HideSubject, hosts: Counter[Any]) -> None:
-    """Insert a hidden subject whose target does not exist: it takes the name when it is published."""
+    """Insert a hidden subject whose target does not exist: it takes the name when it is
+    published.
+    """
     subject_id = _insert_subject(
         connection,
         name=ask.hidden,

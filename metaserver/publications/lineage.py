@@ -1,4 +1,6 @@
-"""What the partitions of a hidden subject continue, and whether its target still has it open.  SQL, synchronous."""
+"""What the partitions of a hidden subject continue, and whether its target still has it open.  SQL,
+synchronous.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def check_continues(
 
 
 def outdated(row: SubjectRow, what: str) -> PublishOutdatedError:
-    """The error of a hidden subject that continues other partitions than the open ones of its target."""
+    """The error of a hidden subject that continues other partitions than the open ones of its
+    target.
+    """
     return PublishOutdatedError(
         f"{row.name!r} cannot be published in {row.hidden_for!r}: {what} since it was made",
         subject=row.name,

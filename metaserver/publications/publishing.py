@@ -2,16 +2,18 @@
 
     no target     the hidden subject takes the name, in this one transaction
     a target      an operation seals its open partitions, then one transaction changes the route: the partitions of the hidden
-                  subject, which are children of the sealed ones, are open; with `replaces`, all older ones expire
+                  subject, which are children of the sealed ones, are open; with `replaces`, all
+                  older ones expire
     a cut         an operation seals the hidden partitions, then one transaction changes the route: they are readable, and the
-                  older ones, which were sealed by the cut, expire; the open ones, behind both, stay as they are
+                  older ones, which were sealed by the cut, expire; the open ones, behind both, stay
+                  as they are
 
 Invariants
     A publication is journaled with what it changes: a repeat finds it, and changes nothing.
-    The open partitions of the target are the parents with which the hidden subject's partitions are hosted; else it is
-    refused.  With a cut any operation may come between: what is replaced was sealed by the cut.
-    With a cut nothing is deleted that the caller does not know: ends are compared, and sealed partitions have their end
-    for ever.
+    The open partitions of the target are the parents with which the hidden subject's partitions are
+    hosted; else it is refused.  With a cut any operation may come between: what is replaced was
+    sealed by the cut. With a cut nothing is deleted that the caller does not know: ends are
+    compared, and sealed partitions have their end for ever.
 """
 
 from __future__ import annotations
@@ -66,13 +68,14 @@ def begin_publication(
         The id of the operation, leased to `driver`; 0 if there was no target, and all is done.
 
     Raises:
-        InvalidNameError, InvalidRequestError, SubjectUnknownError, SubjectDeletedError, DatabaseEmptyError
-        PublishTargetError: the subject is not hidden, or was made for another target.
-        PublishOutdatedError: the target's partitions have changed, or there is a target now, or none any more.
-        OperationRunningError: the target's partitions are being changed.
-        PublishGroupsError, GroupBusyError: the target is to be replaced, and a group has no position or live consumers.
-        PublishCursorsError: as these, and a group has changed since its cursors were looked at.
-        PublishBehindError: the target is to be replaced, and has messages that the hidden subject lacks.
+        InvalidNameError, InvalidRequestError, SubjectUnknownError, SubjectDeletedError,
+        DatabaseEmptyError PublishTargetError: the subject is not hidden, or was made for another
+        target. PublishOutdatedError: the target's partitions have changed, or there is a target
+        now, or none any more. OperationRunningError: the target's partitions are being changed.
+        PublishGroupsError, GroupBusyError: the target is to be replaced, and a group has no
+        position or live consumers. PublishCursorsError: as these, and a group has changed since its
+        cursors were looked at. PublishBehindError: the target is to be replaced, and has messages
+        that the hidden subject lacks.
     """
     check_name("subject", ask.target)
     known = _published(connection, hidden, ask)
@@ -88,7 +91,8 @@ def begin_publication(
     row = _check_hidden(connection, hidden, row, ask)
     parents = parents_of(connection, row)
     if target is None:
-        # A subject made beside a target counts the target's names too; the lineage goes with the target.
+        # A subject made beside a target counts the target's names too; the lineage goes with the
+        # target.
         if row.partitions_named > len(parents):
             raise outdated(row, "its target was deleted")
         _take_name(connection, row, ask.target)
@@ -144,7 +148,8 @@ def _check_id(hidden: str, subject_id: int, ask: PublishSubject) -> None:
     """Raises SubjectDeletedError: the subject that is meant is gone, and this one has its name."""
     if ask.subject_id and ask.subject_id != subject_id:
         raise SubjectDeletedError(
-            f"hidden subject {hidden!r} with id {ask.subject_id} was deleted, and another one was made under its name: it is "
+            f"hidden subject {hidden!r} with id {ask.subject_id} was deleted, and another one was "
+            f"made under its name: it is "
             "not published in its place",
             subject=hidden,
         )
@@ -179,14 +184,17 @@ def _steps_of(
     ask: PublishSubject,
     parents: Mapping[int, set[int]],
 ) -> list[tuple[int, StepAction, bool]]:
-    """(partition id, action, done) of each step of a publication.  Raises what `begin_publication` raises."""
+    """(partition id, action, done) of each step of a publication.  Raises what `begin_publication`
+    raises.
+    """
     cut = cut_of(connection, list(parents))
     if cut is not None:
         check_cut(connection, row, target, ask, cut, parents)
         return [(hidden_id, StepAction.SEAL, False) for hidden_id in parents]
     if ask.ends is not None:
         raise PublishTargetError(
-            f"{row.name!r} was made without a cut: messages that are sent meanwhile would be deleted unseen; delete it, and "
+            f"{row.name!r} was made without a cut: messages that are sent meanwhile would be "
+            f"deleted unseen; delete it, and "
             "reprocess the subject into itself again",
             subject=row.name,
             target=target.name,
@@ -207,7 +215,9 @@ def _journal(
     driver: str,
     lease_ms: int,
 ) -> int:
-    """Give the target the hidden subject's partitions; they are hosted already, and shown when the operation is done."""
+    """Give the target the hidden subject's partitions; they are hosted already, and shown when the
+    operation is done.
+    """
     operation_id: int = connection.execute(
         sa.insert(operations)
         .values(
@@ -245,12 +255,13 @@ def _journal(
     return operation_id
 
 
-# ── groups of a subject that is replaced ──────────────────────────────────────────────────────────────
+# ── groups of a subject that is replaced ──────────────────────────────────────────────────────────
 def _place_groups(
     connection: Connection, target: SubjectRow, ask: PublishSubject, children: list[int]
 ) -> None:
     """
-    Fix where the groups of the target go on in the new partitions.  Brokers store it as they store where new groups begin.
+    Fix where the groups of the target go on in the new partitions.  Brokers store it as they store
+    where new groups begin.
 
     Raises:
         InvalidRequestError: a position is of another partition.
@@ -265,7 +276,8 @@ def _place_groups(
     lacking = sorted({group.name for group in known} - set(ask.starts))
     if lacking:
         raise PublishGroupsError(
-            f"{counted(len(lacking), 'consumer group')} of {target.name!r} would have no position: {', '.join(lacking[:10])}",
+            f"{counted(len(lacking), 'consumer group')} of {target.name!r} would have no position: "
+            f"{', '.join(lacking[:10])}",
             subject=target.name,
             groups=", ".join(lacking),
         )
@@ -274,7 +286,8 @@ def _place_groups(
         looked_at = ask.revisions.get(group.name)
         if looked_at and looked_at != revision_of(group.group_id, group.version, group.last_token):
             raise PublishCursorsError(
-                f"consumer group {group.name!r} was reset, or had a consumer, since its cursors were looked at",
+                f"consumer group {group.name!r} was reset, or had a consumer, since its cursors "
+                f"were looked at",
                 subject=target.name,
                 group=group.name,
             )
@@ -311,7 +324,8 @@ def _check_quiet(connection: Connection, group_id: int, name: str) -> None:
             "its progress is being set" if left_ms else f"it has {counted(live, 'live consumer')}"
         )
         raise GroupBusyError(
-            f"consumer group {name!r} is carried over only while it stands still, and {what}: stop it, "
+            f"consumer group {name!r} is carried over only while it stands still, "
+            f"and {what}: stop it, "
             "publish, and start it again",
             sessions=live,
         )

@@ -1,4 +1,5 @@
-"""Makes hidden subjects and publishes them.  Shell around SQL, the creation of subjects and the driver of operations.
+"""Makes hidden subjects and publishes them.  Shell around SQL, the creation of subjects and the
+driver of operations.
 
 hide ─▶ planned ─▶ hosted, open ─▶ perhaps a cut: an operation ─▶ filled by clients ─▶ publish ─▶ an operation, or the name at once
 """
@@ -24,8 +25,8 @@ class PublicationService:
     Hidden subjects and their publications, over one database.
 
     Args:
-        after_step: called with hidden when a hidden subject is planned, with cut when its cut is journaled, and with
-            published when a publication is journaled.
+        after_step: called with hidden when a hidden subject is planned, with cut when its cut is
+            journaled, and with published when a publication is journaled.
     """
 
     def __init__(
@@ -45,7 +46,8 @@ class PublicationService:
 
     async def hide(self, target: str, ask: HideSubject) -> SubjectView:
         """
-        Make a hidden subject and have its partitions hosted; a repeat continues.  Returns before its cut is done.
+        Make a hidden subject and have its partitions hosted; a repeat continues.  Returns before
+        its cut is done.
 
         Raises:
             What `plan_hidden`, `Catalogue.complete` and `begin_cut` raise.

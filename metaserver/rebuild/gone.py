@@ -1,13 +1,15 @@
 """Infers the rows of gone partitions: their only broker group is gone for good.  Pure.
 
-    a hosted child names a parent that no broker has ─▶ a lost row for the parent, with the groups that may lose messages
+    a hosted child names a parent that no broker has ─▶ a lost row for the parent, with the groups
+        that may lose messages
 
 Invariants
-    No ancestor of a gone partition has messages left: they could be read after messages of the gone partition's children.
-    A static subject is an exception.  No partition of it has two parents, so the gone partition becomes the child of the
-    one before it.
-    A group counts as having drained a gone partition only if a descendant of the partition was granted to the group.
-    Messages of a gone partition that a group may not have read are given up only if the operator asks for it (`lose_unread`).
+    No ancestor of a gone partition has messages left: they could be read after messages of the gone
+    partition's children. A static subject is an exception.  No partition of it has two parents, so
+    the gone partition becomes the child of the one before it. A group counts as having drained a
+    gone partition only if a descendant of the partition was granted to the group. Messages of a
+    gone partition that a group may not have read are given up only if the operator asks for it
+    (`lose_unread`).
 """
 
 from __future__ import annotations
@@ -53,7 +55,8 @@ def fill_gone(
         )
         if unread and not options.lose_unread:
             yield (
-                f"partition {number} is gone, and {', '.join(unread)} may have messages unread there: "
+                f"partition {number} is gone, and {', '.join(unread)} may have "
+                f"messages unread there: "
                 "name its broker, or give up the messages with --lose-unread"
             )
         gone = _row(number, children[number], options.gone[0], subject.name)
@@ -65,7 +68,9 @@ def fill_gone(
 
 
 def _row(number: int, children: Sequence[Partition], broker_group: str, subject: str) -> Partition:
-    """The row of a gone partition, inferred from its children.  `broker_group` is a guess if several groups are gone."""
+    """The row of a gone partition, inferred from its children.  `broker_group` is a guess if
+    several groups are gone.
+    """
     return msgspec.structs.replace(
         children[0],
         partition_id=PartitionId(number),
@@ -79,7 +84,9 @@ def _row(number: int, children: Sequence[Partition], broker_group: str, subject:
 
 
 def _before(gone: Partition, subject: RebuiltSubject) -> tuple[PartitionId, ...]:
-    """The partition before a gone one: of those that have its range and are sealed or also gone, the latest older one."""
+    """The partition before a gone one: of those that have its range and are sealed or also gone,
+    the latest older one.
+    """
     before = [
         row.partition.partition_id
         for row in subject.partitions
@@ -97,9 +104,11 @@ def _left_before(
     children: Mapping[int, Sequence[Partition]],
 ) -> Iterator[str]:
     """
-    Yield a problem for each partition with messages left that a gone partition continues, directly or not.
+    Yield a problem for each partition with messages left that a gone partition continues, directly
+    or not.
 
-    An ancestor without a key of the gone one is not meant: its messages are read before all that have its keys.
+    An ancestor without a key of the gone one is not meant: its messages are read before all that
+    have its keys.
     """
     kept = {status.partition_id for status in statuses if status.first_offset < status.next_offset}
     named: set[int] = set()
@@ -115,7 +124,8 @@ def _left_before(
         }
         for ancestor in sorted(before - named):
             yield (
-                f"partition {ancestor} has messages left, and a partition that continued it is gone: "
+                f"partition {ancestor} has messages left, and a partition that "
+                f"continued it is gone: "
                 "name the broker of the gone one, or wait until retention has removed the messages"
             )
         named |= before

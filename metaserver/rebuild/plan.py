@@ -1,15 +1,16 @@
-"""Plans the rows of a lost database from the brokers' facts: routes, lineage, groups, tokens, operations.  Pure.
+"""Plans the rows of a lost database from the brokers' facts: routes, lineage, groups, tokens,
+operations.  Pure.
 
     every broker's partitions ──▶ subjects, states, unfinished operations ──▶ rows, or a list of problems
 
 Invariants
-    No fact that the order depends on is guessed.  A missing parent, a gap in a route, or two data folders of one broker
-    group refuse the rebuild.
-    A group counts as having drained a partition only if it has drained the partition's parents.
-    Every future token is above every fence, and above every token that was granted and never reached a broker.
-    An operation without a sealed parent is canceled, and its children are sealed at their brokers.
-    An operation with a sealed parent continues.
-    A subject of which a broker has dropped partitions is not restored: its deletion continues.
+    No fact that the order depends on is guessed.  A missing parent, a gap in a route, or two data
+    folders of one broker group refuse the rebuild. A group counts as having drained a partition
+    only if it has drained the partition's parents. Every future token is above every fence, and
+    above every token that was granted and never reached a broker. An operation without a sealed
+    parent is canceled, and its children are sealed at their brokers. An operation with a sealed
+    parent continues. A subject of which a broker has dropped partitions is not restored: its
+    deletion continues.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ from .rows import (
 
 NO_OPTIONS = RebuildOptions()
 TOKENS_BETWEEN = 1_000_000
-"""The next token is this much above the highest one at a broker: more tokens than can have been granted meanwhile."""
+"""The next token is this much above the highest one at a broker: more tokens than can have been
+granted meanwhile.
+"""
 PROBLEMS_SHOWN_MAX = 20
 
 
@@ -60,13 +63,15 @@ def plan_rebuild(
 
     Raises:
         InvalidNameError: the name of a gone broker group is not valid.
-        InvalidRequestError: the brokers contradict each other, or brokers are missing.  The message lists the problems.
+        InvalidRequestError: the brokers contradict each other, or brokers are missing.  The message
+            lists the problems.
     """
     for name in options.gone:
         check_name("broker group", name)
     problems = list(_contradictions(sources))
     problems += [
-        f"{source.address} is broker group {source.hosted.broker_group!r}, which --gone names as gone"
+        f"{source.address} is broker group {source.hosted.broker_group!r}, which "
+        f"--gone names as gone"
         for source in sources
         if source.hosted.broker_group in options.gone
     ]
@@ -109,7 +114,9 @@ def plan_rebuild(
 
 
 def _deleted(sources: Sequence[BrokerSource]) -> dict[str, int]:
-    """Name of a deleted subject → its highest partition id, as the brokers that dropped partitions of it know."""
+    """Name of a deleted subject → its highest partition id, as the brokers that dropped partitions
+    of it know.
+    """
     deleted: dict[str, int] = {}
     for source in sources:
         for name, last_id in source.hosted.dropped.items():
@@ -122,7 +129,8 @@ def _deleting(name: str, statuses: Sequence[PartitionStatus], last_id: int) -> R
     later = [status.partition_id for status in statuses if status.partition_id > last_id]
     if later:
         raise InvalidRequestError(
-            f"it was deleted, and partitions up to {last_id} are left of it, but partition {later[0]} is of a later "
+            f"it was deleted, and partitions up to {last_id} are left of it, but partition "
+            f"{later[0]} is of a later "
             "subject of this name: leave the broker out that has the old ones"
         )
     facts = [_facts(status) for status in statuses]
@@ -148,7 +156,8 @@ def _deleting(name: str, statuses: Sequence[PartitionStatus], last_id: int) -> R
 
 def _missing(status: PartitionStatus, parent: int) -> str:
     return (
-        f"partition {status.partition_id} continues partition {parent}, which none of these brokers "
+        f"partition {status.partition_id} continues partition {parent}, which "
+        f"none of these brokers "
         "has: name every broker, and name with --gone the broker groups that do not exist any more"
     )
 
@@ -183,7 +192,9 @@ def _contradictions(sources: Sequence[BrokerSource]) -> Iterable[str]:
 def _subject(
     name: str, hosted: Sequence[PartitionStatus], options: RebuildOptions, last_id: int
 ) -> RebuiltSubject:
-    """A subject that lives; partitions of it up to `last_id` were dropped, and replaced by others."""
+    """A subject that lives; partitions of it up to `last_id` were dropped, and replaced by
+    others.
+    """
     replaced = replaced_rows(hosted, last_id)
     lineage = lineage_left(hosted, last_id)
     unpublished = given_up(lineage)
@@ -230,7 +241,8 @@ def _subject(
     subject.partitions += replaced
     parents = _parents_left(subject)
     for group in subject.groups:
-        # A reset of an ancestor alone may have come later; an owner could take nothing over there any more.
+        # A reset of an ancestor alone may have come later; an owner could take nothing over there
+        # any more.
         blocking = parents | dict.fromkeys(group.frozen, frozenset[int]())
         group.drained = set(drained_through(group.drained, blocking))
     if subject.static:
@@ -246,9 +258,11 @@ def _settings(
     subject: RebuiltSubject, rows: dict[int, RebuiltPartition], facts: dict[int, HostPartition]
 ) -> None:
     """
-    Give the subject the settings of its newest partitions; older ones keep those from before a change.
+    Give the subject the settings of its newest partitions; older ones keep those from before a
+    change.
 
-    A change of the settings that was cut short counts as not made: the settings are those of the partitions that it left.
+    A change of the settings that was cut short counts as not made: the settings are those of the
+    partitions that it left.
 
     Raises:
         InvalidRequestError: the partitions do not agree.
@@ -294,7 +308,8 @@ def _groups(statuses: Sequence[PartitionStatus]) -> list[RebuiltGroup]:
     """
     The consumer groups with their tokens and drained partitions.
 
-    Here a sealed partition counts as drained if the cursor is at its end; the caller also considers the parents.
+    Here a sealed partition counts as drained if the cursor is at its end; the caller also considers
+    the parents.
     """
     groups: dict[str, RebuiltGroup] = {}
     for status in statuses:
@@ -318,7 +333,9 @@ def _groups(statuses: Sequence[PartitionStatus]) -> list[RebuiltGroup]:
 
 
 def _parents_left(subject: RebuiltSubject) -> dict[int, frozenset[int]]:
-    """Partition id → ids of its parents; a lost parent is replaced by the parents of the lost one."""
+    """Partition id → ids of its parents; a lost parent is replaced by the parents of the lost
+    one.
+    """
     rows = {int(row.partition.partition_id): row for row in subject.partitions}
     parents = {number: row.partition.parents for number, row in rows.items()}
     lost = {number for number, row in rows.items() if row.lost}
@@ -328,7 +345,8 @@ def _parents_left(subject: RebuiltSubject) -> dict[int, frozenset[int]]:
 
 def _set_logic_starts(rows: dict[int, RebuiltPartition], every: Sequence[RebuiltPartition]) -> None:
     """
-    Set the logic starts of a static subject's partitions: the parent's end, or an offset above its loss.
+    Set the logic starts of a static subject's partitions: the parent's end, or an offset above its
+    loss.
 
     A child of another queue than its parent's begins a new queue, at 0.
     A parent has a lower id than its children, so its own logic start is set before.

@@ -1,4 +1,5 @@
-"""Infers from what brokers have dropped which hidden subjects had taken the place of messages.  Pure.
+"""Infers from what brokers have dropped which hidden subjects had taken the place of messages.
+Pure.
 
     P sealed, H hidden behind P, C behind P and H
         nothing before H is dropped     H is given up: its rows were made of messages that are there
@@ -6,7 +7,8 @@
 
 Invariants
     Brokers drop partitions of a subject that lives only after a publication has replaced them.
-    Messages are given up only if the database had them replaced; rows are given up where it is not known.
+    Messages are given up only if the database had them replaced; rows are given up where it is not
+    known.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from .rows import RebuiltPartition
 
 
 def was_replaced(statuses: Sequence[PartitionStatus], last_id: int) -> bool:
-    """Whether a subject, of which partitions up to `last_id` were dropped, lives in others that continued them."""
+    """Whether a subject, of which partitions up to `last_id` were dropped, lives in others that
+    continued them.
+    """
     return any(
         status.partition_id > last_id and any(parent <= last_id for parent in _parents(status))
         for status in statuses
@@ -80,7 +84,9 @@ def is_dropped(parent: int, status: PartitionStatus, known: Mapping[int, Partiti
 
 
 def given_up(statuses: Sequence[PartitionStatus]) -> set[int]:
-    """The partitions of hidden subjects that others lie behind, and whose parents are there: they were not published."""
+    """The partitions of hidden subjects that others lie behind, and whose parents are there: they
+    were not published.
+    """
     here = {status.partition_id for status in statuses}
     continued = {parent for status in statuses for parent in _parents(status)}
     return {

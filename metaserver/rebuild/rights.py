@@ -1,4 +1,5 @@
-"""Tokens, grants and quotas of a backup or of another database, put into a rebuilt one.  SQL, synchronous.
+"""Tokens, grants and quotas of a backup or of another database, put into a rebuilt one.  SQL,
+synchronous.
 
 Invariants
     Capabilities from before end: every principal counts as changed now.
@@ -54,11 +55,14 @@ class KeptRights:
 
 
 def check_no_rights(connection: Connection) -> None:
-    """Check that the database has no rights that others would be mixed with.  Raises DatabaseInUseError."""
+    """Check that the database has no rights that others would be mixed with.  Raises
+    DatabaseInUseError.
+    """
     for table in RIGHTS:
         if connection.execute(sa.select(sa.literal(1)).select_from(table).limit(1)).first():
             raise DatabaseInUseError(
-                f"the database has tokens or rights of its own ({table.name} has rows); nothing was changed"
+                f"the database has tokens or rights of its own ({table.name} has rows); nothing "
+                f"was changed"
             )
 
 

@@ -1,4 +1,6 @@
-"""The rows of a rebuilt database: subjects, partitions, groups and operations, with the brokers' ids.  Pure."""
+"""The rows of a rebuilt database: subjects, partitions, groups and operations, with the brokers'
+ids.  Pure.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ class RebuildOptions:
     """
     Every broker is named.
 
-    Then an unused subject with partitions that no broker hosts is an unfinished creation, and the creation continues.
+    Then an unused subject with partitions that no broker hosts is an unfinished creation, and the
+    creation continues.
     """
     gone: Sequence[str] = ()
     """Broker groups that are gone for good."""
@@ -66,11 +69,15 @@ class RebuiltGroup:
     parked: set[int] = field(default_factory=set)
     """Partitions on which the group has parked messages."""
     frozen: set[int] = field(default_factory=set)
-    """Those of which children have begun to take these over, once the group had drained them and what is before them."""
+    """Those of which children have begun to take these over, once the group had drained them and
+    what is before them.
+    """
     strategy: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE
     """The consume strategy under which its highest token was acquired."""
     ttl_ms: int = 0
-    """The longest session ttl that its brokers know: an old session may handle messages for this long."""
+    """The longest session ttl that its brokers know: an old session may handle messages for this
+    long.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +103,9 @@ class RebuiltSubject:
     operation: RebuiltOperation | None = None
     """The running operation, if there is one."""
     fences: list[RebuiltOperation] = field(default_factory=list)
-    """Operations in FENCE: the route has changed, and an abandoned parent is sealed when its broker is back."""
+    """Operations in FENCE: the route has changed, and an abandoned parent is sealed when its broker
+    is back.
+    """
     canceled: RebuiltOperation | None = None
     """The operation that seals the children of canceled operations, if there are any."""
     gone: list[GonePartition] = field(default_factory=list)

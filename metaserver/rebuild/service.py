@@ -1,4 +1,6 @@
-"""Rebuilds a lost database: asks the named brokers for their partitions, plans the rows, writes them.  Shell around `plan.py`."""
+"""Rebuilds a lost database: asks the named brokers for their partitions, plans the rows, writes
+them.  Shell around `plan.py`.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ from .rows import BrokerSource, RebuildOptions, RebuiltCluster
 from .writer import check_empty, store_rebuilt
 
 HINT = (
-    "Set KEYLANE_TOKEN_FILE to a file with the administrator's token, or with the token of a broker (its token_file): "
+    "Set KEYLANE_TOKEN_FILE to a file with the administrator's token, or with the token of a "
+    "broker (its token_file): "
     "while no metaserver runs, brokers take these alone."
 )
 
@@ -37,18 +40,21 @@ async def rebuild_database(
     """
     Fill an empty database with the facts that these brokers keep.
 
-    Route versions start at this machine's wall clock in milliseconds.  That is above every version that clients know,
-    because versions count from 1.  The order does not depend on the clock: a client with a higher version keeps its old
-    route, and the brokers refuse requests for partitions that are sealed or not theirs.
+    Route versions start at this machine's wall clock in milliseconds.  That is above every version
+    that clients know, because versions count from 1.  The order does not depend on the clock: a
+    client with a higher version keeps its old route, and the brokers refuse requests for partitions
+    that are sealed or not theirs.
 
     Args:
         brokers: the address of every broker, host:port.
         options: the operator's statements about brokers that are not named.
-        rights: tokens, grants and quotas, which brokers do not keep; None: there are none afterwards.
+        rights: tokens, grants and quotas, which brokers do not keep; None: there are none
+            afterwards.
 
     Raises:
         ConfigError: the database is not empty.
-        UnauthenticatedError: a broker has access control, and the network shows no token of the servers' settings.
+        UnauthenticatedError: a broker has access control, and the network shows no token of the
+            servers' settings.
         InvalidNameError: the name of a gone broker group is not valid.
         InvalidRequestError: the brokers contradict each other, or brokers are missing.
         UnreachableError: a broker does not answer.

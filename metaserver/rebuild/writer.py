@@ -3,7 +3,8 @@
 Invariants
     A database that has a subject is not changed.
     All rows are written in one transaction.
-    No partition is granted before every old session has ended by its own clock: until then its consumer may handle messages.
+    No partition is granted before every old session has ended by its own clock: until then its
+    consumer may handle messages.
 """
 
 from __future__ import annotations
@@ -115,7 +116,9 @@ def _store_subject(connection: Connection, subject: RebuiltSubject, route_versio
 
 
 def _store_partitions(connection: Connection, cluster: RebuiltCluster, ids: dict[str, int]) -> None:
-    """Insert the partitions that have ids first.  So the database gives higher ids to the others and to all later ones."""
+    """Insert the partitions that have ids first.  So the database gives higher ids to the others
+    and to all later ones.
+    """
     numbered: list[dict[str, Any]] = []
     new: list[dict[str, Any]] = []
     lineage = []
@@ -155,7 +158,9 @@ def _store_partitions(connection: Connection, cluster: RebuiltCluster, ids: dict
 
 
 def _number_above(connection: Connection, highest: int) -> None:
-    """Have the database give ids above `highest` to later partitions; also above those that were dropped."""
+    """Have the database give ids above `highest` to later partitions; also above those that were
+    dropped.
+    """
     if not highest:
         return
     if connection.dialect.name == "postgresql":

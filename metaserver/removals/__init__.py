@@ -1,1 +1,3 @@
-"""Subjects and consumer groups deleted: brokers drop partitions and forget groups, then the rows go."""
+"""Subjects and consumer groups deleted: brokers drop partitions and forget groups, then the rows
+go.
+"""

@@ -1,8 +1,8 @@
 """Begins the deletion of a subject or a consumer group, and says how far it is.  SQL, synchronous.
 
 Invariants
-    The mark, the end of the sessions and the journal of what brokers have to do are one transaction.
-    From then on no session begins, no route is given, no broker is told of the group.
+    The mark, the end of the sessions and the journal of what brokers have to do are one
+    transaction. From then on no session begins, no route is given, no broker is told of the group.
     A later group of the same name gets tokens above all those of the deleted one.
 """
 
@@ -50,12 +50,14 @@ class BegunDeletion:
 
 def begin_subject_deletion(connection: Connection, name: str, ask: DeleteSubject) -> BegunDeletion:
     """
-    Mark a subject as being deleted; does nothing if it is marked, or if the subject of `ask.subject_id` is gone.
+    Mark a subject as being deleted; does nothing if it is marked, or if the subject of
+    `ask.subject_id` is gone.
 
     Raises:
         InvalidNameError, SubjectUnknownError, DatabaseEmptyError
         OperationRunningError: its partitions are being changed.
-        GroupBusyError: it has live consumers, and `ask.force` is not given; or a group's progress is being set.
+        GroupBusyError: it has live consumers, and `ask.force` is not given; or a group's progress
+        is being set.
     """
     row = find_subject(connection, name, lock=True)
     known = 0 if row is None else row.subject_id
@@ -108,11 +110,13 @@ def begin_group_deletion(
     connection: Connection, subject: str, group: str, ask: DeleteGroup
 ) -> BegunDeletion:
     """
-    Mark a consumer group as being deleted; does nothing if it is marked, or if the group of `ask.group_id` is gone.
+    Mark a consumer group as being deleted; does nothing if it is marked, or if the group of
+    `ask.group_id` is gone.
 
     Raises:
         InvalidNameError, SubjectUnknownError, SubjectDeletedError, GroupUnknownError
-        GroupBusyError: it has live consumers, and `ask.force` is not given; or its progress is being set.
+        GroupBusyError: it has live consumers, and `ask.force` is not given; or its progress is
+        being set.
     """
     row = check_open(connection, subject, find_subject(connection, subject, lock=True))
     check_name("consumer group", group)
@@ -152,7 +156,8 @@ def _live_sessions(
     left_ms = duty_left_ms(connection, reset_duty(group_id))
     if left_ms:
         raise GroupBusyError(
-            f"the progress of a consumer group is being set, and {name!r} cannot be deleted meanwhile",
+            f"the progress of a consumer group is being set, and {name!r} cannot "
+            f"be deleted meanwhile",
             left_ms=left_ms,
         )
     sweep_sessions(connection, group_id)
@@ -160,7 +165,8 @@ def _live_sessions(
     live = [SessionId(session) for session in connection.execute(chosen).scalars()]
     if live and not ask.force:
         raise GroupBusyError(
-            f"{name!r} has {counted(len(live), 'live consumer')}: stop them, or delete it under them with force=True (--force)",
+            f"{name!r} has {counted(len(live), 'live consumer')}: stop them, or delete it under "
+            f"them with force=True (--force)",
             sessions=len(live),
         )
     return live

@@ -1,4 +1,5 @@
-"""Deletes subjects and consumer groups: has brokers drop and forget, then ends the deletions.  Shell around SQL.
+"""Deletes subjects and consumer groups: has brokers drop and forget, then ends the deletions.
+Shell around SQL.
 
     delete ─▶ marked and journaled ─▶ every broker asked ─▶ noted; the rows go when nothing is left
                                           ▲        │ a broker is silent, or this process ends
@@ -61,8 +62,8 @@ class RemovalService:
     Deletions of subjects and groups, over one database.
 
     Args:
-        after_step: called with the name of each step that is done: marked, asked (brokers have done it, SQL does not know
-            it yet), removed.
+        after_step: called with the name of each step that is done: marked, asked (brokers have done
+            it, SQL does not know it yet), removed.
     """
 
     def __init__(
@@ -90,7 +91,8 @@ class RemovalService:
         Delete a subject; returns how far that is, after every broker that answers was asked.
 
         Raises:
-            InvalidNameError, SubjectUnknownError, OperationRunningError, GroupBusyError: nothing was changed.
+            InvalidNameError, SubjectUnknownError, OperationRunningError, GroupBusyError: nothing
+                was changed.
         """
         begun = await self._database.write(begin_subject_deletion, name, ask)
         self._catalogue.wake([Subject(name)])
@@ -103,8 +105,8 @@ class RemovalService:
         Delete a consumer group; returns how far that is, after every broker that answers was asked.
 
         Raises:
-            InvalidNameError, SubjectUnknownError, SubjectDeletedError, GroupUnknownError, GroupBusyError: nothing was
-                changed.
+            InvalidNameError, SubjectUnknownError, SubjectDeletedError, GroupUnknownError,
+                GroupBusyError: nothing was changed.
         """
         begun = await self._database.write(begin_group_deletion, subject, group, ask)
         await self._continue(begun, "its group was deleted")
@@ -122,7 +124,9 @@ class RemovalService:
         return replace(view, problem=self._problems.get(key, "") if view.left else "")
 
     async def run_once(self) -> None:
-        """Ask brokers for what they have not done, unless they were asked a moment ago.  Raises StorageError."""
+        """Ask brokers for what they have not done, unless they were asked a moment ago.  Raises
+        StorageError.
+        """
         if asyncio.get_running_loop().time() >= self._next_run:
             await self._run()
 
@@ -147,7 +151,9 @@ class RemovalService:
         self._next_run = asyncio.get_running_loop().time() + (PAUSE_S if self._problems else 0)
 
     async def _ask(self, removal: PendingRemoval) -> int | None:
-        """Have a broker drop or forget; returns the token that it refuses now, None if it has not done it."""
+        """Have a broker drop or forget; returns the token that it refuses now, None if it has not
+        done it.
+        """
         if removal.obsolete:
             return removal.token
         key = removal.subject_id, removal.group_id

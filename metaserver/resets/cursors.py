@@ -1,13 +1,14 @@
-"""The cursor of each partition when a group's progress is set, and the order of setting them.  Pure.
+"""The cursor of each partition when a group's progress is set, and the order of setting them.
+Pure.
 
 Invariants
-    A group that handles a message again handles every later message of its queue again, in order: if a partition is not
-    acked to its end, its children begin at their first message, also children that began another queue.
-    An offset of a lost partition means the first message behind the loss.
-    A reset that has begun has a cursor for every partition that is left: nothing may end it any more.
-    A reset of one partition or queue sets that one alone; there the operator is responsible for the order of keys that
-    continue in others.
-    Children are set before their parents, so that an interrupted reset leaves no gap behind a message that comes again.
+    A group that handles a message again handles every later message of its queue again, in order:
+    if a partition is not acked to its end, its children begin at their first message, also children
+    that began another queue. An offset of a lost partition means the first message behind the loss.
+    A reset that has begun has a cursor for every partition that is left: nothing may end it any
+    more. A reset of one partition or queue sets that one alone; there the operator is responsible
+    for the order of keys that continue in others. Children are set before their parents, so that an
+    interrupted reset leaves no gap behind a message that comes again.
 """
 
 from __future__ import annotations
@@ -29,13 +30,20 @@ from ...protocol.queues import (
 from ...protocol.reading.placing import OwnPlace, place_in_order
 from ...protocol.routing import Partition, PartitionState
 
-PLACE_HINT = "Nothing is set.  Give an offset from first_offset to next_offset, or set it to earliest, latest or a time."
-"""For who names an offset that a queue or a partition has not; the error's own hint is for readers."""
+PLACE_HINT = (
+    "Nothing is set.  Give an offset from first_offset to next_offset, or set it to earliest, "
+    "latest or a time."
+)
+"""For who names an offset that a queue or a partition has not; the error's own hint is for
+readers.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionOffsets:
-    """The offsets of a partition at its broker: `[first_offset, next_offset)`, and the first one at or after the time."""
+    """The offsets of a partition at its broker: `[first_offset, next_offset)`, and the first one at
+    or after the time.
+    """
 
     partition: Partition
     first_offset: int
@@ -104,8 +112,8 @@ def new_cursors(
     Return partition id → its new physical cursor.
 
     Args:
-        begun: cursors may be set already.  Instead of an offset that is stored no longer comes the nearest one that is, and
-            partitions that are gone are left out.
+        begun: cursors may be set already.  Instead of an offset that is stored no longer comes the
+            nearest one that is, and partitions that are gone are left out.
 
     Raises:
         OffsetOutOfRangeError: the offset is not in the queue, or not in the partition.
@@ -169,7 +177,9 @@ def _logic_offset(
 
 
 def _stored(segments: Sequence[Segment], at: int, begun: bool) -> int:
-    """A logic offset that is stored, or the next one; of a reset that has begun the nearest.  Raises OffsetOutOfRangeError."""
+    """A logic offset that is stored, or the next one; of a reset that has begun the nearest.
+    Raises OffsetOutOfRangeError.
+    """
     if begun:
         return min(max(at, queue_min(segments)), queue_max(segments))
     try:

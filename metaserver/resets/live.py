@@ -1,14 +1,16 @@
-"""Sets the progress of a group while its consumers live: they hand everything over first, and go on at the new cursors.  Shell.
+"""Sets the progress of a group while its consumers live: they hand everything over first, and go on
+at the new cursors.  Shell.
 
-    row ─▶ no session is granted anything, leases are withdrawn ─▶ handed over, or expired ─▶ a reset ─▶ granted again
+    row ─▶ no session is granted anything, leases are withdrawn ─▶ handed over, or expired ─▶ a
+        reset ─▶ granted again
                   ▲                                                    │
                   ╰──────────── any metaserver goes on after a crash ──╯
 
 Invariants
-    The cursors are set while no session has a lease of the group; what an earlier owner still sends has a token below the
-    reset's.
-    Once cursors may be set, the group is granted nothing before all are; what retention removes meanwhile does not end
-    that: the cursors go to the nearest messages that are stored.
+    The cursors are set while no session has a lease of the group; what an earlier owner still sends
+    has a token below the reset's. Once cursors may be set, the group is granted nothing before all
+    are; what retention removes meanwhile does not end that: the cursors go to the nearest messages
+    that are stored.
 """
 
 from __future__ import annotations
@@ -78,8 +80,8 @@ class LiveResets:
 
         Raises:
             As `ResetService.reset`; of `ask.live`:
-            ResetUnfinishedError: a consumer has not handed its partitions over in time; the reset goes on by itself.
-            ResetCanceledError: an operator has canceled it.
+            ResetUnfinishedError: a consumer has not handed its partitions over in time; the reset
+            goes on by itself. ResetCanceledError: an operator has canceled it.
         """
         if not ask.live or ask.dry_run:
             return await self._resets.reset(subject, group, ask)
@@ -87,7 +89,8 @@ class LiveResets:
             plan, group_id = await self._resets.plan(subject, group, ask)
         except KeylaneError:
             reset_id = await self._database.read(same_live_reset, subject, group, ask)
-            if not reset_id:  # else an earlier call has begun it, and it goes on: "nothing was done" would be wrong
+            # else an earlier call has begun it, and it goes on: "nothing was done" would be wrong
+            if not reset_id:
                 raise
         else:
             if not plan.cursors:
@@ -100,7 +103,9 @@ class LiveResets:
             self._driven.discard(reset_id)
 
     async def _drive(self, reset_id: int) -> GroupReset:
-        """Look at a reset until it is done.  Raises what ends it, and ResetUnfinishedError after ANSWER_MS."""
+        """Look at a reset until it is done.  Raises what ends it, and ResetUnfinishedError after
+        ANSWER_MS.
+        """
         until_ms = self._boot_ms() + ANSWER_MS
         while True:
             live = await self._read(reset_id)
@@ -156,7 +161,7 @@ class LiveResets:
             if await self._database.write(give_up_live_reset, live.reset_id, live.group_id):
                 await self._settle(live.group_id)
                 log.warning(
-                    "reset of group %s of %s is given up: %s",
+                    "gave up the reset of group %s of %s: %s",
                     live.group,
                     live.subject,
                     error.message,

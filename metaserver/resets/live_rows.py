@@ -4,9 +4,10 @@
                      │ given up, or canceled: nothing was changed
 
 Invariants
-    A group has at most one row.  While it has no answer, no session of the group is granted a partition.
-    A row that has begun is never given up or canceled: it is answered once all cursors are set, by whichever metaserver.
-    A canceled row stays until the next reset: a repeat of the cancellation, and a caller that waits for the reset, are told.
+    A group has at most one row.  While it has no answer, no session of the group is granted a
+    partition. A row that has begun is never given up or canceled: it is answered once all cursors
+    are set, by whichever metaserver. A canceled row stays until the next reset: a repeat of the
+    cancellation, and a caller that waits for the reset, are told.
 """
 
 from __future__ import annotations
@@ -112,7 +113,9 @@ def same_live_reset(connection: Connection, subject: str, group: str, ask: Reset
 
 
 def read_live_reset(connection: Connection, reset_id: int) -> LiveReset | None:
-    """Return a reset; None if it was given up, was canceled before another one, or its group was deleted."""
+    """Return a reset; None if it was given up, was canceled before another one, or its group was
+    deleted.
+    """
     row = connection.execute(_known, {"of_reset": reset_id}).one_or_none()
     if row is None:
         return None
@@ -136,7 +139,9 @@ def pending_live_resets(connection: Connection) -> list[int]:
 
 
 def give_up_live_reset(connection: Connection, reset_id: int, group_id: int) -> bool:
-    """Forget a reset, so that the group's sessions are granted partitions again; False if it has begun or is answered."""
+    """Forget a reset, so that the group's sessions are granted partitions again; False if it has
+    begun or is answered.
+    """
     connection.execute(_lock, {"of_group": group_id})
     here = sa.and_(
         live_resets.c.reset_id == reset_id,
@@ -176,7 +181,10 @@ def cancel_live_reset(connection: Connection, subject: str, group: str) -> tuple
             group=group,
             begun=True,
         )
-        error.hint = "It goes on by itself, and the group is granted nothing before it is done; then set the group to where it was."
+        error.hint = (
+            "It goes on by itself, and the group is granted nothing before it is done; then set "
+            "the group to where it was."
+        )
         raise error
     canceled = sa.update(live_resets).where(live_resets.c.reset_id == row.reset_id)
     connection.execute(canceled.values(answer=_CANCELED))

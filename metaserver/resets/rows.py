@@ -1,14 +1,15 @@
-"""Rows of a reset: its partitions, their new tokens, and what is drained afterwards.  SQL, synchronous.
+"""Rows of a reset: its partitions, their new tokens, and what is drained afterwards.  SQL,
+synchronous.
 
 Invariants
-    A group with a live session is not reset, and while a reset holds a group, no session begins; but for a live reset,
-    which begins once no session holds a lease, and while it is pending none is granted one.
-    A reset sets all partitions that the group could read when it began, but for abandoned ones on silent brokers: these
-    are listed in the answer, and set by naming them once their broker is back.
-    Drained partitions are forgotten before any cursor falls, and noted again after a cursor was set to the end.
-    Where a new group was to begin is forgotten too: its broker refuses that cursor's token once it has seen the reset's.
-    An empty partition is always at its end, and counts as drained only if its parents are: else its children would be
-    read too early.
+    A group with a live session is not reset, and while a reset holds a group, no session begins;
+    but for a live reset, which begins once no session holds a lease, and while it is pending none
+    is granted one. A reset sets all partitions that the group could read when it began, but for
+    abandoned ones on silent brokers: these are listed in the answer, and set by naming them once
+    their broker is back. Drained partitions are forgotten before any cursor falls, and noted again
+    after a cursor was set to the end. Where a new group was to begin is forgotten too: its broker
+    refuses that cursor's token once it has seen the reset's. An empty partition is always at its
+    end, and counts as drained only if its parents are: else its children would be read too early.
 """
 
 from __future__ import annotations
@@ -72,9 +73,11 @@ class ResetScope:
 
     def kept_children(self, partition: Partition) -> tuple[tuple[int, int], ...]:
         """
-        The ranges of logical partitions of its descendants that the reset leaves alone, the nearest of each.
+        The ranges of logical partitions of its descendants that the reset leaves alone, the nearest
+        of each.
 
-        They may have what it had parked by way of partitions that are set with it, or whose data is gone.
+        They may have what it had parked by way of partitions that are set with it, or whose data is
+        gone.
         """
         others = {each.partition_id: each for each in self.others}
         kept: list[tuple[int, int]] = []
@@ -89,7 +92,9 @@ class ResetScope:
         return tuple(kept)
 
     def kept_parents(self, partition: Partition) -> tuple[int, ...]:
-        """The ancestors of one of its partitions that a reset of a part of the subject leaves alone."""
+        """The ancestors of one of its partitions that a reset of a part of the subject leaves
+        alone.
+        """
         others = {each.partition_id for each in self.others}
         ancestors: set[PartitionId] = set()
         todo = [partition.partition_id]
@@ -116,8 +121,8 @@ def reset_scope(
         begun: cursors may be set already, and what was selected then may have expired.
 
     Raises:
-        InvalidNameError, InvalidRequestError, SubjectUnknownError, GroupUnknownError, QueueUnknownError,
-        PartitionUnknownError, SubjectNotStaticError
+        InvalidNameError, InvalidRequestError, SubjectUnknownError, GroupUnknownError,
+        QueueUnknownError, PartitionUnknownError, SubjectNotStaticError
     """
     row = open_subject_row(connection, subject)
     check_name("consumer group", group)
@@ -184,7 +189,8 @@ def settable_partitions(
     """
     Return the partitions to set, all or those named, and those that are left out.
 
-    Instead of a parent whose data is gone they have the nearest ancestors with data: the cursors of these count.
+    Instead of a parent whose data is gone they have the nearest ancestors with data: the cursors of
+    these count.
     """
     abandoned = set(connection.execute(_abandoned, {"of_subject": subject_id}).scalars())
     selected: list[Partition] = []
@@ -221,18 +227,20 @@ def begin_reset(
     reset_id: int = 0,
 ) -> dict[int, int] | None:
     """
-    Keep sessions from joining for `lease_ms`, and give each partition a token above all that were granted.
+    Keep sessions from joining for `lease_ms`, and give each partition a token above all that were
+    granted.
 
     Args:
-        fence: the highest token that the brokers have seen; above SQL's if the database was restored from a copy.
+        fence: the highest token that the brokers have seen; above SQL's if the database was
+            restored from a copy.
         reset_id: the pending live reset that this is; 0: none.
 
     Returns:
         Partition id → token; None if the scope has changed and has to be planned again.
 
     Raises:
-        GroupBusyError: the group has live sessions, or of a live reset one that holds a lease; another reset holds it or is
-            pending; or the database was just rebuilt.
+        GroupBusyError: the group has live sessions, or of a live reset one that holds a lease;
+            another reset holds it or is pending; or the database was just rebuilt.
     """
     group_id, ids = scope.group_id, scope.ids
     here = sa.and_(groups.c.group_id == group_id, sa.not_(groups.c.deleting))
@@ -278,7 +286,9 @@ _held = sa.select(sa.func.count()).where(
 
 
 def _check_free(connection: Connection, group_id: int, reset_id: int) -> None:
-    """Raises GroupBusyError: sessions are in the way of a reset, or another reset is; or the database was just rebuilt."""
+    """Raises GroupBusyError: sessions are in the way of a reset, or another reset is; or the
+    database was just rebuilt.
+    """
     left_ms = duty_left_ms(connection, rebuilt_duty(group_id))
     if left_ms:
         raise GroupBusyError(
@@ -297,7 +307,8 @@ def _check_free(connection: Connection, group_id: int, reset_id: int) -> None:
     live = connection.execute(_live, which).scalar_one()
     if live:
         raise GroupBusyError(
-            f"the consumer group has {counted(live, 'live consumer')}: stop them, or reset it under them with live=True "
+            f"the consumer group has {counted(live, 'live consumer')}: stop them, or reset it "
+            f"under them with live=True "
             "(--live), while no other reset runs",
             sessions=live,
         )
@@ -337,7 +348,8 @@ def end_reset(
     at_end = [
         row.partition_id
         for row in sealed
-        # A session that was granted it since reads the same cursor from the broker, and reports it as drained.
+        # A session that was granted it since reads the same cursor from the broker, and reports it
+        # as drained.
         if (alone or row.token == tokens[row.partition_id])
         and cursors[row.partition_id] == row.end_offset
     ]
@@ -352,7 +364,8 @@ def note_at_end(
     connection: Connection, group_id: int, at_end: Sequence[int], parked: Collection[int] = ()
 ) -> None:
     """
-    Note as drained the sealed partitions at whose end a locked group is, if it has drained their parents.
+    Note as drained the sealed partitions at whose end a locked group is, if it has drained their
+    parents.
 
     Those that take over parked messages of ancestors have an owner first.
 
@@ -384,11 +397,15 @@ _not_drained_before = (
         drained.c.partition_id.is_(None),
     )
 )
-"""The parents that block these partitions for a group; a lost parent blocks where its own parents do."""
+"""The parents that block these partitions for a group; a lost parent blocks where its own parents
+do.
+"""
 
 
 def _through(connection: Connection, group_id: int, at_end: Sequence[int]) -> list[int]:
-    """Return the partitions that a group has drained, of those whose end it has reached: their parents are drained."""
+    """Return the partitions that a group has drained, of those whose end it has reached: their
+    parents are drained.
+    """
     waits: dict[int, set[int]] = {}
     lost: set[int] = set()
     todo = set(at_end)

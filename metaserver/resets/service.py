@@ -1,13 +1,16 @@
-"""Sets a group's progress for an operator: asks the brokers, plans, takes tokens, sets the cursors.  Shell.
+"""Sets a group's progress for an operator: asks the brokers, plans, takes tokens, sets the cursors.
+Shell.
 
-    scope, statuses ─▶ new cursors ─▶ SQL: group held, tokens, drained forgotten ─▶ brokers, children first
+    scope, statuses ─▶ new cursors ─▶ SQL: group held, tokens, drained forgotten ─▶ brokers,
+        children first
       ▲                                  │                                        ─▶ SQL: drained, group free
       └───── the partitions changed ─────┘
 
 Invariants
-    Nothing is changed before the tokens are taken.  A failure after that has fate UNKNOWN; the same call finishes it.
-    No session is granted a partition between the tokens and the cursors if the reset ends within its lease.  A session that
-    is granted one later has a higher token, and its broker refuses what is left of the reset.
+    Nothing is changed before the tokens are taken.  A failure after that has fate UNKNOWN; the same
+    call finishes it. No session is granted a partition between the tokens and the cursors if the
+    reset ends within its lease.  A session that is granted one later has a higher token, and its
+    broker refuses what is left of the reset.
 """
 
 from __future__ import annotations
@@ -52,7 +55,8 @@ class ResetService:
 
     Args:
         holder: an id that no other metaserver has.
-        after_step: called with reset-begun, with reset-generation after each group of brokers, and with reset-told.
+        after_step: called with reset-begun, with reset-generation after each group of brokers, and
+            with reset-told.
     """
 
     def __init__(
@@ -77,9 +81,9 @@ class ResetService:
         Set the progress of a group without live sessions.
 
         Raises:
-            InvalidNameError, InvalidRequestError, SubjectUnknownError, GroupUnknownError, QueueUnknownError,
-            PartitionUnknownError, SubjectNotStaticError, OffsetOutOfRangeError, GroupBusyError,
-            NotSentError: a broker does not answer; nothing was changed.
+            InvalidNameError, InvalidRequestError, SubjectUnknownError, GroupUnknownError,
+            QueueUnknownError, PartitionUnknownError, SubjectNotStaticError, OffsetOutOfRangeError,
+            GroupBusyError, NotSentError: a broker does not answer; nothing was changed.
             ResetUnfinishedError: some cursors are set, others may not be; call again.
         """
         if ask.dry_run:
@@ -91,10 +95,12 @@ class ResetService:
         self, subject: str, group: str, ask: ResetGroup, *, reset_id: int = 0, begun: bool = False
     ) -> GroupReset:
         """
-        As `reset`; of a reset with an id, see `live.py`, sessions may live that hold no lease, and its row gets the answer.
+        As `reset`; of a reset with an id, see `live.py`, sessions may live that hold no lease, and
+        its row gets the answer.
 
         Args:
-            begun: its cursors may be set already: what retention has removed meanwhile does not end it.
+            begun: its cursors may be set already: what retention has removed meanwhile does not end
+                it.
         """
         self._resets += 1
         # Two resets of one process exclude each other, too.
@@ -131,7 +137,9 @@ class ResetService:
         return answer
 
     async def plan(self, subject: str, group: str, ask: ResetGroup) -> tuple[GroupReset, int]:
-        """What the same call would set without `dry_run`, if nothing changed until then, and the id of the group."""
+        """What the same call would set without `dry_run`, if nothing changed until then, and the id
+        of the group.
+        """
         scope = await self._database.read(reset_scope, subject, group, ask)
         parts = await self._read_all(scope, group, ask)
         cursors = new_cursors(ask, parts, static=scope.static)
@@ -160,7 +168,9 @@ class ResetService:
     async def _begin(
         self, subject: str, group: str, ask: ResetGroup, holder: str, reset_id: int, begun: bool
     ) -> tuple[ResetScope, dict[int, int], dict[int, int]]:
-        """Plan and take the tokens; returns scope, cursors and tokens.  Raises what `reset` raises while nothing is changed."""
+        """Plan and take the tokens; returns scope, cursors and tokens.  Raises what `reset` raises
+        while nothing is changed.
+        """
         for _ in range(PLANS_MAX):
             scope = await self._database.read(reset_scope, subject, group, ask, begun=begun)
             parts = await self._read_all(scope, group, ask)
@@ -186,7 +196,9 @@ class ResetService:
         cursors: Mapping[int, int],
         done: dict[int, GroupStatus],
     ) -> None:
-        """Set the cursors of these partitions at their brokers; `done` gets the group there.  Raises ResetUnfinishedError."""
+        """Set the cursors of these partitions at their brokers; `done` gets the group there.
+        Raises ResetUnfinishedError.
+        """
         partitions = {int(partition.partition_id): partition for partition in scope.partitions}
 
         async def set_one(partition_id: int) -> str:

@@ -4,8 +4,8 @@
     a broker was silent then ─▶ it is told when it is back
     a broker reports that it was never told ─▶ it is told all groups of the partitions that it names
 
-A partition that opens later is told of all groups before it opens: see `operations/driver.py`.  The periodic run needs a
-lease, so that two metaservers do not do the same work.
+A partition that opens later is told of all groups before it opens: see `operations/driver.py`.  The
+periodic run needs a lease, so that two metaservers do not do the same work.
 """
 
 from __future__ import annotations
@@ -90,9 +90,10 @@ class Announcer:
         Tell every broker that answers of a new group.
 
         Args:
-            unheard: what `unheard_partitions` returned in the durable transaction that made the group; None: not read.
-            finish: done in the transaction that notes the last answers, and settles the group; it is given whether the
-                group may be granted more than before.
+            unheard: what `unheard_partitions` returned in the durable transaction that made the
+                group; None: not read.
+            finish: done in the transaction that notes the last answers, and settles the group; it
+                is given whether the group may be granted more than before.
 
         Returns:
             What `finish` returned; None: it was not done, because no broker has answered.
@@ -113,7 +114,9 @@ class Announcer:
         return await self._database.write(_note_and_finish, told, group_id, finish)
 
     async def run_once(self) -> int:
-        """Tell brokers what they miss; returns the number of partitions that were told.  Raises StorageError."""
+        """Tell brokers what they miss; returns the number of partitions that were told.  Raises
+        StorageError.
+        """
         told = 0
         for ids in self._catalogue.take_untold():
             told += await self._tell_all(await self._database.read(read_announcements, ids))
@@ -182,7 +185,9 @@ class Announcer:
         silent: set[str],
         ask: Callable[[BrokerClient], Awaitable[None]],
     ) -> bool:
-        """Return whether the broker of a partition has answered well.  Raises InvalidRequestError."""
+        """Return whether the broker of a partition has answered well.  Raises
+        InvalidRequestError.
+        """
         address = announcement.address
         async with self._slots:
             if address in silent:

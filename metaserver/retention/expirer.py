@@ -1,6 +1,8 @@
-"""Takes sealed partitions out of the routes when retention has removed the last of their messages.  Shell around SQL.
+"""Takes sealed partitions out of the routes when retention has removed the last of their messages.
+Shell around SQL.
 
-    SEALED, its parents EXPIRED ─▶ its broker: first offset = end? ─▶ EXPIRED, route + 1 ─▶ its children may be next
+    SEALED, its parents EXPIRED ─▶ its broker: first offset = end? ─▶ EXPIRED, route + 1 ─▶ its
+        children may be next
 
 The run needs a lease, so that two metaservers do not do the same work.
 """
@@ -92,7 +94,9 @@ class Expirer:
             log.info("expired: partitions %s", ", ".join(map(str, sorted(ends))))
 
     async def _forget(self) -> None:
-        """Forget what groups have of partitions that are gone: also those of an earlier round that ended behind its marks."""
+        """Forget what groups have of partitions that are gone: also those of an earlier round that
+        ended behind its marks.
+        """
         after, full = "", True
         while full:
             names = await self._database.read(

@@ -1,11 +1,13 @@
-"""Rows of sealed partitions without messages: read, marked EXPIRED, and what groups had of them.  SQL, synchronous.
+"""Rows of sealed partitions without messages: read, marked EXPIRED, and what groups had of them.
+SQL, synchronous.
 
-    SEALED ─▶ EXPIRED ─▶ rows of `drained`, `heard` and free `leases` go; the partition, its lineage and its end stay
+    SEALED ─▶ EXPIRED ─▶ rows of `drained`, `heard` and free `leases` go; the partition, its lineage
+        and its end stay
 
 Invariants
-    A partition expires after its parents: else a group that has not read these would read past them.
-    A partition that a session holds and has not drained does not expire: its last messages may still be handled.
-    A lost partition keeps its rows: what is before it may be unread.
+    A partition expires after its parents: else a group that has not read these would read past
+    them. A partition that a session holds and has not drained does not expire: its last messages
+    may still be handled. A lost partition keeps its rows: what is before it may be unread.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ from ..sql.schema import (
 )
 
 ROWS_AT_ONCE = 2_000
-"""Rows of a table that one transaction deletes: a statement on PostgreSQL has 10 s, and other writers wait."""
+"""Rows of a table that one transaction deletes: a statement on PostgreSQL has 10 s, and other
+writers wait.
+"""
 _parent = partitions.alias("parent")
 _kept_parent = (
     sa.select(sa.literal(1))
@@ -81,7 +85,9 @@ _candidates = (
 def expiry_candidates(
     connection: Connection, *, after: int, limit: int
 ) -> list[tuple[Partition, int]]:
-    """Return partitions on live brokers that may expire, with ids above `after`, and their end offsets; by id."""
+    """Return partitions on live brokers that may expire, with ids above `after`, and their end
+    offsets; by id.
+    """
     chosen = connection.execute(_candidates, {"after": after, "most": limit})
     ends = {row.partition_id: row.end_offset for row in chosen}
     if not ends:
@@ -92,7 +98,8 @@ def expiry_candidates(
 
 def mark_expired(connection: Connection, ends: Mapping[int, int]) -> Sequence[Subject]:
     """
-    Mark partitions EXPIRED whose brokers have no message of them left, and raise their routes' versions.
+    Mark partitions EXPIRED whose brokers have no message of them left, and raise their routes'
+    versions.
 
     Args:
         ends: partition id → the end offset at which its broker has no message left.
@@ -102,7 +109,8 @@ def mark_expired(connection: Connection, ends: Mapping[int, int]) -> Sequence[Su
     """
     of = sa.select(partitions.c.subject_id).where(partitions.c.partition_id.in_(ends))
     here = subjects.c.subject_id.in_(of)
-    # Locked in the order in which operations are begun: the subjects by name, then their partitions.
+    # Locked in the order in which operations are begun: the subjects by name, then their
+    # partitions.
     connection.execute(
         sa.select(subjects.c.subject_id).where(here).order_by(subjects.c.name).with_for_update()
     ).all()
@@ -168,7 +176,8 @@ _left_behind = sa.union_all(
         for table, may_go in _PROGRESS
     )
 )
-# From the rows of groups, which are as many as what there is; partitions that are gone become ever more.
+# From the rows of groups, which are as many as what there is; partitions that are gone become ever
+# more.
 _with_gone = (
     sa.select(subjects.c.name)
     .where(
@@ -185,14 +194,17 @@ _with_gone = (
 
 
 def subjects_with_gone_progress(connection: Connection, *, after: str, limit: int) -> list[Subject]:
-    """Return subjects, with names above `after`, of whose gone partitions groups have rows that may go; by name."""
+    """Return subjects, with names above `after`, of whose gone partitions groups have rows that may
+    go; by name.
+    """
     rows = connection.execute(_with_gone, {"after": after, "most": limit})
     return [Subject(name) for name in rows.scalars()]
 
 
 def forget_progress(connection: Connection, names: Sequence[Subject]) -> bool:
     """
-    Delete what groups of these subjects had of partitions that are gone: nothing depends on it any more.
+    Delete what groups of these subjects had of partitions that are gone: nothing depends on it any
+    more.
 
     Returns:
         Whether more is left: the caller goes on in another transaction.

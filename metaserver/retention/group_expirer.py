@@ -1,4 +1,5 @@
-"""Deletes consumer groups that no consumer has joined for a time, and says so before.  Shell around SQL.
+"""Deletes consumer groups that no consumer has joined for a time, and says so before.  Shell around
+SQL.
 
     idle ─▶ nine tenths of the time: a warning ─▶ all of it: deleted, as `keylane group delete` does
 
@@ -47,7 +48,9 @@ class GroupExpirer:
         """Groups of which the log has said that they will be deleted."""
 
     async def run_once(self) -> int:
-        """Delete what has expired; returns the number of groups.  Does nothing while the setting is 0.  Raises StorageError."""
+        """Delete what has expired; returns the number of groups.  Does nothing while the setting is
+        0.  Raises StorageError.
+        """
         if not self._expires_ms:
             return 0
         mine = await self._database.write(
@@ -64,18 +67,22 @@ class GroupExpirer:
                 deleted += await self._expire(group.subject, group.group, group.group_id)
             elif group.group_id not in self._told:
                 log.warning(
-                    "group %s of %s has no consumer since %.0f s, and is deleted in %.0f s if none joins",
-                    group.group, group.subject, group.idle_ms / 1000, (self._expires_ms - group.idle_ms) / 1000,
-                )  # fmt: skip
+                    "group %s of %s has had no consumer for %.0f s, and will be deleted in %.0f s "
+                    "unless one joins",
+                    group.group,
+                    group.subject,
+                    group.idle_ms / 1000,
+                    (self._expires_ms - group.idle_ms) / 1000,
+                )
         self._told = {group.group_id for group in idle}
         return deleted
 
     async def _expire(self, subject: str, group: str, group_id: int) -> bool:
         """Delete a group; False if that is refused, as because a consumer has joined meanwhile."""
-        log.warning("group %s of %s is deleted: it had no consumer for too long", group, subject)
+        log.warning("deleted group %s of %s, which had no consumer for too long", group, subject)
         try:
             await self._delete(subject, group, DeleteGroup(group_id=group_id))
         except KeylaneError as error:
-            log.warning("group %s of %s is not deleted: %s", group, subject, error.message)
+            log.warning("cannot delete group %s of %s: %s", group, subject, error.message)
             return False
         return True

@@ -1,9 +1,11 @@
-"""Deletes hidden subjects that are neither filled nor published, as jobs that were killed leave them.  Shell around SQL and brokers.
+"""Deletes hidden subjects that are neither filled nor published, as jobs that were killed leave
+them.  Shell around SQL and brokers.
 
     idle for the whole time ─▶ its brokers: messages?  more than before ─▶ it counts anew
                                                        as many          ─▶ deleted, as `keylane subject delete` does
 
-So one that is filled when it is looked at has the whole time again.  While a broker does not answer it stays.
+So one that is filled when it is looked at has the whole time again.  While a broker does not answer
+it stays.
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ class HiddenExpirer:
         self._holder = holder
 
     async def run_once(self) -> int:
-        """Delete what has expired; returns the number of subjects.  Does nothing while the setting is 0.  Raises StorageError."""
+        """Delete what has expired; returns the number of subjects.  Does nothing while the setting
+        is 0.  Raises StorageError.
+        """
         if not self._expires_ms:
             return 0
         mine = await self._database.renew(
@@ -69,7 +73,7 @@ class HiddenExpirer:
             try:
                 deleted += await self._expire(idle)
             except KeylaneError as error:
-                log.warning("hidden subject %s is not deleted: %s", idle.subject, error.message)
+                log.warning("cannot delete hidden subject %s: %s", idle.subject, error.message)
         return deleted
 
     async def _expire(self, idle: IdleHidden) -> bool:
@@ -78,14 +82,20 @@ class HiddenExpirer:
             await self._database.write(count_anew, idle.subject_id, messages)
             return False
         log.warning(
-            "hidden subject %s is deleted with %d messages: for %.0f s it was neither filled nor published in %s",
-            idle.subject, messages, self._expires_ms / 1000, idle.target,
-        )  # fmt: skip
+            "deleted hidden subject %s with %d messages: for %.0f s it was neither filled nor "
+            "published in %s",
+            idle.subject,
+            messages,
+            self._expires_ms / 1000,
+            idle.target,
+        )
         await self._delete(idle.subject, DeleteSubject(force=True, subject_id=idle.subject_id))
         return True
 
     async def _messages(self, subject: str) -> int:
-        """The messages that its brokers have stored.  Raises NotSentError, UnreachableError: not all of them answer."""
+        """The messages that its brokers have stored.  Raises NotSentError, UnreachableError: not
+        all of them answer.
+        """
         messages = 0
         for partition in (await self._catalogue.subject(subject)).route.partitions:
             if partition.address is None:

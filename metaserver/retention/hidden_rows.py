@@ -1,8 +1,8 @@
 """Rows of hidden subjects that are neither filled nor published.  SQL, synchronous.
 
 Invariants
-    A hidden subject counts as idle from when it was made, asked for again, or found with more messages than before.
-    Idle times are the database's; when its clock begins anew, so do they.
+    A hidden subject counts as idle from when it was made, asked for again, or found with more
+    messages than before. Idle times are the database's; when its clock begins anew, so do they.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Rows of consumer groups that no consumer has joined for a time.  SQL, synchronous.
 
 Invariants
-    A group counts as idle from the first look at it without a session on.  A session that begins or ends, and a reset,
-    let it count anew.
-    Idle times are the database's; when its clock begins anew, so do they.
+    A group counts as idle from the first look at it without a session on.  A session that begins or
+    ends, and a reset, let it count anew. Idle times are the database's; when its clock begins anew,
+    so do they.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
-"""Rows of what is over, and for how long: deletions, publications, done operations.  SQL, synchronous.
+"""Rows of what is over, and for how long: deletions, publications, done operations.  SQL,
+synchronous.
 
 Invariants
-    A row counts from the first look at it.  Its age is counted in the time that passed between looks of one metaserver, so
-    that it does not rise while none runs, and no jump of a clock makes it old.
-    What brokers have not done keeps its rows: a deletion is over when every broker has done its part, or its loss is
-    accepted.
-    A canceled operation stays with its subject: its steps say which partitions were never opened.
-    A publication stays while its operation is under way, and with a canceled one: a repeat is told of it.
-    A row that counts anew since it was chosen is not removed.
-    The operations of a subject stay while a hidden subject is made for it: it is published by those of its cut.
+    A row counts from the first look at it.  Its age is counted in the time that passed between
+    looks of one metaserver, so that it does not rise while none runs, and no jump of a clock makes
+    it old. What brokers have not done keeps its rows: a deletion is over when every broker has done
+    its part, or its loss is accepted. A canceled operation stays with its subject: its steps say
+    which partitions were never opened. A publication stays while its operation is under way, and
+    with a canceled one: a repeat is told of it. A row that counts anew since it was chosen is not
+    removed. The operations of a subject stay while a hidden subject is made for it: it is published
+    by those of its cut.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from ..sql.past import deletions, publications
 from ..sql.schema import facts, operations, steps, subjects
 
 ROWS_AT_ONCE = 5_000
-"""Rows of each table that one transaction changes: a statement on PostgreSQL has 10 s, and other writers wait."""
+"""Rows of each table that one transaction changes: a statement on PostgreSQL has 10 s, and other
+writers wait.
+"""
 AGE = "age of the history"
 """The name of the fact: milliseconds that were counted so far."""
 

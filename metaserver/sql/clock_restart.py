@@ -1,9 +1,9 @@
 """The times in a database after its clock began anew, or jumped.  SQL, synchronous.
 
-SQLite's time here is the machine's boot-time clock: after another boot the stored times mean nothing.  PostgreSQL's is a
-calendar, which people and time servers set (`clock_watch.py`).  In both cases every live session and broker gets a whole
-ttl from now, so no lease ends early.  A broker whose loss was accepted stays silent.  Refused brokers and duties are
-forgotten.
+SQLite's time here is the machine's boot-time clock: after another boot the stored times mean
+nothing.  PostgreSQL's is a calendar, which people and time servers set (`clock_watch.py`).  In both
+cases every live session and broker gets a whole ttl from now, so no lease ends early.  A broker
+whose loss was accepted stays silent.  Refused brokers and duties are forgotten.
 """
 
 from __future__ import annotations

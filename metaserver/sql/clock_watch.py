@@ -1,7 +1,8 @@
 """Detects jumps of a database's clock by this machine's boot clock, which never jumps.  Pure.
 
-The database read its clock at some moment between question and answer, so the time between two readings is known here up to
-both round trips.  The database's clock must have advanced by the same time, apart from drift.
+The database read its clock at some moment between question and answer, so the time between two
+readings is known here up to both round trips.  The database's clock must have advanced by the same
+time, apart from drift.
 
 Limits: a jump below the tolerance, or while no metaserver runs, is not detected.
 """
@@ -30,7 +31,9 @@ class ClockWatch:
         self._last: ClockReading | None = None
 
     def jump_ms(self, now: ClockReading) -> int:
-        """Return by how many ms at least the database's clock jumped ahead, negative for back; 0 keeps the reading."""
+        """Return by how many ms at least the database's clock jumped ahead, negative for back; 0
+        keeps the reading.
+        """
         last = self._last
         if last is not None:
             advanced = now.database_ms - last.database_ms

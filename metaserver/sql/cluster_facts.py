@@ -62,7 +62,8 @@ def open_cluster(
 
     Raises:
         OtherClusterError: it is the database of another cluster.
-        UpgradeSkippedError, MemberTooOldError: the cluster has a version that does not allow this program.
+        UpgradeSkippedError, MemberTooOldError: the cluster has a version that does not allow this
+            program.
         SchemaTooNewError: the database was written by a newer keylane, and this one cannot use it.
     """
     lock_schema(connection)
@@ -80,7 +81,9 @@ def open_cluster(
 
 
 def check_cluster(expected: str, actual: str, place: str) -> None:
-    """Raises OtherClusterError if both are known and differ; `place` is where the second was read."""
+    """Raises OtherClusterError if both are known and differ; `place` is where the second was
+    read.
+    """
     if expected and actual and expected != actual:
         raise OtherClusterError(
             f"{place} is of the cluster {actual!r:.80}, and the settings say {expected!r:.80}",

@@ -6,7 +6,8 @@
                         ──▶ read          sees one state
 
 Work is a synchronous function that takes a connection: a simulation runs the same functions inline.
-A renewal that is lost with the machine does no harm: after a new boot every session gets a whole ttl again.
+A renewal that is lost with the machine does no harm: after a new boot every session gets a whole
+ttl again.
 """
 
 from __future__ import annotations
@@ -57,13 +58,17 @@ class Database(Protocol):
     async def write(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Return what `work` returns, in a transaction.  Raises what it raises, and StorageError."""
+        """Return what `work` returns, in a transaction.  Raises what it raises, and
+        StorageError.
+        """
         ...
 
     async def write_first(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """As `write`, before other waiting writes: for heartbeats, whose sessions end without an answer in time."""
+        """As `write`, before other waiting writes: for heartbeats, whose sessions end without an
+        answer in time.
+        """
         ...
 
     async def renew(
@@ -75,7 +80,9 @@ class Database(Protocol):
     async def read(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Return what `work` returns, which only reads.  Raises what it raises, and StorageError."""
+        """Return what `work` returns, which only reads.  Raises what it raises, and
+        StorageError.
+        """
         ...
 
 
@@ -102,7 +109,9 @@ class SqliteDatabase:
         self._file = path, path.stat().st_ino
 
     def lost_file(self) -> str:
-        """Return why the next start would lose all writes, "" if it would not: the file was removed or replaced."""
+        """Return why the next start would lose all writes, "" if it would not: the file was removed
+        or replaced.
+        """
         if self._file is None:
             return ""
         path, inode = self._file
@@ -215,7 +224,9 @@ async def open_database(
 
 
 def _embedded(folder: Path) -> URL:
-    """Return the URL of the embedded database; tried here, because the driver's thread outlives a failure."""
+    """Return the URL of the embedded database; tried here, because the driver's thread outlives a
+    failure.
+    """
     if (folder / BROKER_FILE).exists() and not (folder / FILE).exists():
         raise DataFolderError(
             f"{folder} is a broker's data folder: it has {BROKER_FILE}", path=str(folder)
@@ -250,11 +261,13 @@ def _set_private(path: Path) -> None:
             path.parent.chmod(PRIVATE_FOLDER_MODE)
     except OSError as error:
         # Not fatal: whether the database can be used is SQLite's to say.
-        log.warning("the rights of %s could not be narrowed: %s", path, error.strerror or error)
+        log.warning("cannot restrict the file mode of %s: %s", path, error.strerror or error)
 
 
 async def _set_write_ahead(path: str) -> None:
-    """Set the journal mode, with retries: SQLite's busy timeout does not cover a change by another metaserver."""
+    """Set the journal mode, with retries: SQLite's busy timeout does not cover a change by another
+    metaserver.
+    """
     for _ in range(BUSY_MS // LOCKED_PAUSE_MS):
         try:
             with closing(sqlite3.connect(path, timeout=0)) as connection:

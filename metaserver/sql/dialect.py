@@ -1,9 +1,10 @@
-"""The differences between SQLite and PostgreSQL: time, snapshots, inserts with conflicts, connection set-up.
+"""The differences between SQLite and PostgreSQL: time, snapshots, inserts with conflicts,
+connection set-up.
 
 Invariants
-    `now_ms()` is the database's own clock.  On PostgreSQL it is `clock_timestamp()`, which advances within a
-    transaction.  On SQLite it is the machine's boot-time clock, registered on every connection: it counts suspend and
-    never jumps.
+    `now_ms()` is the database's own clock.  On PostgreSQL it is `clock_timestamp()`, which advances
+    within a transaction.  On SQLite it is the machine's boot-time clock, registered on every
+    connection: it counts suspend and never jumps.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ def _postgresql_now(_element: now_ms, _compiler: Any, **_kwargs: Any) -> str:
 
 def begin_snapshot(connection: Connection) -> None:
     """
-    Let all statements of a read-only transaction see one snapshot; call it before the first statement.
+    Let all statements of a read-only transaction see one snapshot; call it before the first
+    statement.
 
     Without it each statement sees its own snapshot on PostgreSQL; SQLite always has one.
     """
@@ -62,7 +64,9 @@ class SqliteMoment:
     """What a connection sees at a time."""
 
     commits: tuple[int, int]
-    """Equal to those of an earlier moment of the same connection only if nothing was written since, by whomever."""
+    """Equal to those of an earlier moment of the same connection only if nothing was written since,
+    by whomever.
+    """
     now_ms: int
     """The database's time."""
 
@@ -88,7 +92,9 @@ Rows = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 
 def insert_new(connection: Connection, table: sa.Table, rows: Rows) -> int:
-    """Insert the rows whose key does not exist yet; ignore the others.  Returns how many were inserted, if `rows` is one."""
+    """Insert the rows whose key does not exist yet; ignore the others.  Returns how many were
+    inserted, if `rows` is one.
+    """
     if not rows:
         return 0
     return connection.execute(_insert_new(connection.dialect.name, table), rows).rowcount
@@ -135,8 +141,8 @@ def prepare_sqlite(
 
     Args:
         clock: its boot time is the database's time.
-        durable: a commit returns when it is on the disk.  Otherwise it survives the end of the process, but perhaps
-            not that of the machine.
+        durable: a commit returns when it is on the disk.  Otherwise it survives the end of the
+            process, but perhaps not that of the machine.
         reads: its transactions only read, and wait for no writer.
     """
     synchronous = "FULL" if durable else "NORMAL"
@@ -171,4 +177,5 @@ def prepare_sqlite(
         cursor.close()
 
     # Not a listener for "begin": an engine that has one looks for listeners at every statement too.
-    engine.dialect.do_begin = do_begin  # type: ignore[method-assign]  # the dialect is this engine's own
+    # the dialect is this engine's own
+    engine.dialect.do_begin = do_begin  # type: ignore[method-assign]

@@ -1,6 +1,8 @@
-"""A duty: which of several metaservers does a piece of work alone, and until when.  SQL, synchronous.
+"""A duty: which of several metaservers does a piece of work alone, and until when.  SQL,
+synchronous.
 
-A duty is a named lease. It saves work that would be done twice, or keeps others off for a while.  It ends by the database's time.
+A duty is a named lease. It saves work that would be done twice, or keeps others off for a while.
+It ends by the database's time.
 """
 
 from __future__ import annotations
@@ -62,5 +64,7 @@ def reset_duty(group_id: int) -> str:
 
 
 def rebuilt_duty(group_id: int) -> str:
-    """Name the lease that keeps grants from a group after a rebuild: sessions from before may still be at work."""
+    """Name the lease that keeps grants from a group after a rebuild: sessions from before may still
+    be at work.
+    """
     return f"rebuilt:{group_id}"

@@ -1,4 +1,5 @@
-"""One writer for an SQLite database, or for a consumer group: waiting works share a transaction, apart by savepoints.
+"""One writer for an SQLite database, or for a consumer group: waiting works share a transaction,
+apart by savepoints.
 
     urgent work ─┐                ┌─ SAVEPOINT ─ work ─ RELEASE
     work ────────┼─▶ one BEGIN ──▶├─ SAVEPOINT ─ work ✗ ROLLBACK TO    its error goes to its caller
@@ -9,11 +10,12 @@ Heartbeats are urgent: a session that is not renewed in time ends, however many 
 Invariants
     A caller is answered after the commit of its work.
     A failed work does not affect others: if the shared transaction fails, each work is tried alone.
-    Urgent works go before all others.  They wait for at most one transaction, which begins no further work after
-    `TRANSACTION_MS_MAX`, and for the one work that runs then.
-    Other works do not starve: each transaction does at least one of them, and more while there is time.
+    Urgent works go before all others.  They wait for at most one transaction, which begins no
+    further work after `TRANSACTION_MS_MAX`, and for the one work that runs then. Other works do not
+    starve: each transaction does at least one of them, and more while there is time.
 
-Source: group commit, as the brokers' logs do it; a flush costs milliseconds, a savepoint a hundredth of one.
+Source: group commit, as the brokers' logs do it; a flush costs milliseconds, a savepoint a
+hundredth of one.
 """
 
 from __future__ import annotations
@@ -53,7 +55,9 @@ class _Failed:
 
 
 class GroupWriter:
-    """Gathers works into transactions: urgent ones first, otherwise in the order in which they came."""
+    """Gathers works into transactions: urgent ones first, otherwise in the order in which they
+    came.
+    """
 
     def __init__(
         self,
@@ -67,7 +71,8 @@ class GroupWriter:
         Make a writer.
 
         Args:
-            run: runs one work in one transaction, and raises StorageError if that fails; its second argument is `durable`.
+            run: runs one work in one transaction, and raises StorageError if that fails; its second
+                argument is `durable`.
             wait_ms_max: a work that has waited for so long is not begun, and raises StorageError.
             idle: called when no work is left.
         """
@@ -120,7 +125,9 @@ class GroupWriter:
         return self._wait_ms_max is not None and waited_ms >= self._wait_ms_max
 
     def _next(self) -> list[_QueuedWork]:
-        """Take the works of the next transaction: urgent ones, then others, at least one of these if one waits."""
+        """Take the works of the next transaction: urgent ones, then others, at least one of these
+        if one waits.
+        """
         works: list[_QueuedWork] = []
         for queue, count_max in (
             (self._urgent, WORKS_AT_ONCE_MAX - 1),
@@ -165,7 +172,8 @@ class GroupWriter:
 
     def _each(self, connection: Connection, works: Sequence[_QueuedWork]) -> list[Any]:
         """
-        Do works in the connection's transaction; returns the answer or the error of each that was done.
+        Do works in the connection's transaction; returns the answer or the error of each that was
+        done.
 
         Urgent works and the first other one are always done, more others while there is time.
         """

@@ -31,11 +31,14 @@ if TYPE_CHECKING:
 HEAD = "0200"
 """The newest revision.  With it an up-to-date database opens without importing Alembic."""
 OLDEST_READER = "0.2"
-"""The oldest minor version whose programs can use a schema at HEAD.  Migrations that only add leave it: new tables, and
-new columns that are nullable or have a default.  One that takes away, renames or narrows comes a minor version after the
-last program that needs the old form, and raises it."""
+"""The oldest minor version whose programs can use a schema at HEAD.  Migrations that only add leave
+it: new tables, and new columns that are nullable or have a default.  One that takes away, renames
+or narrows comes a minor version after the last program that needs the old form, and raises it.
+"""
 HEAD_OF = {"0.2": "0200"}
-"""Minor version → its revision.  The migrations since that of OLDEST_READER only add, which a test asserts."""
+"""Minor version → its revision.  The migrations since that of OLDEST_READER only add, which a test
+asserts.
+"""
 READER = "oldest reader of the schema"
 """The name of the fact."""
 log = logging.getLogger("keylane.metaserver")
@@ -51,7 +54,8 @@ _revisions = sa.Table(
 
 def migrate(connection: Connection, *, program: str = VERSION) -> None:
     """
-    Make the schema or migrate it to HEAD; does nothing if it is there, or if a newer program migrated it and this one can use it.
+    Make the schema or migrate it to HEAD; does nothing if it is there, or if a newer program
+    migrated it and this one can use it.
 
     Args:
         program: the version of keylane that opens the database.
@@ -86,7 +90,9 @@ def _is_empty(connection: Connection) -> bool:
 
 
 def _create(connection: Connection) -> None:
-    """Make all tables; the memory that Alembic takes would stay for as long as the metaserver runs."""
+    """Make all tables; the memory that Alembic takes would stay for as long as the metaserver
+    runs.
+    """
     metadata.create_all(connection, checkfirst=False)
     _revisions.create(connection)
     connection.execute(sa.insert(_revisions).values(version_num=HEAD))
@@ -108,19 +114,22 @@ def _check_released(connection: Connection, revision: str) -> None:
 
 
 def _check_reader(connection: Connection, program: str, error: Exception) -> None:
-    """Check that a program can use a schema whose revision it does not know.  Raises SchemaTooNewError."""
+    """Check that a program can use a schema whose revision it does not know.  Raises
+    SchemaTooNewError.
+    """
     revision = _revision(connection)
     reader = _reader(connection)
     assert reader is not None, "checked before"
     if parse_version(program) >= parse_version(reader):
         log.warning(
-            "the schema of the database is at %s, of a newer keylane, and can be used by this one; "
+            "the database schema %s belongs to a newer keylane, and works with this one too; "
             "finish the upgrade",
             revision,
         )
         return
     raise SchemaTooNewError(
-        f"the database was written by a newer keylane: its schema is at {revision}, this keylane {program} has {HEAD};"
+        f"the database was written by a newer keylane: its schema is at {revision}, this keylane "
+        f"{program} has {HEAD};"
         f" use keylane {reader} or a newer one, or another database",
         revision=revision,
         reader=reader,
@@ -128,7 +137,9 @@ def _check_reader(connection: Connection, program: str, error: Exception) -> Non
 
 
 def lock_schema(connection: Connection) -> None:
-    """Keep other programs that open the database waiting until the transaction ends; again changes nothing."""
+    """Keep other programs that open the database waiting until the transaction ends; again changes
+    nothing.
+    """
     if connection.dialect.name == "postgresql":
         # Two metaservers may start at once; SQLite's writers wait for each other anyway.
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
@@ -139,7 +150,8 @@ def check_revision(connection: Connection) -> None:
     revision = _revision(connection)
     if revision != HEAD:
         raise ConfigError(
-            f"the schema of the database is at {revision}, this keylane has {HEAD}; use the keylane that serves it"
+            f"the schema of the database is at {revision}, this keylane has {HEAD}; use the "
+            f"keylane that serves it"
         )
 
 

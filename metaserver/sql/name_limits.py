@@ -1,4 +1,6 @@
-"""The table of what subjects of a name or pattern may have together; see `access/quota_rows.py`, `cluster/subject_room.py`."""
+"""The table of what subjects of a name or pattern may have together; see `access/quota_rows.py`,
+`cluster/subject_room.py`.
+"""
 
 from __future__ import annotations
 

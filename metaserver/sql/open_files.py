@@ -6,7 +6,9 @@ import errno
 import os
 
 FILES_OF_DATABASE = 8
-"""A connection has up to 3, and closes those that it could open before its error is told; connections open at once."""
+"""A connection has up to 3, and closes those that it could open before its error is told;
+connections open at once.
+"""
 
 
 def few_files_left() -> bool:

@@ -1,4 +1,6 @@
-"""PostgreSQL, for several metaservers on one database; its clock is watched for jumps.  I/O: SQL."""
+"""PostgreSQL, for several metaservers on one database; its clock is watched for jumps.  I/O:
+SQL.
+"""
 
 from __future__ import annotations
 
@@ -26,22 +28,29 @@ P = ParamSpec("P")
 T = TypeVar("T")
 CONNECTIONS = 8
 WRITES_AT_ONCE_MAX = CONNECTIONS - 3
-"""The other connections are left to reads and to what heartbeats report: joins may come by the hundred."""
+"""The other connections are left to reads and to what heartbeats report: joins may come by the
+hundred.
+"""
 RENEWING_CONNECTIONS = 2
-"""Of renewals alone: nothing else that waits for the database, or for a row of it, keeps a session from its renewal."""
+"""Of renewals alone: nothing else that waits for the database, or for a row of it, keeps a session
+from its renewal.
+"""
 IDLE_MS = 5_000
 """PostgreSQL ends a transaction of a metaserver that is idle for this long, and frees its locks."""
 _SETTINGS = {
     "idle_in_transaction_session_timeout": str(IDLE_MS),
-    # Whatever the defaults of its database and its role are: who has waited for a row reads what was stored meanwhile.
+    # Whatever the defaults of its database and its role are: who has waited for a row reads what
+    # was stored meanwhile.
     "default_transaction_isolation": "read committed",
 }
 _SETTINGS_LONG = _SETTINGS | {"statement_timeout": "0", "lock_timeout": "0"}
 """Of a migration or a rebuild, whatever the defaults are."""
 ANSWER_S = 10.0
-"""How long a statement may take, but for those of `write_long`.  A connection without an answer until then is given up: its
-server may be gone without a word, and the kernel would wait for a quarter of an hour.  Longer than IDLE_MS, for which
-another metaserver may hold a row; a third of the default ttl, so that the next heartbeat keeps a lease."""
+"""How long a statement may take, but for those of `write_long`.  A connection without an answer
+until then is given up: its server may be gone without a word, and the kernel would wait for a
+quarter of an hour.  Longer than IDLE_MS, for which another metaserver may hold a row; a third of
+the default ttl, so that the next heartbeat keeps a lease.
+"""
 _now = sa.select(now_ms())
 
 
@@ -53,18 +62,31 @@ class _JumpedError(Exception):
         self.by_ms = by_ms
 
 
-_DRIVER_PARAMETERS = frozenset({
-    *("database", "host", "passfile", "password", "port", "ssl", "target_session_attrs", "user"),
-    "prepared_statement_cache_size",
-})  # fmt: skip
+_DRIVER_PARAMETERS = frozenset(
+    {
+        *(
+            "database",
+            "host",
+            "passfile",
+            "password",
+            "port",
+            "ssl",
+            "target_session_attrs",
+            "user",
+        ),
+        "prepared_statement_cache_size",
+    }
+)
 """What SQLAlchemy and asyncpg take from the query of a URL by name."""
 
 
 def _engine_of(url: URL, *, settings: dict[str, str], **options: Any) -> AsyncEngine:
     """
-    An engine for a URL, whose query may have the parameters of libpq that asyncpg knows, as `sslmode` and `sslrootcert`.
+    An engine for a URL, whose query may have the parameters of libpq that asyncpg knows, as
+    `sslmode` and `sslrootcert`.
 
-    The others go to the server, which refuses what it does not know.  asyncpg takes these from a URL alone, and SQLAlchemy gives it arguments: it would fail with a TypeError.
+    The others go to the server, which refuses what it does not know.  asyncpg takes these from a
+    URL alone, and SQLAlchemy gives it arguments: it would fail with a TypeError.
     """
     query = {name: values for name, values in url.query.items() if name not in _DRIVER_PARAMETERS}
     arguments: dict[str, Any] = {"server_settings": settings, "timeout": ANSWER_S}
@@ -80,8 +102,9 @@ def _give_up(context: ExceptionContext) -> None:
     """
     Close a connection whose statement had no answer in time, or that may only read.
 
-    A rollback on the first would wait for that answer.  The second may have been made while the database was read-only,
-    or lead to a server that was demoted: a new one is told what is true now.
+    A rollback on the first would wait for that answer.  The second may have been made while the
+    database was read-only, or lead to a server that was demoted: a new one is told what is true
+    now.
     """
     error = context.original_exception
     if isinstance(error, TimeoutError) or getattr(error, "sqlstate", None) == READ_ONLY:
@@ -105,20 +128,26 @@ def _pooled(url: URL, connections: int) -> AsyncEngine:
 SHOWS = 3
 """How often each of two connections says which process of the server it has."""
 _shown = sa.text(
-    "SELECT pg_backend_pid() AS process, current_setting('idle_in_transaction_session_timeout') AS idle"
+    "SELECT pg_backend_pid() AS process, "
+    "current_setting('idle_in_transaction_session_timeout') AS idle"
 )
 POOLED_STATES = frozenset({"26000", "42P05"})
 """Of errors of prepared statements that are of another session: unknown here, or there already."""
 POOLED = (
-    "a pooler as PgBouncer stands before the database, and does not give each connection a session and settings of its own: "
+    "a pooler as PgBouncer stands before the database, and does not give each connection a session "
+    "and settings of its own: "
     "let database_url lead to PostgreSQL itself, or set there pool_mode = session and "
     f"ignore_startup_parameters = {','.join(_SETTINGS_LONG)}"
 )
 POOLERS_SAY = ("unsupported startup parameter", "statement pooling mode")
-"""Parts of what PgBouncer answers to settings that a connection begins with, and to transactions."""
+"""Parts of what PgBouncer answers to settings that a connection begins with, and to
+transactions.
+"""
 DROPPED = (
-    "a pooler before the database drops the settings that a connection begins with, so a metaserver that is stopped may "
-    "hold rows for long: ALTER ROLE … SET idle_in_transaction_session_timeout = 5000, or let database_url lead to "
+    "a pooler before the database drops the settings that a connection begins with, so a "
+    "metaserver that is stopped may "
+    "hold rows for long: ALTER ROLE … SET idle_in_transaction_session_timeout = 5000, or let "
+    "database_url lead to "
     "PostgreSQL itself"
 )
 
@@ -139,8 +168,9 @@ class PostgresDatabase:
     """
     PostgreSQL: every work has a connection of its own.  See `Database` for the contract.
 
-    Its clock may be set.  A writing transaction reads the clock before and after its work, a reading one after it.  If the
-    clock jumped, the transaction is rolled back, the stored times are restarted, and the work is done again.
+    Its clock may be set.  A writing transaction reads the clock before and after its work, a
+    reading one after it.  If the clock jumped, the transaction is rolled back, the stored times are
+    restarted, and the work is done again.
     """
 
     name = "postgresql"
@@ -158,7 +188,9 @@ class PostgresDatabase:
         self._restarts = 0
 
     def on_new_connection(self, call: Callable[[], None]) -> None:
-        """Have `call` called at each new connection, before it is used: another server may answer on it."""
+        """Have `call` called at each new connection, before it is used: another server may answer
+        on it.
+        """
         for engine in (self._engine, self._renewing):
             sa.event.listen(engine.sync_engine, "connect", lambda *_connection: call())
 
@@ -211,7 +243,8 @@ class PostgresDatabase:
         """
         See `Database.renew`; work that may wait for a row is for `write_first`.
 
-        Durable here: the clock of a crashed server advances until its restart, so a lost renewal would end the session.
+        Durable here: the clock of a crashed server advances until its restart, so a lost renewal
+        would end the session.
         """
         return await self._write_on(self._renewing, work, *args, **kwargs)
 
@@ -231,7 +264,9 @@ class PostgresDatabase:
     async def write_long(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """As `write`, for a migration or a rebuild: its statements, and its wait for another one, have no limit."""
+        """As `write`, for a migration or a rebuild: its statements, and its wait for another one,
+        have no limit.
+        """
         engine = _engine_of(self._url, settings=_SETTINGS_LONG, poolclass=sa.NullPool)
         try:
             return await self._transactions.run(

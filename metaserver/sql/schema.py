@@ -1,4 +1,5 @@
-"""The tables: brokers, subjects, partitions with their parents, operations, and the leases of consumer groups.
+"""The tables: brokers, subjects, partitions with their parents, operations, and the leases of
+consumer groups.
 
     subjects ─┬─ partitions ─── partition_parents
               ├─ removals                 what brokers still have to drop or forget; see cluster/removals.py
@@ -12,9 +13,10 @@
                          └─ drained        sealed partitions which the group has acked to their end
 
 Invariants
-    Ids of subjects, partitions, operations and groups are never used twice, not even after a delete.
-    `groups.last_token` only rises, and every grant takes the next one: no two grants of a group share one.
-    `expires_at` is the database's time in milliseconds, and is compared with nothing else.
+    Ids of subjects, partitions, operations and groups are never used twice, not even after a
+    delete. `groups.last_token` only rises, and every grant takes the next one: no two grants of a
+    group share one. `expires_at` is the database's time in milliseconds, and is compared with
+    nothing else.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ metadata = MetaData(
     }
 )
 
-# SQLite numbers rows by itself only for a column that is exactly INTEGER; it holds 64 bits there as well.
+# SQLite numbers rows by itself only for a column that is exactly INTEGER; it holds 64 bits there as
+# well.
 BigId = BigInteger().with_variant(Integer(), "sqlite")
 
 facts = Table(
@@ -54,7 +57,8 @@ facts = Table(
     metadata,
     Column("name", String(64), primary_key=True),
     Column("value", String(512), nullable=False),
-    comment="one value for the whole database each, such as the machine's boot that its times belong to",
+    comment="one value for the whole database each, such as the machine's boot that "
+    "its times belong to",
 )
 
 duties = Table(

@@ -1,10 +1,12 @@
-"""SQLite through aiosqlite, a transaction at a time: all of it runs in the thread that aiosqlite has for its connection.
+"""SQLite through aiosqlite, a transaction at a time: all of it runs in the thread that aiosqlite
+has for its connection.
 
     aiosqlite under SQLAlchemy's asyncio     begin ⇄   each statement ⇄ ⇄ ⇄ ⇄   commit ⇄
     here                                     begin, all statements, commit ⇄
 
-Each hop waits for a thread on a busy machine, and a transaction has a dozen statements; the event loop does other work
-meanwhile.  Work gets a connection and values, and touches nothing else: it runs beside the event loop.
+Each hop waits for a thread on a busy machine, and a transaction has a dozen statements; the event
+loop does other work meanwhile.  Work gets a connection and values, and touches nothing else: it
+runs beside the event loop.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ class ThreadedConnection(aiosqlite.Connection):
     """A connection of aiosqlite, whose thread runs whole functions too."""
 
     async def run(self, function: Callable[[], T]) -> T:
-        """Return what `function` returns, called in the connection's thread; it is not cancelled with its caller."""
+        """Return what `function` returns, called in the connection's thread; it is not cancelled
+        with its caller.
+        """
         answer: T = await self._execute(function)  # type: ignore[no-untyped-call]
         return answer
 
@@ -74,7 +78,8 @@ class SqliteTransactions:
         **kwargs: P.kwargs,
     ) -> T:
         """
-        Return what `work` returns in a transaction.  A caller that is cancelled does not cancel the transaction.
+        Return what `work` returns in a transaction.  A caller that is cancelled does not cancel the
+        transaction.
 
         Raises:
             What `work` raises, and StorageError.
@@ -130,7 +135,9 @@ class SqliteTransactions:
         self.engine.dispose()
 
     async def close(self) -> None:
-        """Refuse new transactions; wait for those that run, interrupt them when they take long; close the connection."""
+        """Refuse new transactions; wait for those that run, interrupt them when they take long;
+        close the connection.
+        """
         self._closed = True
         async with self._opening:
             connection, self._connection = self._connection, None

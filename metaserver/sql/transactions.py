@@ -1,4 +1,6 @@
-"""Transactions: repeated where the database asks for it; those that write end without their callers too.  I/O: SQL."""
+"""Transactions: repeated where the database asks for it; those that write end without their callers
+too.  I/O: SQL.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ T = TypeVar("T")
 TRIES = 3
 CLOSE_S = 2.0
 GONE_S = 0.5
-"""How long a read may take when its caller is gone: a connection that is given up in the middle has to be made again."""
+"""How long a read may take when its caller is gone: a connection that is given up in the middle has
+to be made again.
+"""
 _RETRY_STATES = {"40001", "40P01"}  # serialization failure, deadlock: PostgreSQL asks to try again
 READ_ONLY = "25006"
 """The state of an error of PostgreSQL: a standby, or its default_transaction_read_only."""
@@ -31,8 +35,8 @@ class TransactionRunner:
     """
     Runs transactions.
 
-    One whose caller is gone goes on, because its connection would be lost with it; one that only reads is taken back
-    after `GONE_S`.  Nobody is left to raise its error, so that is dropped.
+    One whose caller is gone goes on, because its connection would be lost with it; one that only
+    reads is taken back after `GONE_S`.  Nobody is left to raise its error, so that is dropped.
 
     `close` waits for the transactions whose callers are gone, so that every connection is closed.
     """
@@ -49,7 +53,8 @@ class TransactionRunner:
         reads: bool = False,
     ) -> T:
         """
-        Return what `work` returns in a transaction of its own.  Raises what it raises, and StorageError.
+        Return what `work` returns in a transaction of its own.  Raises what it raises, and
+        StorageError.
 
         Args:
             reads: it changes nothing.
@@ -86,11 +91,13 @@ class TransactionRunner:
 
 async def run_transaction(engine: AsyncEngine, work: Callable[[Connection], T]) -> T:
     """
-    Return what `work` returns in a transaction of its own; tried `TRIES` times where the database asks for it.
+    Return what `work` returns in a transaction of its own; tried `TRIES` times where the database
+    asks for it.
 
     Raises:
         What `work` raises.
-        StorageError: nothing was changed; or, with fate UNKNOWN, the connection broke while the database committed.
+        StorageError: nothing was changed; or, with fate UNKNOWN, the connection broke while the
+        database committed.
     """
     for left in reversed(range(TRIES)):
         committing = False
@@ -126,7 +133,9 @@ def _failed(error: Exception, url: URL, *, committing: bool) -> StorageError:
 
 
 async def _give_back(connection: AsyncConnection) -> None:
-    """Close the connection of a transaction that was cancelled: a rollback would wait for a database that is frozen."""
+    """Close the connection of a transaction that was cancelled: a rollback would wait for a
+    database that is frozen.
+    """
     raw = await connection.get_raw_connection()
     terminate = getattr(raw.driver_connection, "terminate", None)
     if terminate is not None:
@@ -152,7 +161,10 @@ def storage_error(error: Exception, url: URL) -> StorageError:
         )
     if "not a database" in said:
         damaged = DataFolderError(f"cannot use the database {where}: {said}", operation="open")
-        damaged.hint = "Restore it in a new folder (keylane meta restore), or make it anew from the brokers (keylane meta rebuild)."
+        damaged.hint = (
+            "Restore it in a new folder (keylane meta restore), or make it anew from the brokers "
+            "(keylane meta rebuild)."
+        )
         return damaged
     if "unable to open" in said or "readonly" in said:
         return DataFolderError(f"cannot use the database {where}: {said}", operation="open")

@@ -5,7 +5,8 @@
 
     asked, and no answer since SILENT_MS ─▶ silent, until the next answer
 
-A database that can be read and not written (a full disk, a standby) answers routes, and renews no lease.
+A database that can be read and not written (a full disk, a standby) answers routes, and renews no
+lease.
 """
 
 from __future__ import annotations
@@ -146,7 +147,7 @@ class WatchedDatabase:
             self._failed(error.message)
         else:
             if self._problem:
-                log.warning("the database can be written again")
+                log.warning("the database accepts writes again")
             self._problem = ""
             self._written_ms = self._boot_ms()
         finally:
@@ -154,7 +155,7 @@ class WatchedDatabase:
 
     def _failed(self, why: str) -> None:
         if not self._problem:
-            log.warning("the database cannot be written: %s", why)
+            log.warning("cannot write to the database: %s", why)
         self._problem = why
 
     async def close(self) -> None:

@@ -13,7 +13,9 @@ from ..resets.cursors import PartitionOffsets, new_cursors
 
 
 def check_start(start: GroupStart) -> None:
-    """Raise InvalidRequestError unless a time and cursors go with the starts that have them, and only with these."""
+    """Raise InvalidRequestError unless a time and cursors go with the starts that have them, and
+    only with these.
+    """
     if (start.at in {StartAt.TIME, StartAt.CURSORS}) != (start.at_ms is not None):
         raise InvalidRequestError("at_ms goes with at = time or cursors, and only with them")
     if (start.at is StartAt.CURSORS) != bool(start.cursors):
@@ -29,9 +31,11 @@ def start_cursors(
     history: Sequence[PartitionHistory] = (),
 ) -> dict[int, int]:
     """
-    Return partition id → first offset that the group reads; empty: each partition from its first message.
+    Return partition id → first offset that the group reads; empty: each partition from its first
+    message.
 
-    A group whose tokens brokers have seen is none of the new ones: the database lost it.  It goes on where it was.
+    A group whose tokens brokers have seen is none of the new ones: the database lost it.  It goes
+    on where it was.
 
     Args:
         expired: partitions whose data is gone → where they ended.
@@ -58,7 +62,9 @@ def _continued(
     *,
     static: bool,
 ) -> dict[int, int]:
-    """As `start_cursors`, of a group that goes on where a backfill ended: nothing may be missing in between, or come twice."""
+    """As `start_cursors`, of a group that goes on where a backfill ended: nothing may be missing in
+    between, or come twice.
+    """
     parents = {int(past.partition.partition_id): past.partition.parents for past in history}
     ends = {int(past.partition.partition_id): past.end_offset for past in history}
     replaced = replaced_by_rows(parents)
@@ -71,7 +77,8 @@ def _continued(
             continue
         if partition_id in expired and cursor != expired[partition_id]:
             raise OffsetOutOfRangeError(
-                f"partition {partition_id} has expired, and the messages from offset {cursor} on with it",
+                f"partition {partition_id} has expired, and the messages from offset "
+                f"{cursor} on with it",
                 partition_id=partition_id,
                 offset=cursor,
             )
@@ -79,7 +86,8 @@ def _continued(
     for part in later:
         if part.first_offset and part.partition.partition_id not in cursors:
             raise OffsetOutOfRangeError(
-                f"retention has removed the first messages of partition {part.partition.partition_id}, which was opened "
+                f"retention has removed the first messages of partition "
+                f"{part.partition.partition_id}, which was opened "
                 "after the backfill was planned",
                 partition_id=part.partition.partition_id,
                 offset=0,

@@ -1,12 +1,14 @@
-"""Rows of new groups that do not begin at the earliest message: planned, and stored by their brokers.  SQL, synchronous.
+"""Rows of new groups that do not begin at the earliest message: planned, and stored by their
+brokers.  SQL, synchronous.
 
-    no group ─▶ group, and a row of `starts` for each partition ─▶ its broker has stored the cursor: the row goes
+    no group ─▶ group, and a row of `starts` for each partition ─▶ its broker has stored the cursor:
+        the row goes
                 one transaction, which fixes every cursor
 
 Invariants
-    The transaction that inserts a group fixes where it begins on every partition that exists then; no later one does.
-    A partition is not granted while it has a row: see groups/leases.py.
-    Children of a resize that are opened later have no row, and begin at their first message.
+    The transaction that inserts a group fixes where it begins on every partition that exists then;
+    no later one does. A partition is not granted while it has a row: see groups/leases.py. Children
+    of a resize that are opened later have no row, and begin at their first message.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ from ..sql.schema import brokers, groups, partitions, starts, subjects
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartScope:
-    """The subject of a group, and the group's id and settings if it exists; else the partitions on which it begins."""
+    """The subject of a group, and the group's id and settings if it exists; else the partitions on
+    which it begins.
+    """
 
     subject: SubjectRow
     group_id: int | None = None
@@ -91,7 +95,8 @@ def start_scope(connection: Connection, subject: str, group: str) -> StartScope:
         return StartScope(subject=row, partitions=selected, left_out=left_out, expired=expired)
     if known.deleting:
         raise GroupDeletedError(
-            f"consumer group {group!r} is being deleted; it can be made when its brokers have forgotten it",
+            f"consumer group {group!r} is being deleted; it can be made when its brokers have "
+            f"forgotten it",
             subject=subject,
             group=group,
             left=removals_left(connection, row.subject_id, known.group_id),
@@ -116,7 +121,8 @@ def begin_group(
     Insert a group, and fix where it begins.
 
     Args:
-        cursors: partition id → first offset that the group reads; empty: at the first message of every partition.
+        cursors: partition id → first offset that the group reads; empty: at the first message of
+            every partition.
         fence: the highest token of the group that the brokers have seen.
 
     Returns:
@@ -181,7 +187,9 @@ _pending = (
 def pending_starts(
     connection: Connection, *, limit: int, after: tuple[int, int] = (0, 0)
 ) -> list[PendingStart]:
-    """Return what brokers have to store, those of silent brokers too, behind (group id, partition id); in that order."""
+    """Return what brokers have to store, those of silent brokers too, behind (group id, partition
+    id); in that order.
+    """
     which = {"after_group": after[0], "after_partition": after[1], "most": limit}
     return [
         PendingStart(

@@ -1,13 +1,14 @@
 """Makes consumer groups, and has brokers store where they begin.  Shell.
 
-    ends of the partitions ─▶ SQL: group, cursors fixed ─▶ brokers: fence and cursor ─▶ SQL: partition by partition, ready
+    ends of the partitions ─▶ SQL: group, cursors fixed ─▶ brokers: fence and cursor ─▶ SQL:
+        partition by partition, ready
                                         │
                                         └─ a crash, a silent broker: any metaserver goes on, with the same cursors
 
 Invariants
-    Nothing is made before every broker was asked.  From the transaction on, repeats and other members change no cursor.
-    What is stored behind the cursors is kept for the group: its brokers store them before `create` answers, and retention
-    waits for the group from then on.
+    Nothing is made before every broker was asked.  From the transaction on, repeats and other
+    members change no cursor. What is stored behind the cursors is kept for the group: its brokers
+    store them before `create` answers, and retention waits for the group from then on.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ log = logging.getLogger("keylane.metaserver")
 PLANS_MAX = 5
 """The largest number of plans of one creation, while its partitions change."""
 TELL_PAUSES_MS = (20, 50, 100, 200, 400, 800)
-"""The pauses for which `create` waits for a broker that does not store a start; a flush takes milliseconds."""
+"""The pauses for which `create` waits for a broker that does not store a start; a flush takes
+milliseconds.
+"""
 PENDING_MAX = 1_024
 """Partitions in one round of `resume`."""
 
@@ -62,7 +65,8 @@ class StartService:
 
     Args:
         announce: tells the brokers of its subject of a new group, by its id.
-        after_step: called with start-fixed when a group is made, and with start-told when its brokers have answered.
+        after_step: called with start-fixed when a group is made, and with start-told when its
+            brokers have answered.
     """
 
     def __init__(
@@ -84,11 +88,11 @@ class StartService:
         Make a group; a repeat changes nothing.  Everything stored from then on is delivered to it.
 
         Raises:
-            InvalidNameError, InvalidRequestError, SubjectUnknownError, OverloadedError, GroupDeletedError
-            GroupExistsError: it was made before, with another start or strategy.
-            GroupBusyError: the partitions keep changing; nothing was changed.
-            NotSentError: a broker does not answer; nothing was changed.
-            GroupStartUnfinishedError: the start is fixed, and a broker has not stored it.
+            InvalidNameError, InvalidRequestError, SubjectUnknownError, OverloadedError,
+            GroupDeletedError GroupExistsError: it was made before, with another start or strategy.
+            GroupBusyError: the partitions keep changing; nothing was changed. NotSentError: a
+            broker does not answer; nothing was changed. GroupStartUnfinishedError: the start is
+            fixed, and a broker has not stored it.
         """
         await self.begin(subject, group, ask)
         stored = await self._stored(subject, group)
@@ -100,7 +104,8 @@ class StartService:
             stored = await self._stored(subject, group)
         if stored.start != ask.start.stored or stored.strategy != ask.strategy:
             raise GroupExistsError(
-                f"consumer group {group!r} of {subject!r} is {stored.strategy} and began at {stored.start}",
+                f"consumer group {group!r} of {subject!r} is {stored.strategy} and began at "
+                f"{stored.start}",
                 stored=f"{stored.strategy}, {stored.start}",
                 asked=f"{ask.strategy}, {ask.start}",
             )
@@ -140,7 +145,8 @@ class StartService:
             fence = max((part.fence for part in parts), default=0)
             if fence:
                 log.warning(
-                    "brokers have progress of group %s of %s that the database lacks: it goes on there",
+                    "brokers hold progress of group %s of %s that the database lacks; the group "
+                    "continues there",
                     group,
                     subject,
                 )
@@ -174,7 +180,7 @@ class StartService:
             raise GroupBusyError(f"consumer group {group!r} was deleted meanwhile")
         return scope.stored
 
-    # ── brokers ──────────────────────────────────────────────────────────────────────────────────────
+    # ── brokers ───────────────────────────────────────────────────────────────────────────────────
     async def _read_offsets(
         self, scope: StartScope, group: str, ask: CreateGroup
     ) -> list[PartitionOffsets]:
@@ -210,7 +216,8 @@ class StartService:
                 try:
                     await broker.control(endpoints.SET_CURSOR, ask, id=start.partition_id)
                 except OffsetOutOfRangeError as error:
-                    # The broker runs on an older copy of its folder: the messages before the cursor are gone.
+                    # The broker runs on an older copy of its folder: the messages before the cursor
+                    # are gone.
                     log.warning("partition %d: %s", start.partition_id, error.message)
                     at_end = replace(ask, cursor=error.next_offset or 0)
                     await broker.control(endpoints.SET_CURSOR, at_end, id=start.partition_id)

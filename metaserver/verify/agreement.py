@@ -1,4 +1,5 @@
-"""Notices a database that went back behind the brokers: a fail-over that lost commits, an older copy.  Shell around `checks.py`.
+"""Notices a database that went back behind the brokers: a fail-over that lost commits, an older
+copy.  Shell around `checks.py`.
 
     a start, a new connection to the database,      ─▶ database ─▶ brokers ─▶ database ─▶ it lacks what brokers have, twice
     a broker that comes back, or has a higher id               (`lacking`)                     │
@@ -30,15 +31,21 @@ LOOK_S = 5.0
 CONFIRM_S = 1.0
 """Between the two comparisons that have to find the same."""
 REST_SHARE = 4
-"""How much longer than a round the pause after it is: reasons come in crowds, as when all brokers were late."""
+"""How much longer than a round the pause after it is: reasons come in crowds, as when all brokers
+were late.
+"""
 ASK_TIMEOUT_MS = 3_000
 ASKED_AT_ONCE_MAX = 16
 PATIENCE_S = 4.0
-"""How long a call that changes partitions waits for a comparison: the first one of a metaserver, or after a new connection."""
+"""How long a call that changes partitions waits for a comparison: the first one of a metaserver, or
+after a new connection.
+"""
 
 
 class AgreementWatch:
-    """Compares the database with brokers when there is a reason, and notes whether it lacks what they have."""
+    """Compares the database with brokers when there is a reason, and notes whether it lacks what
+    they have.
+    """
 
     def __init__(self, database: Database, network: Network) -> None:
         self._database = database
@@ -54,7 +61,9 @@ class AgreementWatch:
         """Whether the log has the line of this state."""
 
     def doubt(self, broker_group: str | None = None) -> None:
-        """Have a broker group compared with the database soon; None: all of them, and calls that create wait for it."""
+        """Have a broker group compared with the database soon; None: all of them, and calls that
+        create wait for it.
+        """
         if broker_group is None:
             self._doubted = None
             self._settled.clear()
@@ -63,7 +72,9 @@ class AgreementWatch:
         self._doubt.set()
 
     async def settled(self) -> None:
-        """Return once a comparison that creations have to wait for is over, or after `PATIENCE_S`."""
+        """Return once a comparison that creations have to wait for is over, or after
+        `PATIENCE_S`.
+        """
         if not self._settled.is_set():
             try:
                 async with asyncio.timeout(PATIENCE_S):
@@ -90,7 +101,9 @@ class AgreementWatch:
             await asyncio.sleep(min(LOOK_S, REST_SHARE * (clock() - began_s)))
 
     async def look(self) -> None:
-        """Do one round: read the fact, ask the brokers if there is a reason, write the fact.  Raises StorageError."""
+        """Do one round: read the fact, ask the brokers if there is a reason, write the fact.
+        Raises StorageError.
+        """
         known = await self._database.read(read_behind)
         if not known and not self._doubt.is_set():
             self._say(known)
@@ -126,14 +139,17 @@ class AgreementWatch:
         answers = [answer for task in asked if (answer := task.result()) is not None]
         after = await self._database.read(read_sql_view)
         found = set(lacking(Index(Views(before=before, answers=answers, after=after))))
-        # A group that does not answer now is not known to agree, unless the database has no row of it any more.
+        # A group that does not answer now is not known to agree, unless the database has no row of
+        # it any more.
         answered = {answer.broker_group for answer in answers}
         unheard = (self._evidence - answered) & {row.broker_group for row in after.brokers}
         self._evidence = unheard | {each.broker_group for each in found}
         return found
 
     async def _ask(self, broker: BrokerRow, limit: asyncio.Semaphore) -> BrokerAnswer | None:
-        """The partitions of a broker group; None: its broker does not answer, or another one is at its address."""
+        """The partitions of a broker group; None: its broker does not answer, or another one is at
+        its address.
+        """
         async with limit:
             client = BrokerClient(self._network, broker.address, timeout_ms=ASK_TIMEOUT_MS)
             try:

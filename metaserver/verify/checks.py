@@ -66,7 +66,9 @@ class Index:
                 self.at_broker[answer.broker_group, status.partition_id] = status
 
     def status(self, view: PartitionView) -> PartitionStatus | None:
-        """The status of a partition at its broker group; None if the broker does not host it or did not answer."""
+        """The status of a partition at its broker group; None if the broker does not host it or did
+        not answer.
+        """
         partition = view.partition
         return self.at_broker.get((partition.broker_group, partition.partition_id))
 
@@ -75,7 +77,9 @@ class Index:
         return broker_group in self._answered
 
     def was_known(self, subject_id: int, name: str) -> bool:
-        """Whether the first view of the database has a consumer group that may have been deleted since."""
+        """Whether the first view of the database has a consumer group that may have been deleted
+        since.
+        """
         return any((row.subject_id, row.name) == (subject_id, name) for row in self.before.groups)
 
     def group(self, subject_id: int, name: str) -> GroupRow | None:
@@ -155,8 +159,8 @@ def shown(known: Mapping[int, PartitionView], child: PartitionView) -> Partition
     """
     A partition with the parents that it continues for readers.
 
-    One with two of one range lies behind a cut: the hidden subject's is filled first, and takes the place of the other when
-    it is published.
+    One with two of one range lies behind a cut: the hidden subject's is filled first, and takes the
+    place of the other when it is published.
     """
     parents = child.partition.parents
     hidden = {
@@ -179,7 +183,9 @@ def shown(known: Mapping[int, PartitionView], child: PartitionView) -> Partition
 
 
 def _of_one_subject(view: SqlView, parent: PartitionView, child: PartitionView) -> bool:
-    """Whether parent and child are of one subject, or one of them of a hidden one that is made for the other's."""
+    """Whether parent and child are of one subject, or one of them of a hidden one that is made for
+    the other's.
+    """
     if parent.subject_id == child.subject_id:
         return True
     before, behind = view.subjects.get(parent.subject_id), view.subjects.get(child.subject_id)
@@ -224,7 +230,8 @@ def _gone_parents(
     """
     The parents that the broker has as facts, and of which SQL has no row any more.
 
-    They were of a hidden subject that was deleted, or were replaced before the database was rebuilt.
+    They were of a hidden subject that was deleted, or were replaced before the database was
+    rebuilt.
     """
     facts = () if status.facts is None else status.facts.partition.parents
     known = index.before.partitions.keys() | index.after.partitions.keys()
@@ -237,7 +244,9 @@ def _differences(
     status: PartitionStatus,
     gone: Collection[PartitionId],
 ) -> Iterator[tuple[str, object, object]]:
-    """The facts that differ: (name, value in SQL, value at the broker); `gone`: parents that no longer exist."""
+    """The facts that differ: (name, value in SQL, value at the broker); `gone`: parents that no
+    longer exist.
+    """
     if status.facts is None:
         known: dict[str, object] = {"subject": subject.hosted_name, "name": partition.name}
         hosted: dict[str, object] = {"subject": status.subject, "name": status.name}
@@ -296,16 +305,24 @@ def _lacking_partitions(index: Index) -> Iterator[Lacking]:
             partition_id
         )
         if known is None:
-            text = f"{group!r} hosts partition {partition_id} of {status.subject!r}, which SQL does not know"
+            text = (
+                f"{group!r} hosts partition {partition_id} of {status.subject!r}, "
+                f"which SQL does not know"
+            )
         elif known.partition.broker_group != group:
-            text = f"{group!r} hosts partition {partition_id}, which is of {known.partition.broker_group!r}"
+            text = (
+                f"{group!r} hosts partition {partition_id}, which is of "
+                f"{known.partition.broker_group!r}"
+            )
         else:
             continue
         yield Lacking(group, partition_id, text)
 
 
 def _lacking_seals(index: Index) -> Iterator[Lacking]:
-    """Partitions that are open in SQL and sealed at their brokers, though no operation seals them."""
+    """Partitions that are open in SQL and sealed at their brokers, though no operation seals
+    them.
+    """
     sealing = {
         partition_id
         for view in (index.before, index.after)
@@ -347,7 +364,8 @@ def lacking(index: Index) -> Iterator[Lacking]:
     known = index.before.partitions.keys() | index.after.partitions.keys()
     highest = max(known, default=0)
     for each in _lacking_partitions(index):
-        # An id that was given before and is not known is that of a deleted one, in an older copy of a data folder.
+        # An id that was given before and is not known is that of a deleted one, in an older copy of
+        # a data folder.
         if each.partition_id in known or each.partition_id > highest:
             yield each
     yield from _lacking_seals(index)
@@ -452,7 +470,8 @@ def _changed_meanwhile(index: Index, group: GroupRow, partition_id: int) -> bool
     """
     Whether the row has changed since the first view of SQL.
 
-    A reset deletes rows of `drained` and grants a new token; expiry deletes those of partitions that are gone.
+    A reset deletes rows of `drained` and grants a new token; expiry deletes those of partitions
+    that are gone.
     """
     now = index.group(group.subject_id, group.name)
     if now is None or partition_id not in now.drained:
@@ -575,10 +594,12 @@ CHECKS = (
 
 def drained_too_early(view: SqlView, group: GroupRow) -> Iterator[str]:
     """
-    Yield a sentence for each partition that a group drained before a parent: children could be read before the parent.
+    Yield a sentence for each partition that a group drained before a parent: children could be read
+    before the parent.
 
-    A parent that has expired or was abandoned blocks no child; nor does one that was published after the child was drained.
-    A parent with a higher token was granted later, or reset: an operator may reset one partition alone.
+    A parent that has expired or was abandoned blocks no child; nor does one that was published
+    after the child was drained. A parent with a higher token was granted later, or reset: an
+    operator may reset one partition alone.
     """
     for partition_id in sorted(group.drained):
         row = view.partitions.get(partition_id)
@@ -604,7 +625,8 @@ def missing_at_broker(
     subject: SubjectRow, row: PartitionView, status: PartitionStatus, groups: list[GroupRow]
 ) -> Iterator[str]:
     """
-    Yield a sentence for each group that the partition's broker does not know: it may remove messages unread by the group.
+    Yield a sentence for each group that the partition's broker does not know: it may remove
+    messages unread by the group.
 
     Where retention is by time alone, a grant does not wait until the broker knows the group.
 
@@ -631,7 +653,9 @@ def missing_at_broker(
 
 
 def broken_chain(known: Mapping[int, PartitionView], partition: Partition) -> Iterator[str]:
-    """Yield a sentence for each gap between a static subject's partition and its parent; `known`: all partitions by id."""
+    """Yield a sentence for each gap between a static subject's partition and its parent; `known`:
+    all partitions by id.
+    """
     if len(partition.parents) > 1:
         yield f"partition {partition.partition_id} continues {len(partition.parents)} partitions at once"
         return
@@ -641,8 +665,10 @@ def broken_chain(known: Mapping[int, PartitionView], partition: Partition) -> It
         continues = before.queue == partition.queue
         if continues != (before.range_start == partition.range_start):
             yield (
-                f"partition {partition.partition_id} has queue {partition.queue} and begins at logical partition "
-                f"{partition.range_start}; it continues partition {before.partition_id}, which has queue "
+                f"partition {partition.partition_id} has queue {partition.queue} and begins at "
+                f"logical partition "
+                f"{partition.range_start}; it continues partition "
+                f"{before.partition_id}, which has queue "
                 f"{before.queue} and begins at {before.range_start}"
             )
         if not continues:
@@ -655,6 +681,7 @@ def broken_chain(known: Mapping[int, PartitionView], partition: Partition) -> It
         start = None if parent.end_offset is None else before.logic_start + parent.end_offset
     if partition.logic_start != start:
         yield (
-            f"partition {partition.partition_id} begins at logic offset {partition.logic_start} of queue "
+            f"partition {partition.partition_id} begins at logic offset "
+            f"{partition.logic_start} of queue "
             f"{partition.queue}, and its parent ends at {start}"
         )

@@ -1,4 +1,6 @@
-"""Reads the whole database at one moment, to compare it with the brokers.  SQL, synchronous, reads only."""
+"""Reads the whole database at one moment, to compare it with the brokers.  SQL, synchronous, reads
+only.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Reads the database, asks every broker, reads the database again, and runs the checks.  Shell around `checks.py`."""
+"""Reads the database, asks every broker, reads the database again, and runs the checks.  Shell
+around `checks.py`.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ class VerifyService:
         self._network = network
 
     async def verify(self) -> Verification:
-        """Run every check.  A broker that does not answer is a violation, not an error.  Raises StorageError."""
+        """Run every check.  A broker that does not answer is a violation, not an error.  Raises
+        StorageError.
+        """
         before = await self._database.read(read_sql_view)
         limit = asyncio.Semaphore(ASKED_AT_ONCE_MAX)
         async with asyncio.TaskGroup() as group:

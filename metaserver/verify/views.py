@@ -76,7 +76,9 @@ class SqlView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerAnswer:
-    """The partitions that a broker hosts; `hosted` is None, and `problem` says why, if the broker did not answer."""
+    """The partitions that a broker hosts; `hosted` is None, and `problem` says why, if the broker
+    did not answer.
+    """
 
     broker_group: str
     address: str
@@ -89,8 +91,8 @@ class Views:
     """
     The database, then the brokers, then the database again.
 
-    A broker must have what was in SQL before the broker was asked.  SQL must have afterwards what the broker has.
-    So changes between the two views of the database are no violations.
+    A broker must have what was in SQL before the broker was asked.  SQL must have afterwards what
+    the broker has. So changes between the two views of the database are no violations.
     """
 
     before: SqlView

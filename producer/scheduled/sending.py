@@ -1,6 +1,8 @@
-"""Messages for a later delivery: each is sent to a broker, which keeps it until its time; a cancel goes to that broker.
+"""Messages for a later delivery: each is sent to a broker, which keeps it until its time; a cancel
+goes to that broker.
 
-A message whose broker did not answer is sent to the same broker again, under the same id, so it is kept once.
+A message whose broker did not answer is sent to the same broker again, under the same id, so it is
+kept once.
 """
 
 from __future__ import annotations
@@ -54,14 +56,18 @@ ID_BYTES = 16
 ROUTES_MAX = 1_000
 """Routes that are kept besides those of waiting messages."""
 CALLS_MAX = 1_000
-"""Messages that are at one broker at once: those of a burst do not time out while it takes the others, and come again."""
+"""Messages that are at one broker at once: those of a burst do not time out while it takes the
+others, and come again.
+"""
 
 
 class ScheduledFuture:
     """
-    The future outcome of a `send` with `deliver_at`: `await future` returns the ScheduledReceipt, or raises.
+    The future outcome of a `send` with `deliver_at`: `await future` returns the ScheduledReceipt,
+    or raises.
 
-    A cancelled wait does not withdraw the message, and there is no `cancel`; `producer.cancel(receipt)` withdraws it.
+    A cancelled wait does not withdraw the message, and there is no `cancel`;
+    `producer.cancel(receipt)` withdraws it.
     """
 
     __slots__ = ("_given_up", "_listeners", "_reported", "_task")
@@ -114,7 +120,9 @@ class ScheduledFuture:
         return self._task.result()
 
     def add_done_callback(self, callback: Callable[[ScheduledFuture], object]) -> None:
-        """Call `callback(future)` in the producer's event loop, soon after the message is kept or given up."""
+        """Call `callback(future)` in the producer's event loop, soon after the message is kept or
+        given up.
+        """
 
         def settled(_task: object) -> None:
             callback(self)
@@ -123,7 +131,9 @@ class ScheduledFuture:
         self._task.add_done_callback(settled)
 
     def remove_done_callback(self, callback: Callable[[ScheduledFuture], object]) -> int:
-        """Call `callback` no more, as `asyncio.wait` does at its end; returns how often it was added."""
+        """Call `callback` no more, as `asyncio.wait` does at its end; returns how often it was
+        added.
+        """
         return sum(map(self._task.remove_done_callback, self._listeners.pop(callback, ())))
 
     def exception(self) -> BaseException | None:
@@ -139,7 +149,9 @@ class ScheduledFuture:
 
     @property
     def cancel(self) -> NoReturn:
-        """Not there, and `hasattr` is False.  Raises AttributeError: it says what there is instead."""
+        """Not there, and `hasattr` is False.  Raises AttributeError: it says what there is
+        instead.
+        """
         raise AttributeError(
             "a message for later is withdrawn by its receipt: producer.cancel(await future)"
         )
@@ -180,7 +192,9 @@ class LaterSending:
         self._clock = clock
         self._rng = rng
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-        """By the address of a broker, so that one that hangs holds back its own messages alone; of calls under way."""
+        """By the address of a broker, so that one that hangs holds back its own messages alone; of
+        calls under way.
+        """
         self._routes: dict[str, asyncio.Task[Route]] = {}
         """The last question for the route of each subject, while its brokers answer."""
         self._health: asyncio.Task[Health] | None = None
@@ -204,14 +218,16 @@ class LaterSending:
         timeout_ms: int | None = None,
     ) -> ScheduledFuture:
         """
-        Begin to send a message; with a time-out of 0 it is tried until a broker keeps or refuses it.
+        Begin to send a message; with a time-out of 0 it is tried until a broker keeps or refuses
+        it.
 
         Args:
             timeout_ms: None: `delivery_timeout_ms` of the settings.
 
         Raises:
             InvalidRequestError, CodecError: it has a logic queue, or is not bytes; nothing is sent.
-            DeliverAtError, DeliverAtKeyError, MessageTooLargeError, InvalidNameError: nothing is sent.
+            DeliverAtError, DeliverAtKeyError, MessageTooLargeError, InvalidNameError: nothing is
+                sent.
             QueueFullError: too much waits for brokers; nothing is sent.
         """
         check_name("subject", subject)
@@ -259,7 +275,8 @@ class LaterSending:
         except TimeoutError:
             waited = seconds(self._clock.boot_ms() - began_ms)
             error: KeylaneError = DeliveryTimeoutError(
-                f"no broker keeps the message for {request.subject} after {waited}: {attempt.cause.reason}",
+                f"no broker keeps the message for {request.subject} after {waited}: "
+                f"{attempt.cause.reason}",
                 subject=request.subject,
             )
         except KeylaneError as refusal:
@@ -311,7 +328,8 @@ class LaterSending:
 
     async def _broker(self, subject: str, doubtful: str) -> tuple[str, str]:
         """
-        A broker group that is available, with its address: `doubtful`, which may keep the message already, or any.
+        A broker group that is available, with its address: `doubtful`, which may keep the message
+        already, or any.
 
         Raises:
             KeylaneError: there is none now, or the subject is refused.
@@ -335,7 +353,9 @@ class LaterSending:
         return self._rng.choice(available)
 
     def _forget_routes(self) -> None:
-        """Forget the routes of subjects without a waiting message: a program may send to new subjects for ever."""
+        """Forget the routes of subjects without a waiting message: a program may send to new
+        subjects for ever.
+        """
         waiting = {attempt.subject for attempt in self._pending.values()}
         for subject, asked in list(self._routes.items()):
             if asked.done() and subject not in waiting:
@@ -349,7 +369,9 @@ class LaterSending:
         return (broker_group, address) in _available(asked.result())
 
     async def _address(self, broker_group: str) -> str:
-        """The address of a broker group.  Raises NotSentError, BrokerGroupUnknownError, ClosedError."""
+        """The address of a broker group.  Raises NotSentError, BrokerGroupUnknownError,
+        ClosedError.
+        """
         if self._health is None or self._health.done():
             self._health = start_task(self._meta.health())
         closed = "the producer was closed before a metaserver had said where the broker is"
@@ -377,7 +399,9 @@ class LaterSending:
         return CancelOutcome(answer.outcome)
 
     def waiting(self) -> list[WaitingKey]:
-        """The messages that no broker keeps yet: an entry for each subject, and one for each broker that may keep some."""
+        """The messages that no broker keeps yet: an entry for each subject, and one for each broker
+        that may keep some.
+        """
         entries: defaultdict[tuple[str, str], list[_Attempt]] = defaultdict(list)
         for attempt in self._pending.values():
             entries[attempt.subject, attempt.doubtful].append(attempt)
@@ -403,7 +427,9 @@ class LaterSending:
             await asyncio.sleep(0)
 
     def unreported(self) -> GivenUpError | None:
-        """The error that tells of messages that were given up, and whose futures were not awaited."""
+        """The error that tells of messages that were given up, and whose futures were not
+        awaited.
+        """
         summary = self._unreported
         self._unreported = Unreported("scheduled message")
         return summary.error()
@@ -478,17 +504,19 @@ class ScheduledCancels(Resident):
 
     async def cancel(self, receipt: ScheduledReceipt) -> CancelOutcome:
         """
-        Have a message that was sent with `deliver_at` never delivered, durably.  A repeat is harmless.
+        Have a message that was sent with `deliver_at` never delivered, durably.  A repeat is
+        harmless.
 
         Returns:
-            CANCELED; DELIVERED if the message is in its subject; DROPPED if its subject was deleted, or takes no message
-            of its size.
+            CANCELED; DELIVERED if the message is in its subject; DROPPED if its subject was
+            deleted, or takes no message of its size.
 
         Raises:
             ScheduledUnknownError: the broker does not know the message, or no longer.
             ScheduledTakenError: it is on its way to its subject, which does not answer; ask again.
             NotSentError, OutcomeUnknownError: the broker that keeps it does not answer.
-            ClosedError, ForkedError, OtherLoopError: not open, or not here; a ClosedError also if it is closed meanwhile.
+            ClosedError, ForkedError, OtherLoopError: not open, or not here; a ClosedError also if
+                it is closed meanwhile.
         """
         self._home.check()
         assert self._scheduled is not None

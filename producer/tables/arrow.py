@@ -1,9 +1,10 @@
-"""Rows of Arrow data as messages: checked, hashed, grouped by partition and encoded by column, no Python object a row.
+"""Rows of Arrow data as messages: checked, hashed, grouped by partition and encoded by column, no
+Python object a row.
 
     source ─▶ blocks of rows ─hash─▶ partition of each row ─stable sort─▶ batches of each executor
 
-Rows of a key keep their order: blocks are queued one after another, and the sort is stable.  Rows that meet a halted
-key, or a partition that is not open now, are queued row by row as `send` does.
+Rows of a key keep their order: blocks are queued one after another, and the sort is stable.  Rows
+that meet a halted key, or a partition that is not open now, are queued row by row as `send` does.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ from ..settings import ProducerSettings
 from .column_batch import ColumnBatch
 
 try:
-    import pyarrow as pa  # type: ignore[import-untyped, unused-ignore]  # ships no types; our settings know that
+    # ships no types; our settings know that
+    import pyarrow as pa  # type: ignore[import-untyped, unused-ignore]
 except ImportError as missing:
     raise ConfigError(
         "send_arrow needs pyarrow and numpy: pip install 'keylane[arrow]'"
@@ -77,7 +79,8 @@ class Column:
 
     def take(self, rows: I64) -> Column:
         """The column of these rows, in their order."""
-        # `pa.array(rows)` would import pandas where it is installed: a quarter of a second, once, and 47 MB.
+        # `pa.array(rows)` would import pandas where it is installed: a quarter of a second, once,
+        # and 47 MB.
         indices = pa.Array.from_buffers(pa.int64(), len(rows), [None, pa.py_buffer(rows)])
         return Column(self._array.take(indices))
 
@@ -99,7 +102,8 @@ class ArrowSource:
     Arrow data, cut into blocks of a key column and a value column.
 
     Raises:
-        InvalidRequestError: no Arrow data, or a column that is not there or holds no bytes and no text.
+        InvalidRequestError: no Arrow data, or a column that is not there or holds no bytes and no
+            text.
     """
 
     def __init__(self, source: Any, *, key: str | None, value: str) -> None:
@@ -125,7 +129,8 @@ class ArrowSource:
 
     async def stream(self) -> AsyncIterator[list[Block]]:
         """
-        The blocks of one record batch after another.  A stream may block, so it is read in a thread.
+        The blocks of one record batch after another.  A stream may block, so it is read in a
+        thread.
 
         Raises:
             StreamFailedError: the source raised.
@@ -149,7 +154,9 @@ class ArrowSource:
 
 
 async def _next_of(batches: Iterator[Any]) -> Any:
-    """The next record batch, None: there is none; once the main thread has ended Python starts no thread for it."""
+    """The next record batch, None: there is none; once the main thread has ended Python starts no
+    thread for it.
+    """
     if not threading.main_thread().is_alive():
         return next(batches, None)
     return await asyncio.to_thread(next, batches, None)
@@ -164,7 +171,9 @@ class Block:
         self._wrong: dict[int, str] = {}
 
     def note_wrong(self, wrong: dict[int, str], first_row: int) -> None:
-        """Take note of what is wrong with rows, by row number; the block begins with `first_row`."""
+        """Take note of what is wrong with rows, by row number; the block begins with
+        `first_row`.
+        """
         self._wrong = {
             row - first_row: wrong[row]
             for row in range(first_row, first_row + len(self))
@@ -214,21 +223,25 @@ class Block:
 
 
 def _in_memory(source: Any, names: tuple[str, ...], wrong: dict[int, str]) -> Any:
-    """The table of a source; fills `wrong` with the rows that hold something else than bytes or text."""
+    """The table of a source; fills `wrong` with the rows that hold something else than bytes or
+    text.
+    """
     if isinstance(source, pa.Table):
         return source
     if isinstance(source, pa.RecordBatch):
         return pa.Table.from_batches([source])
     if not hasattr(source, "__arrow_c_stream__") and not hasattr(source, "__arrow_c_array__"):
         raise InvalidRequestError(
-            "send_arrow takes a pyarrow Table, RecordBatch or RecordBatchReader, or what has __arrow_c_stream__ "
+            "send_arrow takes a pyarrow Table, RecordBatch or RecordBatchReader, or what has "
+            "__arrow_c_stream__ "
             f"(polars, pandas and DuckDB have), not {type(source).__name__}"
         )
     try:
         _refuse_addresses(source, names)
         return pa.table(source)
     except (pa.ArrowException, TypeError, ValueError) as error:
-        # A column of Python objects, as pandas has them, some of which Arrow does not take; maybe a column not asked for.
+        # A column of Python objects, as pandas has them, some of which Arrow does not take; maybe a
+        # column not asked for.
         try:
             columns = {name: source[name] for name in names}
             if any(getattr(column, "ndim", 1) != 1 for column in columns.values()):
@@ -240,7 +253,9 @@ def _in_memory(source: Any, names: tuple[str, ...], wrong: dict[int, str]) -> An
 
 
 def _refuse_addresses(source: Any, names: tuple[str, ...]) -> None:
-    """Raises TypeError if the source, a frame of polars, would give addresses in place of the Python objects of a column."""
+    """Raises TypeError if the source, a frame of polars, would give addresses in place of the
+    Python objects of a column.
+    """
     schema = getattr(source, "schema", None)
     if isinstance(schema, Mapping) and any(str(schema.get(name)) == "Object" for name in names):
         raise TypeError("a column of Python objects")
@@ -302,7 +317,9 @@ _WITH_EDGES = (
 
 
 def _without_views(array: Any) -> Any:
-    """The column; a dictionary of views, which Arrow does not decode, has bytes in their place.  Polars has categories so."""
+    """The column; a dictionary of views, which Arrow does not decode, has bytes in their place.
+    Polars has categories so.
+    """
     kind = array.type
     if pa.types.is_dictionary(kind) and (
         pa.types.is_string_view(kind.value_type) or pa.types.is_binary_view(kind.value_type)
@@ -328,8 +345,9 @@ class TableSending:
     Sends the rows of one source and keeps count of what became of them.
 
     Args:
-        sender: the sender of the subject.  When it ends, because the subject is deleted or the producer closed, the rows
-            that are left are given up: a later subject of the name gets none of them.
+        sender: the sender of the subject.  When it ends, because the subject is deleted or the
+            producer closed, the rows that are left are given up: a later subject of the name gets
+            none of them.
         send: queues one message of the subject, by value and key.
         drain: waits for room in the producer's queue.
         draw: returns a random number of the given bits, for the partition of rows without a key.
@@ -368,8 +386,8 @@ class TableSending:
         Send all rows and wait until they are stored.
 
         Raises:
-            RowsRefusedError: without `partial`, a row cannot be sent: no row of a source in memory is, and of a stream
-                none of that record batch and of those after it.
+            RowsRefusedError: without `partial`, a row cannot be sent: no row of a source in memory
+                is, and of a stream none of that record batch and of those after it.
             RowsUnfinishedError: a stream raised; what it gave before was sent.
             RowsGivenUpError: rows were given up.
         """
@@ -409,7 +427,8 @@ class TableSending:
         if refused:
             first, why = min(refused.items())
             raise RowsRefusedError(
-                f"{counted(len(refused), 'row', 'rows')} cannot be sent, the first is row {first}: {why}; "
+                f"{counted(len(refused), 'row', 'rows')} cannot be sent, the first is "
+                f"row {first}: {why}; "
                 f"{counted(self._row, 'row', 'rows')} before were sent",
                 rows=sorted(refused)[:ROWS_NAMED],
                 sent=self._row,
@@ -451,7 +470,9 @@ class TableSending:
             await self._send_by_row(block.take(part), rows[part])
 
     def _leave_out(self, row: int, why: str) -> None:
-        """Note a row that cannot be sent; without `partial` the subject's limit was lowered since the rows were checked."""
+        """Note a row that cannot be sent; without `partial` the subject's limit was lowered since
+        the rows were checked.
+        """
         if self._partial:
             self._refused[row] = why
         else:
@@ -527,7 +548,8 @@ class TableSending:
         given_up = f", {len(self._given_up)} were given up" if self._given_up else ""
         left_out = f", {len(self._refused)} were left out" if self._refused else ""
         error = RowsUnfinishedError(
-            f"the source failed behind {counted(self._row, 'row')}, of which {self._stored} are stored{given_up}"
+            f"the source failed behind {counted(self._row, 'row')}, of which {self._stored} are "
+            f"stored{given_up}"
             f"{left_out}: {failure!r:.200}",
             sent=self._row,
             stored=self._stored,

@@ -1,4 +1,6 @@
-"""A batch that was made by column: its body is there before it is queued.  Pure but for its future."""
+"""A batch that was made by column: its body is there before it is queued.  Pure but for its
+future.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,18 @@ from ..outgoing_batch import OutgoingBatch
 
 
 class ColumnBatch(OutgoingBatch):
-    """A closed batch; it has lists of keys and values once they are asked for, when it meets trouble."""
+    """A closed batch; it has lists of keys and values once they are asked for, when it meets
+    trouble.
+    """
 
     __slots__ = ("_body",)
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, body: bytes, count: int, sent_at_ns: int
     ) -> None:
-        """`body` is of `count` messages, as `join_columns` made it; all are sent at `sent_at_ns`."""
+        """`body` is of `count` messages, as `join_columns` made it; all are sent at
+        `sent_at_ns`.
+        """
         super().__init__(loop)
         self._body = body
         self.count = count
@@ -27,7 +33,8 @@ class ColumnBatch(OutgoingBatch):
         self._runs = [(0, sent_at_ns)]
         del self.keys, self.values
 
-    # Not in OutgoingBatch: a class that has it has slow attributes, and `send` reads six of a batch for each message.
+    # Not in OutgoingBatch: a class that has it has slow attributes, and `send` reads six of a batch
+    # for each message.
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> list[bytes]:
@@ -41,7 +48,9 @@ class ColumnBatch(OutgoingBatch):
         return self.count
 
     def unsettled(self) -> Iterator[tuple[bytes, int, int]]:
-        """Key, size in bytes and time of sending of each unsettled message; the batch stays as it is."""
+        """Key, size in bytes and time of sending of each unsettled message; the batch stays as it
+        is.
+        """
         return self._unsettled(*split_columns(self._body, self.count))
 
     def pack(

@@ -30,8 +30,9 @@ async def is_hopeless(
     """
     True if no broker knows whether the oldest batch is stored, and the loss is not accepted.
 
-    A broker without the partition may have replaced a lost broker, or may have the address of a broker that moved.
-    The metaserver knows which.  It is asked after the refusal, because an earlier answer may be out of date.
+    A broker without the partition may have replaced a lost broker, or may have the address of a
+    broker that moved. The metaserver knows which.  It is asked after the refusal, because an
+    earlier answer may be out of date.
 
     Args:
         error: the refusal.

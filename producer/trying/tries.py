@@ -1,4 +1,6 @@
-"""The loop in which a task of a producer tries again, and what it makes of an error that nothing foresaw."""
+"""The loop in which a task of a producer tries again, and what it makes of an error that nothing
+foresaw.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ FAULT_HINT = (
 
 def failure_of(raised: Exception, what: str, troubles: LogFilter, now_ms: int) -> KeylaneError:
     """
-    The same error; for one that nothing foresaw an InternalError that names it, after a line with its traceback.
+    The same error; for one that nothing foresaw an InternalError that names it, after a line with
+    its traceback.
 
     Args:
         what: the route or the partition that the task looks after.
@@ -29,7 +32,7 @@ def failure_of(raised: Exception, what: str, troubles: LogFilter, now_ms: int) -
         return raised
     text = f"{type(raised).__name__}: {raised!s:.200}"
     if line := troubles.met(text, now_ms):
-        log.error("%s: %s; it is tried again", what, line, exc_info=raised)
+        log.error("%s: %s; retrying", what, line, exc_info=raised)
     failure = InternalError(f"the producer met {text}")
     failure.hint = FAULT_HINT
     failure.__cause__ = raised
@@ -43,7 +46,8 @@ async def keep_trying(
     log_fault: Callable[[Exception], object],
 ) -> None:
     """
-    Try again and again.  No error ends it: the messages of a task that ended would wait without a word.
+    Try again and again.  No error ends it: the messages of a task that ended would wait without a
+    word.
 
     Args:
         attempt: one try; True if no other one is needed.

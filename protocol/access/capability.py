@@ -1,11 +1,13 @@
-"""A capability: what a metaserver has signed that a principal may do, for a few minutes; and its text.  Pure.
+"""A capability: what a metaserver has signed that a principal may do, for a few minutes; and its
+text.  Pure.
 
     kc_ + base64url(signature of 64 bytes, msgpack of the Capability)
 
     holder = b""       a bearer of it is believed: HTTP requests
     holder = a key     a caller that signs the broker's challenge with that key is believed: the data plane
 
-Times are those of the metaserver's calendar; a broker hears them with every heartbeat, so clocks of hosts may differ.
+Times are those of the metaserver's calendar; a broker hears them with every heartbeat, so clocks of
+hosts may differ.
 """
 
 from __future__ import annotations
@@ -53,7 +55,9 @@ class Capability(Struct, frozen=True, array_like=True):
 
 
 class AccessNews(Struct, frozen=True, kw_only=True):
-    """What a broker has to know to judge capabilities; it comes with every answer to a heartbeat."""
+    """What a broker has to know to judge capabilities; it comes with every answer to a
+    heartbeat.
+    """
 
     cluster: str
     now_ms: int
@@ -61,18 +65,24 @@ class AccessNews(Struct, frozen=True, kw_only=True):
     keys: dict[str, bytes]
     """Id → public key of those that sign now, or signed what has not ended."""
     changed: dict[str, int] = {}
-    """Principal → the version below which its capabilities have ended; of changes that old capabilities may predate."""
+    """Principal → the version below which its capabilities have ended; of changes that old
+    capabilities may predate.
+    """
     floor: int = 0
     """The version below which every capability has ended."""
     subject_bytes: dict[str, int] = {}
     """Subject or pattern → bytes a second that each such subject takes at each broker."""
     scheduled_bytes: dict[str, int] = {}
-    """Subject or pattern → bytes of scheduled messages that all such subjects have together at each broker."""
+    """Subject or pattern → bytes of scheduled messages that all such subjects have together at each
+    broker.
+    """
     version: int = 0
     """Of access, in the database; rises with each change."""
     operators: dict[str, str] = {}
-    """Hash of a token → its principal, of the tokens in the metaserver's settings: a broker takes these tokens themselves,
-    so that a lost database can be rebuilt while no metaserver gives capabilities."""
+    """Hash of a token → its principal, of the tokens in the metaserver's settings: a broker takes
+    these tokens themselves, so that a lost database can be rebuilt while no metaserver gives
+    capabilities.
+    """
 
 
 _encode = msgspec.msgpack.Encoder().encode

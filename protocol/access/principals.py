@@ -1,7 +1,9 @@
-"""Names of principals: of tokens, of certificates (`cert:`), of JWTs (`jwt:`) and of groups in JWTs (`group:`).  Pure.
+"""Names of principals: of tokens, of certificates (`cert:`), of JWTs (`jwt:`) and of groups in JWTs
+(`group:`).  Pure.
 
 Invariants
-    A token is of a principal with a plain name, so no token stands for a certificate, a JWT or a group.
+    A token is of a principal with a plain name, so no token stands for a certificate, a JWT or a
+    group.
 """
 
 from __future__ import annotations

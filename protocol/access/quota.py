@@ -1,4 +1,5 @@
-"""How much a principal may use of each server, and how many bytes a second a subject takes at each broker.  Pure.
+"""How much a principal may use of each server, and how many bytes a second a subject takes at each
+broker.  Pure.
 
 0 stands for no limit.  A quota is a rate: who is over it waits, and is told for how long.
 """
@@ -48,7 +49,9 @@ def check_quota(quota: Quota) -> Quota:
 
 
 def limits_of(subject: str, limits: Mapping[str, int]) -> list[tuple[str, int]]:
-    """Every limit that counts a subject, with its name or pattern: each is of all subjects that it means together."""
+    """Every limit that counts a subject, with its name or pattern: each is of all subjects that it
+    means together.
+    """
     return [(name, limit) for name, limit in limits.items() if limit and matches(name, subject)]
 
 
@@ -76,7 +79,9 @@ def check_together(name: str, subjects: int, scheduled_bytes: int, *, of_subject
 
 
 def check_sessions(sessions: int, *, of_subjects: bool) -> None:
-    """Raises InvalidRequestError: a principal cannot have this limit of consumers, or it is no principal that has it."""
+    """Raises InvalidRequestError: a principal cannot have this limit of consumers, or it is no
+    principal that has it.
+    """
     if of_subjects and sessions:
         raise InvalidRequestError("sessions is a limit of a principal, not of subjects")
     if not 0 <= sessions <= MAX:
@@ -84,7 +89,9 @@ def check_sessions(sessions: int, *, of_subjects: bool) -> None:
 
 
 def limit_of(subject: str, limits: Mapping[str, int]) -> int:
-    """The bytes a second of a subject: by its name, else by the longest pattern that means it; 0: no limit."""
+    """The bytes a second of a subject: by its name, else by the longest pattern that means it; 0:
+    no limit.
+    """
     if subject in limits:
         return limits[subject]
     fitting = [pattern for pattern in limits if matches(pattern, subject)]

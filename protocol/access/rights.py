@@ -1,4 +1,5 @@
-"""Who may do what: a right on subjects and consumer groups by pattern; what is not granted is refused.  Pure.
+"""Who may do what: a right on subjects and consumer groups by pattern; what is not granted is
+refused.  Pure.
 
     AccessGrant(right, subject, group)      subject and group: a name, or the beginning of names with `*` behind it
 
@@ -29,7 +30,9 @@ from ..ids import HIDDEN, check_name
 
 
 class Rights(enum.StrEnum):
-    """The right that a call needs; where access control is on, servers check it (`check_allowed`)."""
+    """The right that a call needs; where access control is on, servers check it
+    (`check_allowed`).
+    """
 
     PRODUCE = "produce"
     CONSUME = "consume"
@@ -40,7 +43,9 @@ class Rights(enum.StrEnum):
     CLUSTER = "cluster"
     """The servers of the cluster among themselves."""
     JOIN = "join"
-    """One of consume and administer, of the group: it is made for the caller, or by who looks after the subject."""
+    """One of consume and administer, of the group: it is made for the caller, or by who looks after
+    the subject.
+    """
     ANY = "any"
     """Any of those above, on the same subject: what clients of every kind need."""
     KNOWN = "known"
@@ -115,7 +120,9 @@ def check_granted(right: str) -> None:
 
 
 def check_grant(grant: AccessGrant) -> AccessGrant:
-    """Raises InvalidRequestError: it is of no right that can be granted, or a pattern cannot be one."""
+    """Raises InvalidRequestError: it is of no right that can be granted, or a pattern cannot be
+    one.
+    """
     check_granted(grant.right)
     if grant.right not in _BY_GROUP and grant.group != ANY:
         raise InvalidRequestError(f"{grant.right} is a right on subjects, not on consumer groups")
@@ -169,8 +176,9 @@ def check_allowed(
     Check a right.
 
     Args:
-        called: what the caller has said in place of the subject, such as "partition 7"; "": the name of the subject.
-            A caller without any right on the subject is not told its name, nor that of the group.
+        called: what the caller has said in place of the subject, such as "partition 7"; "": the
+            name of the subject. A caller without any right on the subject is not told its name, nor
+            that of the group.
 
     Raises:
         AccessDeniedError: says what to ask for.
@@ -181,7 +189,8 @@ def check_allowed(
     if called and not allows(grants, Rights.ANY, subject):
         doing = right.doing if right is Rights.ANY else f"{right.doing} the subject of"
         raise AccessDeniedError(
-            f"{principal!r} has no right to {doing} {called}; an administrator, who sees its subject, grants it: "
+            f"{principal!r} has no right to {doing} {called}; an administrator, who sees its "
+            f"subject, grants it: "
             f"keylane access grant {principal} {asked} --subject NAME",
             principal=principal,
             right=asked.value,
@@ -214,7 +223,8 @@ def check_all_allowed(
     Check rights on whole subjects: pairs of right and subject.
 
     Raises:
-        AccessDeniedError: says of each that lacks what to ask for; its details are those of the first.
+        AccessDeniedError: says of each that lacks what to ask for; its details are those of the
+            first.
     """
     refused: list[AccessDeniedError] = []
     for right, subject in wanted:

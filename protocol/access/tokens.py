@@ -1,6 +1,7 @@
 """The text of tokens, their hashes, and what keeps them out of URLs.  Pure.
 
-kl_ + 43 letters: 256 random bits in base64url.  SQL has the SHA-256 alone, which is enough for a secret of that size.
+kl_ + 43 letters: 256 random bits in base64url.  SQL has the SHA-256 alone, which is enough for a
+secret of that size.
 """
 
 from __future__ import annotations
@@ -66,7 +67,9 @@ def token_hash(token: str) -> str:
 
 
 def check_no_token(path: str, query: Mapping[str, str]) -> None:
-    """Raises TokenInUrlError: the path or a parameter of a request has a token, or is named as one."""
+    """Raises TokenInUrlError: the path or a parameter of a request has a token, or is named as
+    one.
+    """
     named = any(name.lower() in _NAMES for name in query)
     if named or _SECRET.search(path) or any(map(_SECRET.search, query.values())):
         raise TokenInUrlError

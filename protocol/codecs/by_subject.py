@@ -13,7 +13,9 @@ Codecs: TypeAlias = Codec[Any] | dict[str, Codec[Any]] | None
 
 
 def checked_codecs(codec: Codec[Any] | Mapping[str, Codec[Any]] | None) -> Codecs:
-    """Raises ConfigError, InvalidNameError: something in it is not a codec, or not of a name that a subject may have."""
+    """Raises ConfigError, InvalidNameError: something in it is not a codec, or not of a name that a
+    subject may have.
+    """
     if isinstance(codec, Mapping):
         codecs = dict(codec)
         for subject, each in codecs.items():
@@ -26,6 +28,8 @@ def checked_codecs(codec: Codec[Any] | Mapping[str, Codec[Any]] | None) -> Codec
 
 
 def encode_for(codecs: Codecs, subject: str, value: Any) -> Any:
-    """The bytes of a value for a subject with a codec; other values as they are.  Raises CodecError."""
+    """The bytes of a value for a subject with a codec; other values as they are.  Raises
+    CodecError.
+    """
     codec = codecs.get(subject) if isinstance(codecs, dict) else codecs
     return value if codec is None else encode_value(codec, value, subject=subject)

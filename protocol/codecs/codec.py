@@ -19,9 +19,11 @@ T = TypeVar("T")
 
 class Codec(Protocol[T]):
     """
-    Makes bytes of values, and values of bytes: any object with these three, as one for Avro or Protobuf.
+    Makes bytes of values, and values of bytes: any object with these three, as one for Avro or
+    Protobuf.
 
-    `encode` and `decode` are called on the event loop, so they must be quick.  What they raise is told as a CodecError.
+    `encode` and `decode` are called on the event loop, so they must be quick.  What they raise is
+    told as a CodecError.
     """
 
     @property
@@ -85,7 +87,8 @@ def decode_value(
         return codec.decode(data)
     except Exception as error:
         raise CodecError(
-            f"codec {codec.name} cannot decode message {offset} of partition {partition_id} of {subject}: "
+            f"codec {codec.name} cannot decode message {offset} of partition {partition_id} of "
+            f"{subject}: "
             f"{error!r:.200}",
             codec=codec.name,
             subject=subject,

@@ -1,4 +1,6 @@
-"""Numbers that JSON does not have: encoders write null for NaN and infinity, which no decoder makes a number of.  Pure."""
+"""Numbers that JSON does not have: encoders write null for NaN and infinity, which no decoder makes
+a number of.  Pure.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ _packed_so = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]").search
 
 def may_lack_json(value: object) -> bool:
     """
-    False if there is neither NaN nor infinity in a value that has JSON; in a tenth of the time of `all_finite`.
+    False if there is neither NaN nor infinity in a value that has JSON; in a tenth of the time of
+    `all_finite`.
 
     Values with None are common, and a look at each part of them would cost more than their JSON.
     """
@@ -44,7 +47,9 @@ def all_finite(value: object) -> bool:
 
 
 def is_null_in(value: object, in_json: object) -> bool:
-    """True if a number of a value, of dicts, lists, texts and numbers, is null in its JSON, as that was read."""
+    """True if a number of a value, of dicts, lists, texts and numbers, is null in its JSON, as that
+    was read.
+    """
     left = [(value, in_json)]
     while left:
         each, stored = left.pop()

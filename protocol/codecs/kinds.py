@@ -1,4 +1,6 @@
-"""The classes that the values of a type have: of a class, a union, a generic alias and what stands for one.  Pure."""
+"""The classes that the values of a type have: of a class, a union, a generic alias and what stands
+for one.  Pure.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ def classes_of(kind: Any) -> tuple[type, ...] | None:
     """
     The classes of which one is that of each value of `kind`; None if they are not known, as of Any.
 
-    A whole number is a value of float, as type checkers have it; bool, a class below int, is for the caller to tell.
+    A whole number is a value of float, as type checkers have it; bool, a class below int, is for
+    the caller to tell.
     """
     if kind is Any:
         return None

@@ -36,8 +36,9 @@ class PydanticCodec(Generic[M]):
 
         orders = PydanticCodec(Order)
 
-    A value is refused if what its JSON decodes to is another one: a `SecretStr` without a serializer that shows it, a required
-    field that is excluded, an alias that validation does not know, a field of a class below the model.
+    A value is refused if what its JSON decodes to is another one: a `SecretStr` without a
+    serializer that shows it, a required field that is excluded, an alias that validation does not
+    know, a field of a class below the model.
     """
 
     def __init__(self, model: type[M]) -> None:
@@ -65,7 +66,8 @@ class PydanticCodec(Generic[M]):
 
         Raises:
             TypeError: it is another model.
-            ValueError: a receiver would get another value, or none: NaN and infinity would become null, a secret asterisks.
+            ValueError: a receiver would get another value, or none: NaN and infinity would become
+                null, a secret asterisks.
         """
         given: Any = value
         if not isinstance(given, self._model):
@@ -73,7 +75,8 @@ class PydanticCodec(Generic[M]):
         text = value.model_dump_json(by_alias=True, round_trip=True)
         if "null" in text:
             dumped = value.model_dump(mode="json", by_alias=True, round_trip=True)
-            # A model may be configured to write them as constants, which Python's own json reads, or as texts.
+            # A model may be configured to write them as constants, which Python's own json reads,
+            # or as texts.
             if may_lack_json(dumped) and is_null_in(dumped, json.loads(text)):
                 raise ValueError(NOT_IN_JSON)
         data = text.encode()
@@ -87,7 +90,8 @@ class PydanticCodec(Generic[M]):
             decoded = self._model.model_validate_json(data)
         except Exception as error:
             raise ValueError(
-                f"the JSON of this {name} is none of a {self._model.__name__}, so that no receiver could decode it: "
+                f"the JSON of this {name} is none of a {self._model.__name__}, so that no receiver "
+                f"could decode it: "
                 f"{_texts(error)}"
             ) from error
         if decoded == value:
@@ -96,7 +100,8 @@ class PydanticCodec(Generic[M]):
             each.get_secret_value() for each in _secrets(decoded)
         ]:
             raise ValueError(
-                f"a secret of this {name} would be stored as asterisks: give its field a serializer that shows the secret, "
+                f"a secret of this {name} would be stored as asterisks: give its field a "
+                f"serializer that shows the secret, "
                 "or leave it out of what is sent"
             )
         # Private attributes, and fields that are excluded on purpose, are no part of what is sent.
@@ -111,7 +116,9 @@ class PydanticCodec(Generic[M]):
 
 
 def _secrets(value: Any) -> Iterator[Any]:
-    """The secrets in a model, as SecretStr and SecretBytes of pydantic are, in the order of its fields."""
+    """The secrets in a model, as SecretStr and SecretBytes of pydantic are, in the order of its
+    fields.
+    """
     left = [value]
     while left:
         each = left.pop()

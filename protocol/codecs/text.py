@@ -32,7 +32,8 @@ class TextCodec:
 
 class JsonCodec(Generic[T]):
     """
-    Values as JSON, by msgspec: what JSON has, dataclasses, msgspec Structs, TypedDicts, enums, dates and more.
+    Values as JSON, by msgspec: what JSON has, dataclasses, msgspec Structs, TypedDicts, enums,
+    dates and more.
 
         orders = JsonCodec(Order)
     """
@@ -48,28 +49,33 @@ class JsonCodec(Generic[T]):
         Make a codec.
 
         Args:
-            kind: the type that `decode` makes and checks, and of which a value has to be to be encoded, with all that is
-                in it.  Without it, dict, list, str, numbers, bool and None, and all are encoded.
+            kind: the type that `decode` makes and checks, and of which a value has to be to be
+                encoded, with all that is in it.  Without it, dict, list, str, numbers, bool and
+                None, and all are encoded.
 
         Raises:
             ConfigError: msgspec cannot decode values of this type.
         """
         self._kind = kind
-        # The types stand here: those of a class are methods to pyright, without their first argument.
+        # The types stand here: those of a class are methods to pyright, without their first
+        # argument.
         try:
             self.decode: Callable[[bytes], T] = msgspec.json.Decoder(kind).decode
-            """The value of JSON; a msgspec.DecodeError if the bytes are no JSON, or not of the type."""
+            """The value of JSON; a msgspec.DecodeError if the bytes are no JSON, or not of the
+            type.
+            """
         except TypeError as error:
             raise ConfigError(f"JsonCodec cannot decode {kind!r:.60}: {error}") from error
         encode = _exact(msgspec.json.Encoder().encode)
         self.encode: Callable[[T], bytes] = _checked(encode, self.decode, kind)
         """
-        The JSON of a value; TypeError if it has none, or is not of the codec's type; ValueError if NaN or infinity is in it, or
-        a receiver would get another value, or none.
+        The JSON of a value; TypeError if it has none, or is not of the codec's type; ValueError if
+        NaN or infinity is in it, or a receiver would get another value, or none.
         """
 
     def __reduce__(self) -> tuple[type[Self], tuple[Any]]:
-        # Pickled messages have their codec with them; what msgspec makes of the type cannot be pickled.
+        # Pickled messages have their codec with them; what msgspec makes of the type cannot be
+        # pickled.
         return type(self), (self._kind,)
 
 
@@ -86,14 +92,18 @@ def _exact(encode: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
 
 
 def _plain(value: Any) -> object:
-    """The dicts, lists, texts and numbers of a value that has JSON.  What is JSON already, a msgspec.Raw, is left out."""
+    """The dicts, lists, texts and numbers of a value that has JSON.  What is JSON already, a
+    msgspec.Raw, is left out.
+    """
     return msgspec.to_builtins(value, enc_hook=lambda _: None)
 
 
 def _checked(
     encode: Callable[[Any], bytes], decode: Callable[[bytes], Any], kind: Any
 ) -> Callable[[Any], bytes]:
-    """`encode`, which refuses values that are not of `kind`, and those whose JSON decodes to another value, or to none."""
+    """`encode`, which refuses values that are not of `kind`, and those whose JSON decodes to
+    another value, or to none.
+    """
     if kind is Any or kind is object:
         return encode
     classes = classes_of(kind) or (object,)
@@ -108,7 +118,8 @@ def _checked(
             decoded = decode(data)
         except msgspec.MsgspecError as error:
             raise ValueError(
-                f"the JSON of this value is none of {name}, so that no receiver could decode it: {error}"
+                f"the JSON of this value is none of {name}, so that no receiver "
+                f"could decode it: {error}"
             ) from error
         # Lists for tuples and texts for numbers as keys are what JSON has; they are the same JSON.
         if decoded != value and encode(decoded) != data:

@@ -1,4 +1,5 @@
-"""Every error raised on purpose, with a code that never changes, a fate and advice; errors on the wire.  Pure.
+"""Every error raised on purpose, with a code that never changes, a fate and advice; errors on the
+wire.  Pure.
 
     KeylaneError                       .code .fate .retry .hint .details
     ├── ConfigError                    settings impossible, all problems at once
@@ -95,10 +96,10 @@
     ├── ClusterFolderError             the folder for a new cluster is not empty
     └── ClosedError                    used after close (yours, not the peer's)
 
-`fate` says whether the failed request may have been done.  A request that is NOT_DONE may always be repeated.  One
-that is UNKNOWN may be repeated if the receiver recognises the repeat, as a broker does by (producer id, epoch, sequence).
-The names may change; a code may not (golden test).  Source: Kafka's Errors table, Maelstrom's definite
-and indefinite errors, litestream's hints.
+`fate` says whether the failed request may have been done.  A request that is NOT_DONE may always be
+repeated.  One that is UNKNOWN may be repeated if the receiver recognises the repeat, as a broker
+does by (producer id, epoch, sequence). The names may change; a code may not (golden test).  Source:
+Kafka's Errors table, Maelstrom's definite and indefinite errors, litestream's hints.
 """
 
 from __future__ import annotations
@@ -146,12 +147,16 @@ def codes() -> dict[int, str]:
 
 
 def wire_text(text: str) -> str:
-    """`text` as every peer can decode it: at most TEXT_CHARS_MAX characters, without lone surrogates."""
+    """`text` as every peer can decode it: at most TEXT_CHARS_MAX characters, without lone
+    surrogates.
+    """
     return text[:TEXT_CHARS_MAX].encode("utf-8", "replace").decode()
 
 
 def wire_details(error: KeylaneError) -> dict[str, Any]:
-    """The details of `error` as JSON and msgpack carry them: numbers, and every other value as text."""
+    """The details of `error` as JSON and msgpack carry them: numbers, and every other value as
+    text.
+    """
     return {
         wire_text(name): value
         if isinstance(value, float) or (isinstance(value, int) and -(2**63) <= value < 2**64)
@@ -166,7 +171,9 @@ def wire_hint(error: KeylaneError) -> str:
 
 
 def own_hint(error: KeylaneError) -> str:
-    """The hint that `error` was given, as the wire carries it; "" if it has that of its class and details."""
+    """The hint that `error` was given, as the wire carries it; "" if it has that of its class and
+    details.
+    """
     return "" if error.hint == hint_of(type(error), error.details) else wire_hint(error)
 
 

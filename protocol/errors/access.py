@@ -1,4 +1,6 @@
-"""What servers refuse of callers that may not do what they ask, and tokens that cannot be used.  Pure."""
+"""What servers refuse of callers that may not do what they ask, and tokens that cannot be used.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,10 @@ class UnauthenticatedError(RefusedError):
     code = 1350
     summary = "the caller is not known"
     hint = (
-        "Give a token of this cluster: token=, KEYLANE_TOKEN_FILE or KEYLANE_TOKEN.  An administrator makes one with "
-        "keylane access token create PRINCIPAL.  A client that is known by its certificate needs one that has not ended: "
-        "replace its files, and it goes on."
+        "Give a token of this cluster: token=, KEYLANE_TOKEN_FILE or KEYLANE_TOKEN.  An "
+        "administrator makes one with keylane access token create PRINCIPAL.  A client identified "
+        "by its certificate needs one that has not expired: replace its files, and it "
+        "continues by itself."
     )
     reason = Detail(str)
 
@@ -37,7 +40,10 @@ class CapabilityEndedError(RefusedError):
     code = 1352
     retry = RetryRule.LATER
     summary = "the capability has ended"
-    hint = "Clients of keylane renew it by themselves; others ask a metaserver for a new one: POST /v1/access/capability"
+    hint = (
+        "keylane's clients renew it by themselves; other clients ask a metaserver for a new one: "
+        "POST /v1/access/capability"
+    )
     principal = Detail(str)
 
 
@@ -46,7 +52,10 @@ class TokenInvalidError(ConfigError):
 
     code = 1353
     summary = "the token cannot be used"
-    hint = "A token begins with kl_ and is given in a file (KEYLANE_TOKEN_FILE), in KEYLANE_TOKEN, or as token=."
+    hint = (
+        "A token begins with kl_ and is given in a file (KEYLANE_TOKEN_FILE), in "
+        "KEYLANE_TOKEN, or as token=."
+    )
 
 
 class TokenInUrlError(InvalidRequestError):
@@ -54,7 +63,10 @@ class TokenInUrlError(InvalidRequestError):
 
     code = 1354
     summary = "a token does not belong in a URL"
-    hint = "Give it in the header Authorization: Bearer TOKEN.  Revoke this one: logs may have it."
+    hint = (
+        "Give it in the header Authorization: Bearer TOKEN.  Revoke this token, because logs may "
+        "contain it."
+    )
 
 
 class TokenIdUnknownError(RefusedError):
@@ -71,11 +83,16 @@ class AccessOffError(RefusedError):
 
     code = 1356
     summary = "access control is off at this metaserver"
-    hint = "Start the metaserver with access = on, and give it an admin_token_file or admin_token_hash."
+    hint = (
+        "Start the metaserver with access = on, and give it an admin_token_file or "
+        "admin_token_hash."
+    )
 
 
 class QuotaExceededError(RefusedError):
-    """A principal or a subject is so far over its limit that waiting in the call would take too long."""
+    """A principal or a subject is so far over its limit that waiting in the call would take too
+    long.
+    """
 
     code = 1357
     retry = RetryRule.LATER
@@ -91,7 +108,9 @@ class ConnectionQuotaError(RefusedError):
     code = 1358
     retry = RetryRule.LATER
     summary = "the principal has too many connections"
-    hint = "Close one, or have its quota raised: keylane access quota set PRINCIPAL --connections N"
+    hint = (
+        "Close a connection, or raise the quota: keylane access quota set PRINCIPAL --connections N"
+    )
     principal = Detail(str)
     limit = Detail(int)
     retry_after_ms = Detail(int)
@@ -104,8 +123,8 @@ class SessionQuotaError(RefusedError):
     retry = RetryRule.LATER
     summary = "the principal has too many consumers"
     hint = (
-        "Close a consumer, or have the quota raised: keylane access quota set PRINCIPAL --sessions N.  The session of one "
-        "that was killed ends after its ttl."
+        "Close a consumer, or raise the quota: keylane access quota set PRINCIPAL --sessions N.  "
+        "The session of a killed consumer ends after its ttl."
     )
     principal = Detail(str)
     limit = Detail(int)
@@ -118,4 +137,4 @@ class IssuerUnreachableError(RefusedError):
     code = 1359
     retry = RetryRule.LATER
     summary = "the keys of the outside issuer cannot be read"
-    hint = "Look at jwt_jwks of the metaserver and its log; tokens of keylane work meanwhile."
+    hint = "Check the metaserver's jwt_jwks and its log; keylane's own tokens work meanwhile."

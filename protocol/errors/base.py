@@ -1,4 +1,5 @@
-"""The root of all errors: a code that never changes, a fate, advice on retrying, and typed details.  Pure.
+"""The root of all errors: a code that never changes, a fate, advice on retrying, and typed details.
+Pure.
 
 `__init__.py` draws the tree; errors are imported from there.
 """
@@ -42,8 +43,8 @@ class Detail(Generic[V]):
     """
     A typed attribute of an error: the detail of the same name.
 
-    None if the error was raised without the detail, or a peer sent a value of another type.  A text detail takes any
-    value, as text.
+    None if the error was raised without the detail, or a peer sent a value of another type.  A text
+    detail takes any value, as text.
     """
 
     def __init__(self, kind: type[V]) -> None:
@@ -72,7 +73,8 @@ class KeylaneError(Exception):
     """
     Root of every error raised on purpose.
 
-    `details` are numbers and names: each class has those that it declares as attributes, None if not given.
+    `details` are numbers and names: each class has those that it declares as attributes, None if
+    not given.
     """
 
     code: ClassVar[int] = 1000
@@ -105,7 +107,9 @@ class KeylaneError(Exception):
         return str(self.args[0])
 
     def copy(self, fate: Fate) -> KeylaneError:
-        """An equal error for another caller, with its own fate: each caller gets an error object of its own."""
+        """An equal error for another caller, with its own fate: each caller gets an error object of
+        its own.
+        """
         copy = _rebuild(type(self), self.message, self.details, fate, self.hint)
         copy.__cause__ = self.__cause__
         return copy
@@ -124,7 +128,9 @@ KIND_BY_CODE[KeylaneError.code] = KeylaneError
 
 
 def hint_of(kind: type[KeylaneError], details: dict[str, Any]) -> str:
-    """The hint that an error of this kind has if it is given none; its commands name the subject of `details`."""
+    """The hint that an error of this kind has if it is given none; its commands name the subject of
+    `details`.
+    """
     subject = details.get("subject")
     if " NAME" in kind.hint and isinstance(subject, str) and _PLAIN.fullmatch(subject):
         return _OF_A_SUBJECT.sub(rf"\1 {subject}", kind.hint)

@@ -1,4 +1,6 @@
-"""Refusals because a subject or a consumer group was deleted: a later one of the same name is another one.  Pure."""
+"""Refusals because a subject or a consumer group was deleted: a later one of the same name is
+another one.  Pure.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ class SubjectDeletedError(RefusedError):
     code = 1114
     summary = "the subject was deleted"
     hint = (
-        "A subject that is created under this name (keylane subject create NAME) is another one: start consumers "
-        "of it anew, and send what is meant for it."
+        "A subject created under this name later (keylane subject create NAME) is a different one: "
+        "restart its consumers, and send its messages again."
     )
     subject = Detail(str)
     left = Detail(int)
@@ -25,7 +27,7 @@ class GroupDeletedError(RefusedError):
 
     code = 1115
     summary = "the consumer group was deleted"
-    hint = "A consumer that is started now begins a new group, at the first message that is still stored."
+    hint = "A consumer started now begins a new group at the first message that is still stored."
     subject = Detail(str)
     group = Detail(str)
     left = Detail(int)

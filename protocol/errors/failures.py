@@ -14,7 +14,7 @@ class UnreachableError(KeylaneError):
     fate = Fate.UNKNOWN
     retry = RetryRule.LATER
     summary = "no answer"
-    hint = "Is the server running, and is this its address?"
+    hint = "Check that the server is running, and that this is its address."
 
 
 class NotSentError(UnreachableError):
@@ -23,7 +23,7 @@ class NotSentError(UnreachableError):
     code = 1201
     fate = Fate.NOT_DONE
     summary = "cannot reach the server"
-    hint = "Is it running, and is this its address?  keylane dev starts a cluster."
+    hint = "Check that it is running, and that this is its address.  keylane dev starts a cluster."
     address = Detail(str)
     broker_group = Detail(str)
     partition_id = Detail(int)
@@ -43,7 +43,7 @@ class OutcomeUnknownError(UnreachableError):
 
     code = 1202
     summary = "the connection ended before the answer"
-    hint = "The call may have been done: look at its effect before you repeat it."
+    hint = "The call may have taken effect: check before you repeat it."
 
     @classmethod
     def of_read(cls, text: str) -> Self:
@@ -59,7 +59,7 @@ class ResetUnfinishedError(UnreachableError):
 
     code = 1203
     summary = "the group's progress was set on some partitions and not on all"
-    hint = "The same call again finishes it."
+    hint = "Repeat the same call to finish it."
     partitions = Detail(int)
     partitions_set = Detail(int)
 
@@ -82,20 +82,22 @@ class ForeignServerError(UnreachableError):
     retry = RetryRule.NEVER
     summary = "the answer is no keylane server's"
     hint = (
-        "Look at which program listens there, then give the address of a keylane server: HOST:PORT."
+        "Check which program listens there, then give the address of a keylane server: HOST:PORT."
     )
     address = Detail(str)
 
 
 class PartlyStoredError(KeylaneError):
-    """Some messages of an HTTP request are stored, and others are not; the answer has a receipt of each stored one."""
+    """Some messages of an HTTP request are stored, and others are not; the answer has a receipt of
+    each stored one.
+    """
 
     code = 1147
     fate = Fate.UNKNOWN
     summary = "some messages of the request are stored, others are not"
     hint = (
-        "Repeat the request with its Idempotency-Key: what is stored is not stored again.  Without a key, send the "
-        "messages again that have no receipt."
+        "Repeat the request with the same Idempotency-Key: nothing is stored twice.  Without a "
+        "key, send again the messages that have no receipt."
     )
     stored = Detail(int)
     messages = Detail(int)
@@ -106,7 +108,7 @@ class DeliveryError(KeylaneError):
 
     code = 1182
     summary = "the message was given up"
-    hint = "fate says whether it may be stored: not_done, or unknown."
+    hint = "Its fate says whether it may be stored: not_done or unknown."
 
 
 class GivenUpError(DeliveryError):
@@ -114,7 +116,10 @@ class GivenUpError(DeliveryError):
 
     code = 1183
     summary = "messages were given up, and their futures were never awaited"
-    hint = "Await the futures that `send` returned to learn which: each raises its own error, with its fate."
+    hint = (
+        "Await the futures that `send` returned to learn which ones failed: each raises its own "
+        "error, with its fate."
+    )
     messages = Detail(int)
     unknown = Detail(int)
     """How many of them may be stored."""
@@ -154,7 +159,10 @@ class PartlyQueuedError(DeliveryError):
 
     code = 1186
     summary = "a message could not be queued; those before it were"
-    hint = "Fix what the cause names, then continue with that message: it and those after it were not sent."
+    hint = (
+        "Fix what the cause names, then continue from that message: it and the messages after it "
+        "were not sent."
+    )
     queued = Detail(int)
     """The number of messages that were queued before it."""
 
@@ -164,7 +172,7 @@ class RowsRefusedError(DeliveryError):
 
     code = 1187
     summary = "rows of the table cannot be sent"
-    hint = "Mend the rows, or leave them out with partial=True."
+    hint = "Fix the rows, or leave them out with partial=True."
     rows = Detail[list[int]](list)
     """Numbers of the first hundred rows."""
     sent = Detail(int)
@@ -176,7 +184,10 @@ class RowsGivenUpError(DeliveryError):
 
     code = 1188
     summary = "rows of the table were given up"
-    hint = "The cause says why the first was. Send again those that are not stored, in order."
+    hint = (
+        "The cause says why the first one failed.  Send the messages that are not "
+        "stored again, in order."
+    )
     rows = Detail[list[int]](list)
     """Numbers of the first hundred rows."""
     messages = Detail(int)
@@ -187,11 +198,16 @@ class RowsGivenUpError(DeliveryError):
 
 
 class RowsUnfinishedError(DeliveryError):
-    """Raised by `send_arrow`: the source of its rows failed before its end, and the rows before were sent."""
+    """Raised by `send_arrow`: the source of its rows failed before its end, and the rows before
+    were sent.
+    """
 
     code = 1189
     summary = "the source of the rows failed"
-    hint = "Mend what the cause names, then send the rows behind those that were sent; of them, again what is not stored."
+    hint = (
+        "Fix what the cause names, then send the rows after those already sent, and again those "
+        "that are not stored."
+    )
     sent = Detail(int)
     """Rows that were read and sent: the first ones of the source."""
     stored = Detail(int)
@@ -210,12 +226,15 @@ class StorageError(KeylaneError):
     code = 1300
     retry = RetryRule.LATER  # a database that restarts or fails over is there again soon
     summary = "the disk answered with an error"
-    hint = "Look at the disk or the database that the message names, then at the server's log."
+    hint = "Check the disk or the database that the message names, then the server's log."
     operation = Detail(str)
     path = Detail(str)
 
 
-_FILES_HINT = "Raise the limit of open files: `ulimit -n 65536` in the shell that starts it, `LimitNOFILE=65536` in a systemd unit."
+_FILES_HINT = (
+    "Raise the limit of open files: `ulimit -n 65536` in the shell that starts it, "
+    "`LimitNOFILE=65536` in a systemd unit."
+)
 
 
 def open_files_error(text: str, *, operation: str, path: str) -> StorageError:
@@ -230,7 +249,8 @@ def open_files_error(text: str, *, operation: str, path: str) -> StorageError:
 def few_files_error(allowed: int, needed: int) -> StorageError:
     """The error of a process that may open so few files that it is not begun."""
     error = StorageError(
-        f"this process may have {allowed} open files and connections, and needs at least {needed}: its data takes some "
+        f"this process may have {allowed} open files and connections, and needs at least {needed}: "
+        f"its data takes some "
         "dozens, and each client one or two"
     )
     error.hint = _FILES_HINT
@@ -257,7 +277,7 @@ class DiskFullError(StorageError):
 
     code = 1302
     summary = "the disk is full"
-    hint = "Free some space; nothing of this write was kept."
+    hint = "Free some space; nothing of this write was stored."
 
 
 class FlushFailedError(StorageError):
@@ -267,7 +287,10 @@ class FlushFailedError(StorageError):
     fate = Fate.UNKNOWN
     retry = RetryRule.NEVER
     summary = "a write could not be made durable"
-    hint = "The broker stops writing: after a failed flush nothing is known about the last writes."
+    hint = (
+        "The broker stops writing, because after a failed flush the state of the "
+        "last writes is unknown."
+    )
 
 
 class DataFolderError(StorageError):
@@ -276,17 +299,23 @@ class DataFolderError(StorageError):
     code = 1304
     retry = RetryRule.NEVER
     summary = "the data folder cannot be used"
-    hint = "Give a folder that this user may write, on a disk that is not mounted read only, and that no other server uses."
+    hint = (
+        "Give a folder that this user may write to, on a disk that is not mounted read-only, and "
+        "that no other server uses."
+    )
     broker_group = Detail(str)
 
 
 class BrokerGroupTakenError(DataFolderError):
-    """A broker reports itself for the broker group of another data folder, or its folder is a copy."""
+    """A broker reports itself for the broker group of another data folder, or its folder is a
+    copy.
+    """
 
     code = 1109
     summary = "the broker group belongs to another data folder"
     hint = (
-        "Start the broker with the group's own data folder, or under another group name.  If that folder is lost for good, "
+        "Start the broker with the group's own data folder, or under another group name.  If that "
+        "folder is lost for good, "
         "give up what only it had: keylane broker evacuate GROUP --accept-loss"
     )
     address = Detail(str)
@@ -297,7 +326,7 @@ class CorruptIndexError(CorruptLogError):
 
     code = 1305
     summary = "the index of the commit log is damaged"
-    hint = "Start the broker again: it makes its index anew from the log, and nothing is lost."
+    hint = "Restart the broker: it rebuilds its index from the log, and nothing is lost."
 
 
 class AddressError(KeylaneError):
@@ -315,7 +344,8 @@ class HostError(AddressError):
     code = 1403
     summary = "other addresses than loopback are served with TLS only"
     hint = (
-        "Use 127.0.0.1, ::1 or localhost, or give tls_cert, tls_key and tls_ca: keylane cluster init makes them.  "
+        "Use 127.0.0.1, ::1 or localhost, or give tls_cert, tls_key and tls_ca: keylane cluster "
+        "init makes them.  "
         "insecure_network = true serves everybody who reaches the address."
     )
     host = Detail(str)
@@ -330,7 +360,9 @@ class JavaMissingError(KeylaneError):
 
 
 class ClosedError(KeylaneError):
-    """A call on a producer, consumer or message that is not open, or a message that a closing producer gave up."""
+    """A call on a producer, consumer or message that is not open, or a message that a closing
+    producer gave up.
+    """
 
     code = 1402
     summary = "used after close"
@@ -358,7 +390,7 @@ class InputError(KeylaneError):
 
     code = 1405
     summary = "the input cannot be read"
-    hint = "Look at the terminal, the pipe or the file that the command reads."
+    hint = "Check the terminal, the pipe or the file that the command reads."
     line = Detail(int)
 
 

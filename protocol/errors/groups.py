@@ -12,7 +12,10 @@ class GroupExistsError(RefusedError):
 
     code = 1260
     summary = "a consumer group of this name exists"
-    hint = "`keylane group reset` moves a group that exists; `keylane group switch` changes its strategy."
+    hint = (
+        "`keylane group reset` moves a group that exists; `keylane group switch` "
+        "changes its strategy."
+    )
     stored = Detail(str)
     asked = Detail(str)
 
@@ -22,7 +25,7 @@ class GroupStartUnfinishedError(UnreachableError):
 
     code = 1261
     summary = "where the group begins is fixed, and not stored by every broker yet"
-    hint = "The metaserver goes on by itself; the same call again waits for it."
+    hint = "The metaserver finishes it by itself; repeat the call to wait for it."
     partitions = Detail(int)
     partitions_set = Detail(int)
 
@@ -32,7 +35,9 @@ class PolicyInvalidError(RefusedError):
 
     code = 1262
     summary = "the failure policy cannot work"
-    hint = "Give backoff_first_ms and backoff_max_ms together, the first at most as large as the second."
+    hint = (
+        "Give backoff_first_ms and backoff_max_ms together; the first must not exceed the second."
+    )
 
 
 class RetryPolicyError(RefusedError):
@@ -42,8 +47,8 @@ class RetryPolicyError(RefusedError):
     retry = RetryRule.NEVER
     summary = "on_failure='retry' is of best_tried subjects and of shared groups"
     hint = (
-        'on_failure="park" keeps the order of keys, and "dead" goes on behind a message that failed too often; or: '
-        "keylane subject set SUBJECT --order-strategy best_tried"
+        'on_failure="park" keeps the order of each key; "dead" skips a message that failed too '
+        "often.  Or change the subject: keylane subject set SUBJECT --order-strategy best_tried"
     )
     subject = Detail(str)
     group = Detail(str)
@@ -55,7 +60,10 @@ class SuspendedClientsError(RefusedError):
     code = 1263
     retry = RetryRule.NEVER
     summary = "no more clients of this group can be suspended by name"
-    hint = "Suspend the whole group, or resume clients that are gone: `keylane group describe` lists them."
+    hint = (
+        "Suspend the whole group, or resume clients that are gone: `keylane group "
+        "describe` lists them."
+    )
     limit = Detail(int)
 
 
@@ -65,7 +73,7 @@ class ResetCanceledError(RefusedError):
     code = 1255
     retry = RetryRule.NEVER
     summary = "the reset was canceled, and nothing was changed"
-    hint = "The group goes on where it was; another reset can begin."
+    hint = "The group continues where it was; another reset can begin."
     subject = Detail(str)
     group = Detail(str)
 
@@ -76,7 +84,10 @@ class ResetForwardError(RefusedError):
     code = 1256
     retry = RetryRule.NEVER
     summary = "no reset of this group can be canceled"
-    hint = "`keylane group describe` shows where the group is; a reset that is done is undone by another one."
+    hint = (
+        "`keylane group describe` shows where the group is; to undo a finished reset, reset the "
+        "group again."
+    )
     subject = Detail(str)
     group = Detail(str)
     begun = Detail(bool)
@@ -95,7 +106,8 @@ def too_many_groups(where: str, limit: int) -> OverloadedError:
         f"too many consumer groups: {where} has {limit}, and takes no more", limit=limit
     )
     error.hint = (
-        "Delete groups that no program uses: keylane group delete SUBJECT GROUP.  One that clients have made at a broker alone "
+        "Delete groups that no program uses: keylane group delete SUBJECT GROUP.  One that clients "
+        "have made at a broker alone "
         "is not listed: it is known, and can be deleted, after keylane group create SUBJECT GROUP"
     )
     return error

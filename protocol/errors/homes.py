@@ -11,18 +11,24 @@ class ForkedError(RefusedError):
 
     code = 1143
     summary = "it was open when this process was forked: its connections are the parent's"
-    hint = "Open it after the fork: in each process one of its own."
+    hint = "Open it after the fork, one in each process."
 
 
 class ForkReturnedError(RefusedError):
-    """A child of a fork came back into the event loop of its parent, in which a client is open: the child is ended."""
+    """A child of a fork came back into the event loop of its parent, in which a client is open: the
+    child is ended.
+    """
 
     code = 1258
     retry = RetryRule.NEVER
-    summary = "this process was forked inside an event loop, and came back into it: that loop is the parent's"
+    summary = (
+        "this process was forked inside an event loop, and came back into it: that "
+        "loop is the parent's"
+    )
     hint = (
-        "End a child that is forked in a handler where its work ends: os._exit(0).  Or start programs with subprocess or with "
-        "multiprocessing, whose processes never come back."
+        "End a process forked in a handler with os._exit(0) when its work is done.  Or start "
+        "programs with subprocess or multiprocessing, whose processes never "
+        "return into the handler."
     )
 
 
@@ -32,7 +38,8 @@ class OtherLoopError(RefusedError):
     code = 1144
     summary = "used outside of the event loop that it was opened in"
     hint = (
-        "Open one in each event loop, or come back to its loop: asyncio.run_coroutine_threadsafe."
+        "Open one in each event loop, or call back into its loop with "
+        "asyncio.run_coroutine_threadsafe."
     )
 
 
@@ -41,7 +48,7 @@ class AlreadyOpenError(RefusedError):
 
     code = 1145
     summary = "it is open already"
-    hint = "Close it first, or make another one."
+    hint = "Close it first, or create another one."
 
 
 class OtherTaskError(RefusedError):
@@ -51,7 +58,8 @@ class OtherTaskError(RefusedError):
     retry = RetryRule.LATER
     summary = "another task iterates over this consumer"
     hint = (
-        "Iterate in one task, or take over once every message is acked.  For many messages at once, give the consumer "
+        "Iterate in one task, or take over once every message is acked.  For many messages at "
+        "once, give the consumer "
         "handler= and concurrency=: it keeps the order of each key."
     )
     unacked = Detail(int)
@@ -63,15 +71,21 @@ class MixedUseError(RefusedError):
 
     code = 1165
     summary = "this consumer gives its messages in another way"
-    hint = "Use one of a loop over the consumer, getmany() and batches() for as long as it is open; a handler has them all."
+    hint = (
+        "Use one of a loop over the consumer, getmany() and batches() for as long as it is open; a "
+        "handler has them all."
+    )
 
 
 class SeekRefusedError(RefusedError):
-    """A member of a consumer group asks for another offset: the group's progress is one, and is set by an operator."""
+    """A member of a consumer group asks for another offset: the group's progress is one, and is set
+    by an operator.
+    """
 
     code = 1166
     summary = "a consumer does not set the progress of its group"
     hint = (
-        "For all members: keylane group reset SUBJECT GROUP --to ... --live, or Admin.reset_group(…, live=True).  To look at "
+        "For all members: keylane group reset SUBJECT GROUP --to ... --live, or "
+        "Admin.reset_group(…, live=True).  To look at "
         "messages again without a group: keylane.Reader."
     )

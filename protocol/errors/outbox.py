@@ -1,4 +1,6 @@
-"""What an outbox refuses: tables that cannot be used, rows that may be stored or are wanted.  Pure."""
+"""What an outbox refuses: tables that cannot be used, rows that may be stored or are wanted.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,10 @@ class OutboxMissingError(RefusedError):
 
     code = 1230
     summary = "the database has no tables of an outbox"
-    hint = "Create them: await keylane.outbox.create_tables(engine), or keylane.outbox.alembic in your migrations."
+    hint = (
+        "Create them with await keylane.outbox.create_tables(engine), or with "
+        "keylane.outbox.alembic in your migrations."
+    )
     table = Detail(str)
 
 
@@ -20,7 +25,10 @@ class OutboxOlderError(RefusedError):
 
     code = 1231
     summary = "the tables of the outbox are older than this keylane"
-    hint = "Upgrade them: await keylane.outbox.create_tables(engine), or keylane.outbox.alembic in your migrations."
+    hint = (
+        "Upgrade them with await keylane.outbox.create_tables(engine), or with "
+        "keylane.outbox.alembic in your migrations."
+    )
     table = Detail(str)
     version = Detail(int)
     """Of the tables."""
@@ -32,7 +40,7 @@ class OutboxNewerError(RefusedError):
 
     code = 1232
     summary = "the tables of the outbox are newer than this keylane"
-    hint = "Install the version of keylane that made them."
+    hint = "Install the version of keylane that created them."
     table = Detail(str)
     version = Detail(int)
     """Of the tables."""
@@ -54,5 +62,7 @@ class OutboxSubjectExistsError(RefusedError):
 
     code = 1234
     summary = "the subject exists, so that its rows are sent"
-    hint = "Nothing was deleted.  With --force (force=True) messages that were never sent are deleted all the same."
+    hint = (
+        "Nothing was deleted.  --force (force=True) deletes messages that were never sent as well."
+    )
     subject = Detail(str)

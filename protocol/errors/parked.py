@@ -1,4 +1,6 @@
-"""What brokers refuse of parked messages: full stores, and those that the children of a partition have.  Pure."""
+"""What brokers refuse of parked messages: full stores, and those that the children of a partition
+have.  Pure.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,10 @@ class ParkFullError(RefusedError):
     code = 1250
     retry = RetryRule.LATER
     summary = "the group can park no more on this partition"
-    hint = "Its failing messages block their keys until there is room: see `keylane parked list`, then redrive or skip some."
+    hint = (
+        "Failing messages block their keys until there is room: look at `keylane parked list`, "
+        "then redrive or skip some."
+    )
     limit = Detail(int)
 
 
@@ -22,7 +27,7 @@ class ParkMovedError(RefusedError):
     code = 1251
     retry = RetryRule.AFTER_NEW_ROUTE
     summary = "the children of this partition have its parked messages"
-    hint = "Ask again: `keylane parked list SUBJECT GROUP` names the partition that has them now."
+    hint = "Try again: `keylane parked list SUBJECT GROUP` shows the partition that has them now."
     partition_id = Detail(int)
 
 
@@ -32,8 +37,8 @@ class ParkedKeyUnknownError(RefusedError):
     code = 1252
     summary = "no message of this key is parked"
     hint = (
-        "It may be handled by now: `keylane parked list SUBJECT GROUP` shows what is parked, `keylane dead list SUBJECT "
-        "GROUP` the dead letters."
+        "It may have been handled by now: `keylane parked list SUBJECT GROUP` shows parked "
+        "messages, `keylane dead list SUBJECT GROUP` dead letters."
     )
     partition_id = Detail(int)
 
@@ -43,20 +48,26 @@ class ParkedMessageUnknownError(RefusedError):
 
     code = 1268
     summary = "this message is not parked"
-    hint = "`keylane parked show SUBJECT GROUP --key KEY` lists the parked messages of a key, with their partitions and offsets."
+    hint = (
+        "`keylane parked show SUBJECT GROUP --key KEY` lists the parked messages of a key, with "
+        "their partitions and offsets."
+    )
     partition_id = Detail(int)
     """The partition that stores it."""
     offset = Detail(int)
 
 
 class EditsFullError(RefusedError):
-    """A consumer group has as many edited messages, or bytes of them, on a partition as it may have."""
+    """A consumer group has as many edited messages, or bytes of them, on a partition as it may
+    have.
+    """
 
     code = 1269
     retry = RetryRule.LATER
     summary = "the group has too many edited messages on this partition"
     hint = (
-        "Redrive those that are ready; edited messages are kept until they are handled or skipped."
+        "Redrive the ones that are ready: edited messages are kept until they are "
+        "handled or skipped."
     )
     limit = Detail(int)
 
@@ -67,14 +78,19 @@ class ParkedRedrivenError(RefusedError):
     code = 1275
     retry = RetryRule.LATER
     summary = "the messages of this key are being redriven"
-    hint = "Edit it when it is parked again; a consumer may have its old value already."
+    hint = "Edit it once it is parked again: a consumer may already have its old value."
     partition_id = Detail(int)
 
 
 class ParkedKeyAmbiguousError(RefusedError):
-    """A key is parked on several partitions of which none continues the other, so that none of its messages is the first."""
+    """A key is parked on several partitions of which none continues the other, so that none of its
+    messages is the first.
+    """
 
     code = 1276
     summary = "the key is parked on several partitions, and none of them comes first"
-    hint = "Say which one: `--partition`, or `partition_id=`; `keylane parked list SUBJECT GROUP --key KEY` shows them."
+    hint = (
+        "Name one with `--partition` or `partition_id=`; `keylane parked list SUBJECT GROUP --key "
+        "KEY` shows them."
+    )
     partition_ids = Detail(str)

@@ -1,4 +1,6 @@
-"""What ends the reading of a subject, a stream or a planned range: rows that are gone, and processes that cannot read.  Pure."""
+"""What ends the reading of a subject, a stream or a planned range: rows that are gone, and
+processes that cannot read.  Pure.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +13,26 @@ class ReadFilterError(KeylaneError):
 
     code = 1280
     summary = "the reader's `where` failed"
-    hint = "Mend `where`: a plain function of a message that returns True or False.  The next message follows if you go on."
+    hint = (
+        "Fix `where`: a plain function that takes a message and returns True or False.  If you "
+        "continue, you get the next message."
+    )
     partition_id = Detail(int)
     offset = Detail(int)
 
 
 class RangeUnreadableError(KeylaneError):
-    """A broker did not answer reads of a planned range for as long as a reader waits; the cause is the last error."""
+    """A broker did not answer reads of a planned range for as long as a reader waits; the cause is
+    the last error.
+    """
 
     code = 1330
     retry = RetryRule.LATER
     summary = "the range could not be read"
-    hint = "Is the broker of the partition running, and its subject not deleted?  The rows of the range are fixed: the same read again gives them."
+    hint = (
+        "Check that the partition's broker is running and that its subject is not deleted.  The "
+        "range is fixed: repeat the read to get the same rows."
+    )
     subject = Detail(str)
     partition_id = Detail(int)
     start = Detail(int)
@@ -38,7 +48,10 @@ class JsonValueError(KeylaneError):
 
     code = 1331
     summary = "a value is not JSON of the schema"
-    hint = "Mend the schema, or read such values as null: in Spark by the option badValues=null, else by bad_values='null'."
+    hint = (
+        "Fix the schema, or read such values as null: in Spark with the option badValues=null, "
+        "elsewhere with bad_values='null'."
+    )
     partition_id = Detail(int)
     offset = Detail(int)
 
@@ -48,10 +61,12 @@ class DataLossError(OffsetOutOfRangeError):
 
     code = 1295
     summary = "retention has removed rows of the range"
-    hint = "With the option failOnDataLoss=false the read goes on behind the loss; or begin later."
+    hint = "The option failOnDataLoss=false continues after the loss; or begin later."
     subject = Detail(str)
     lost_until = Detail(int)
-    """One past the last lost offset; the first one is `offset`.  None: the end of the partition is not known."""
+    """One past the last lost offset; the first one is `offset`.  None: the end of the partition is
+    not known.
+    """
     rows = Detail(int)
     """How many rows are lost; None: not known."""
     stored_before_ms = Detail(int)
@@ -59,7 +74,9 @@ class DataLossError(OffsetOutOfRangeError):
 
 
 class SparkProcessError(KeylaneError):
-    """A process of Spark cannot run keylane: a package is missing or another version, or Java is."""
+    """A process of Spark cannot run keylane: a package is missing or another version, or Java
+    is.
+    """
 
     code = 1296
     summary = "a process of Spark cannot run keylane"
@@ -71,14 +88,17 @@ class SparkProcessError(KeylaneError):
 
 
 class UnpackError(CorruptBatchError):
-    """The checksum of a packed batch is right, and it does not unpack to what its lengths say: its sender packed it so."""
+    """The checksum of a packed batch is right, and it does not unpack to what its lengths say: its
+    sender packed it so.
+    """
 
     code = 1163
     summary = "the packed batch does not unpack"
     retry = RetryRule.NEVER
     hint = (
-        "Every reader finds it so. Pass its messages: open a Reader at offset + count; for a consumer group: "
-        "keylane group reset SUBJECT GROUP --partition PARTITION --to OFFSET --live"
+        "The batch is damaged for every reader.  Skip its messages: open a Reader at offset + "
+        "count; for a consumer group: keylane group reset SUBJECT GROUP --partition PARTITION --to "
+        "OFFSET --live"
     )
     count = Detail(int)
     """Messages of the batch, of which `offset` is the first."""

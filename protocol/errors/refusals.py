@@ -1,4 +1,6 @@
-"""Impossible settings, and the refusals: answers of servers and clients that nothing was done.  Pure."""
+"""Impossible settings, and the refusals: answers of servers and clients that nothing was done.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -19,21 +21,29 @@ class ConfigError(KeylaneError):
 
 class HandlerTypeError(ConfigError, TypeError):
     """
-    A handler whose body would never run: a generator function, a function of other arguments than one message, or one
-    that returns something that must be run.
+    A handler whose body would never run: a generator function, a function of other arguments than
+    one message, or one that returns something that must be run.
     """
 
     code = 1010
     summary = "not a handler"
-    hint = "Give a function of one message that does its work when it is called or awaited: no generator, no yield."
+    hint = (
+        "Give a function that takes one message and does its work when called or awaited: not a "
+        "generator, no yield."
+    )
 
 
 class WorkerCancelledError(KeylaneError):
-    """All tasks of the event loop were cancelled, those that run handlers too, and the program went on."""
+    """All tasks of the event loop were cancelled, those that run handlers too, and the program went
+    on.
+    """
 
     code = 1011
     summary = "a task that runs handlers was cancelled, and not by its consumer"
-    hint = "The consumer has ended.  Code of the program must not cancel every task of the event loop and then go on."
+    hint = (
+        "The consumer has ended.  Code of the program must not cancel every task of the event loop "
+        "and then go on."
+    )
 
 
 class RefusedError(KeylaneError):
@@ -41,7 +51,9 @@ class RefusedError(KeylaneError):
 
     code = 1100
     summary = "refused"
-    hint = "Nothing was done.  If the answer is of a newer program, use a client of its version."
+    hint = (
+        "Nothing was done.  If the answer comes from a newer program, use a client of its version."
+    )
 
 
 class InvalidNameError(RefusedError):
@@ -50,7 +62,8 @@ class InvalidNameError(RefusedError):
     code = 1101
     summary = "illegal name"
     hint = (
-        "Names match ^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$: letters, digits, dots, hyphens and underscores, "
+        "Names match ^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$: letters, digits, dots, hyphens and "
+        "underscores, "
         "with a letter or a digit first."
     )
     kind = Detail(str)
@@ -72,7 +85,7 @@ class MessageTooLargeError(RefusedError):
 
     code = 1103
     summary = "message too large: key, value and properties count together"
-    hint = "Store the large part elsewhere and send its address, or split it."
+    hint = "Store the large part elsewhere and send a reference to it, or split it."
     size_bytes = Detail(int)
     limit_bytes = Detail(int)
 
@@ -82,7 +95,7 @@ class InvalidRequestError(RefusedError):
 
     code = 1104
     summary = "the request makes no sense"
-    hint = "Nothing was done.  Fix what the message names, then ask again."
+    hint = "Nothing was done.  Fix what the message names, then try again."
     partition_id = Detail(int)
     address = Detail(str)
     unknown_call = Detail(int)
@@ -94,7 +107,7 @@ class OriginError(RefusedError):
 
     code = 1105
     summary = "a web page of another site may not call this server"
-    hint = "Call it from a program, without an Origin header, or through a server of your own."
+    hint = "Call it from a program, without an Origin header, or through your own server."
     origin = Detail(str)
 
 
@@ -118,30 +131,44 @@ class RequestTooSlowError(RefusedError):
 
 
 class HandshakeError(RefusedError):
-    """What came to a TLS port began no TLS connection: other bytes, another version, or a certificate that is refused."""
+    """What came to a TLS port began no TLS connection: other bytes, another version, or a
+    certificate that is refused.
+    """
 
     code = 1392
     summary = "no TLS connection was made"
-    hint = "Connect with TLS 1.3; where tls_client_ca is set, with a certificate of it."
+    hint = (
+        "Connect with TLS 1.3; where tls_client_ca is set, also with a certificate it has signed."
+    )
     reason = Detail(str)
     """In OpenSSL's words."""
 
 
 class BrokerAddressError(RefusedError):
-    """A broker reports an address that means no machine, or that is not loopback where the metaserver serves no TLS."""
+    """A broker reports an address that means no machine, or that is not loopback where the
+    metaserver serves no TLS.
+    """
 
     code = 1108
     summary = "a broker's address must be one that the cluster may use"
-    hint = "Start the broker on 127.0.0.1, ::1 or localhost, or give the metaserver and all brokers TLS."
+    hint = (
+        "Start the broker on 127.0.0.1, ::1 or localhost, or give the metaserver "
+        "and all brokers TLS."
+    )
     address = Detail(str)
 
 
 class SubjectUnknownError(RefusedError):
-    """The subject was never created, and the metaserver's setting `auto_create` does not have the first message do it."""
+    """The subject was never created, and the metaserver's setting `auto_create` does not have the
+    first message do it.
+    """
 
     code = 1110
     summary = "no such subject"
-    hint = "Is the name right? keylane subject list shows all of them, keylane subject create NAME makes one."
+    hint = (
+        "Check the name: keylane subject list shows all subjects, keylane subject create NAME "
+        "creates one."
+    )
     subject = Detail(str)
 
 
@@ -150,7 +177,7 @@ class SubjectExistsError(RefusedError):
 
     code = 1111
     summary = "the subject exists already, with other settings"
-    hint = "keylane subject describe NAME shows the settings it has."
+    hint = "keylane subject describe NAME shows its settings."
     subject = Detail(str)
     order_strategy = Detail(str)
     partitions = Detail(int)
@@ -163,7 +190,10 @@ class GroupUnknownError(RefusedError):
 
     code = 1112
     summary = "no such consumer group on this subject"
-    hint = "A group exists from its first consumer on, or is made by keylane group create SUBJECT NAME."
+    hint = (
+        "A group begins to exist with its first consumer, or with keylane group "
+        "create SUBJECT NAME."
+    )
     subject = Detail(str)
     group = Detail(str)
 
@@ -174,7 +204,10 @@ class PartitionUnknownError(RefusedError):
     code = 1113
     summary = "the broker does not hold this partition"
     retry = RetryRule.AFTER_NEW_ROUTE
-    hint = "keylane subject describe NAME lists a subject's partitions; a program asks the metaserver for the route again."
+    hint = (
+        "keylane subject describe NAME lists a subject's partitions; a program should ask the "
+        "metaserver for the route again."
+    )
     partition_id = Detail(int)
     subject = Detail(str)
     broker_group = Detail(str)
@@ -207,7 +240,7 @@ class FencedError(RefusedError):
 
     code = 1130
     summary = "a newer owner has this partition"
-    hint = "Stop handling it; what was not acked is with the newer owner."
+    hint = "Stop handling it: the newer owner has everything that was not acked."
     token = Detail(int)
     """The caller's token."""
     current_token = Detail(int)
@@ -219,7 +252,7 @@ class SessionUnknownError(RefusedError):
 
     code = 1131
     summary = "the session is unknown, or its ttl has passed"
-    hint = "Join again with a new session; the old leases are gone."
+    hint = "Join again with a new session; the old leases have ended."
     session = Detail(str)
 
 
@@ -228,7 +261,7 @@ class InstanceTakenError(RefusedError):
 
     code = 1267
     summary = "another process has taken this consumer's instance name"
-    hint = "Give each consumer of a group an instance name of its own; the one that was started last goes on."
+    hint = "Give each consumer of a group its own instance name; the one started last continues."
     instance = Detail(str)
     subject = Detail(str)
     group = Detail(str)
@@ -239,7 +272,7 @@ class TokenUnknownError(RefusedError):
 
     code = 1132
     summary = "no such grant"
-    hint = "Use the token of the last grant of the metaserver."
+    hint = "Use the token of the metaserver's last grant."
     token = Detail(int)
     current_token = Detail(int)
 
@@ -250,7 +283,7 @@ class SequenceGapError(RefusedError):
     code = 1140
     summary = "an earlier batch of this producer is missing"
     retry = RetryRule.LATER
-    hint = "Send the batches again from the expected sequence on."
+    hint = "Send the batches again, starting at the expected sequence."
     expected = Detail(int)
     sequence = Detail(int)
     count = Detail(int)
@@ -267,11 +300,15 @@ class ProducerFencedError(RefusedError):
 
 
 class SequenceReusedError(RefusedError):
-    """A batch has sequences that are stored already, and is no repeat of a batch that the broker remembers."""
+    """A batch has sequences that are stored already, and is no repeat of a batch that the broker
+    remembers.
+    """
 
     code = 1142
     summary = "another producer sends under this producer's id: the batch is not stored"
-    hint = "Send it again under a new producer id, drawn at random; keylane's own producer does so by itself."
+    hint = (
+        "Send it again under a new, random producer id; keylane's own producer does so by itself."
+    )
     sequence = Detail(int)
     count = Detail(int)
     expected = Detail(int)
@@ -282,7 +319,10 @@ class IdempotencyKeyReusedError(RefusedError):
 
     code = 1146
     summary = "the idempotency key was used for other messages"
-    hint = "Nothing of this request was stored there.  A new request takes a new key; a repeat has the same messages."
+    hint = (
+        "Nothing of this request was stored there.  Use a new key for a new request; a repeat must "
+        "have the same messages."
+    )
     partition_id = Detail(int)
     base_offset = Detail(int)
     """Offset of the first message that was stored under the key."""
@@ -305,7 +345,10 @@ class NotEnoughBrokersError(RefusedError):
     code = 1151
     summary = "no broker group is available"
     retry = RetryRule.LATER
-    hint = "Start a broker, make room on its disk, or uncordon one: keylane broker list shows why one gets none."
+    hint = (
+        "Start a broker, free space on its disk, or uncordon one: keylane broker list shows why a "
+        "broker gets no partitions."
+    )
     subject = Detail(str)
     broker_group = Detail(str)
 
@@ -316,7 +359,10 @@ class NoPartitionError(RefusedError):
     code = 1152
     summary = "no open partition for this message now"
     retry = RetryRule.AFTER_NEW_ROUTE
-    hint = "Send it again: its partitions are being changed.  keylane subject operations NAME shows it."
+    hint = (
+        "Send it again: its partitions are being changed.  keylane subject "
+        "operations NAME shows how."
+    )
 
 
 class OperationRunningError(RefusedError):
@@ -325,7 +371,7 @@ class OperationRunningError(RefusedError):
     code = 1153
     summary = "another operation on this subject is not finished"
     retry = RetryRule.LATER
-    hint = "keylane subject operations NAME shows how far it is, and what it waits for."
+    hint = "keylane subject operations NAME shows its progress and what it waits for."
     subject = Detail(str)
     operation_id = Detail(int)
 
@@ -356,7 +402,7 @@ class OperationUnknownError(RefusedError):
 
     code = 1156
     summary = "no such operation"
-    hint = "keylane subject operations NAME lists the latest ones of a subject."
+    hint = "keylane subject operations NAME lists the latest operations of a subject."
     operation_id = Detail(int)
 
 
@@ -376,7 +422,7 @@ class CreationRunningError(RefusedError):
     code = 1159
     summary = "a subject is still being created with partitions there"
     retry = RetryRule.LATER
-    hint = "The creation ends by itself when its brokers answer; then ask again."
+    hint = "The creation finishes by itself once its brokers answer; then try again."
     subject = Detail(str)
     broker_group = Detail(str)
 
@@ -386,7 +432,7 @@ class BrokerCordonedError(RefusedError):
 
     code = 1158
     summary = "the broker group is cordoned"
-    hint = "Choose another one, or: keylane broker uncordon GROUP"
+    hint = "Choose another broker group, or: keylane broker uncordon GROUP"
     broker_group = Detail(str)
 
 
@@ -411,7 +457,7 @@ class CorruptBatchError(RefusedError):
     code = 1161
     summary = "the bytes of the batch are damaged"
     retry = RetryRule.LATER
-    hint = "Send it again; if it repeats, look at the network or the memory of the machine."
+    hint = "Send it again; if it happens again, check the network and the machine's memory."
     partition_id = Detail(int)
     offset = Detail(int)
     end_offset = Detail(int)
@@ -422,7 +468,7 @@ class FrameError(RefusedError):
 
     code = 1162
     summary = "not a frame of this protocol"
-    hint = "The connection is closed; use a client of the same protocol version."
+    hint = "The connection was closed; use a client with the same protocol version."
     size_bytes = Detail(int)
 
 
@@ -432,7 +478,7 @@ class BrokerReadOnlyError(RefusedError):
     code = 1170
     summary = "the broker takes no writes now"
     retry = RetryRule.LATER
-    hint = "Its health page says why: keylane broker health ADDRESS"
+    hint = "Its health page shows the reason: keylane broker health ADDRESS"
     broker_group = Detail(str)
 
 
@@ -452,12 +498,14 @@ class OverloadedError(RefusedError):
 
 
 class AnswerNotTakenError(OverloadedError):
-    """A client has taken no part of its answer in time, and is disconnected; what it asked for may be done."""
+    """A client has taken no part of its answer in time, and is disconnected; what it asked for may
+    be done.
+    """
 
     code = 1391
     fate = Fate.UNKNOWN
     summary = "the client does not take its answer"
-    hint = "Read answers as they come, or ask for less at once."
+    hint = "Read answers as they arrive, or ask for less at once."
 
 
 class LeaseLostError(RefusedError):
@@ -465,27 +513,34 @@ class LeaseLostError(RefusedError):
 
     code = 1180
     summary = "the lease of this message's partition has ended"
-    hint = "Do not go on with it: another consumer will handle the message."
+    hint = "Stop handling it: another consumer will handle the message."
     partition_id = Detail(int)
     offset = Detail(int)
 
 
 class QueueFullError(RefusedError):
-    """Raised by `Producer.send` without await while the queue is full; the message is not queued."""
+    """Raised by `Producer.send` without await while the queue is full; the message is not
+    queued.
+    """
 
     code = 1181
     summary = "the producer's queue is full"
     retry = RetryRule.LATER
-    hint = "Await each send, or await producer.drain() and send it again.  A cancelled send stays queued."
+    hint = (
+        "Await each send, or await producer.drain() and send it again.  A "
+        "cancelled send stays queued."
+    )
     queued_bytes = Detail(int)
 
 
 class CodecError(RefusedError):
-    """A codec failed: raised by `Producer.send`, which has queued nothing, and by `Message.decode`."""
+    """A codec failed: raised by `Producer.send`, which has queued nothing, and by
+    `Message.decode`.
+    """
 
     code = 1149
     summary = "a codec failed"
-    hint = "The cause has what it raised.  Sender and receiver need the same codec."
+    hint = "The cause is the codec's own error.  Sender and receiver need the same codec."
     codec = Detail(str)
     subject = Detail(str)
     partition_id = Detail(int)
@@ -497,7 +552,10 @@ class StaticSubjectError(RefusedError):
 
     code = 1190
     summary = "a static subject keeps its queues: it can only be given more"
-    hint = "Split queues with keylane subject grow NAME; they go elsewhere with keylane subject move PARTITION --to GROUP"
+    hint = (
+        "Split queues with keylane subject grow NAME; move them with keylane subject move "
+        "PARTITION --to GROUP"
+    )
     subject = Detail(str)
     queues = Detail(int)
 
@@ -507,7 +565,7 @@ class SubjectNotStaticError(RefusedError):
 
     code = 1191
     summary = "the subject has no fixed logic queues"
-    hint = "Only a subject made with them has: keylane subject create NAME --static --queues N"
+    hint = "Only a static subject has queues: keylane subject create NAME --static --queues N"
     subject = Detail(str)
 
 
@@ -516,7 +574,7 @@ class QueueUnknownError(RefusedError):
 
     code = 1192
     summary = "no such logic queue"
-    hint = "keylane subject queues NAME shows them."
+    hint = "keylane subject queues NAME lists the queues."
     subject = Detail(str)
     queue = Detail(int)
 
@@ -527,7 +585,7 @@ class GroupBusyError(RefusedError):
     code = 1193
     retry = RetryRule.LATER
     summary = "the consumer group has live consumers"
-    hint = "Stop them, or wait until the ttl of those that died has passed."
+    hint = "Stop these consumers, or wait until the ttl of those that died has passed."
     left_ms = Detail(int)
     """How long a running reset may still take."""
     sessions = Detail(int)
@@ -540,8 +598,8 @@ class FolderBehindError(RefusedError):
     code = 1220
     summary = "the data folder is an older copy of the broker group's"
     hint = (
-        "Start the broker on the folder that was in use last.  If that is gone, and what this one lacks is given up: "
-        "keylane broker accept GROUP"
+        "Start the broker on the folder that was last in use.  If that folder is lost, and you "
+        "give up what this one lacks: keylane broker accept GROUP"
     )
     broker_group = Detail(str)
     address = Detail(str)
@@ -550,13 +608,16 @@ class FolderBehindError(RefusedError):
 
 
 class DatabaseEmptyError(RefusedError):
-    """The metaserver's database lacks what brokers have: it is empty beside their partitions, or it went back."""
+    """The metaserver's database lacks what brokers have: it is empty beside their partitions, or it
+    went back.
+    """
 
     code = 1221
     summary = "the metaserver's database lacks what brokers have"
     retry = RetryRule.LATER
     hint = (
-        "Start the metaservers with the database that was in use, or stop them and make an empty one from the brokers: "
+        "Start the metaservers with the database that was in use, or stop them and make an empty "
+        "one from the brokers: "
         "keylane meta rebuild.  keylane meta verify shows each difference."
     )
     broker_group = Detail(str)
@@ -569,8 +630,8 @@ class PartitionInUseError(InvalidRequestError):
     code = 1222
     summary = "the broker has this partition in use already"
     hint = (
-        "The number was given away before: the metaserver's database is older than the broker.  keylane meta verify "
-        "compares them, keylane meta rebuild makes the database anew."
+        "The number was already assigned: the metaserver's database is older than the broker.  "
+        "keylane meta verify compares them, keylane meta rebuild rebuilds the database."
     )
     next_offset = Detail(int)
 
@@ -580,7 +641,10 @@ class CreationFailedError(RefusedError):
 
     code = 1223
     summary = "the subject could not be created"
-    hint = "Nothing is open; create it again once the reason is gone.  keylane meta verify compares database and brokers."
+    hint = (
+        "Nothing was opened; create it again once the cause is fixed.  keylane meta verify "
+        "compares database and brokers."
+    )
     subject = Detail(str)
 
 
@@ -589,7 +653,7 @@ class FolderGivenUpError(RefusedError):
 
     code = 1224
     summary = "the loss of this data folder was accepted, and others go on without it"
-    hint = "Keep the folder to look into it, and start the broker with an empty one."
+    hint = "Keep the folder for inspection, and start the broker with an empty one."
     broker_group = Detail(str)
 
 
@@ -599,5 +663,8 @@ class AcceptedAsLostError(RefusedError):
     code = 1225
     fate = Fate.UNKNOWN
     summary = "the message may have been in a partition that was accepted as lost"
-    hint = "It may have been handled before the loss.  Send it again if handling it twice does no harm."
+    hint = (
+        "It may have been handled before the loss.  Send it again only if handling it "
+        "twice does no harm."
+    )
     partition_id = Detail(int)

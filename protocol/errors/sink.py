@@ -1,4 +1,6 @@
-"""What a fenced effect is refused for: tables that cannot be used, an owner of before, a message done already.  Pure."""
+"""What a fenced effect is refused for: tables that cannot be used, an owner of before, a message
+done already.  Pure.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,10 @@ class SinkMissingError(RefusedError):
 
     code = 1270
     summary = "the database has no tables of fenced effects"
-    hint = "Create them: await keylane.sink.create_tables(engine), or keylane.sink.alembic in your migrations."
+    hint = (
+        "Create them with await keylane.sink.create_tables(engine), or with keylane.sink.alembic "
+        "in your migrations."
+    )
     table = Detail(str)
 
 
@@ -20,7 +25,10 @@ class SinkOlderError(RefusedError):
 
     code = 1271
     summary = "the tables of fenced effects are older than this keylane"
-    hint = "Upgrade them: await keylane.sink.create_tables(engine), or keylane.sink.alembic in your migrations."
+    hint = (
+        "Upgrade them with await keylane.sink.create_tables(engine), or with keylane.sink.alembic "
+        "in your migrations."
+    )
     table = Detail(str)
     version = Detail(int)
     """Of the tables."""
@@ -32,7 +40,7 @@ class SinkNewerError(RefusedError):
 
     code = 1272
     summary = "the tables of fenced effects are newer than this keylane"
-    hint = "Install the version of keylane that made them."
+    hint = "Install the version of keylane that created them."
     table = Detail(str)
     version = Detail(int)
     """Of the tables."""
@@ -40,11 +48,13 @@ class SinkNewerError(RefusedError):
 
 
 class EffectFencedError(LeaseLostError):
-    """An owner with a higher token has committed effects of the partition; this transaction must not commit."""
+    """An owner with a higher token has committed effects of the partition; this transaction must
+    not commit.
+    """
 
     code = 1273
     summary = "a newer owner of the partition has committed effects"
-    hint = "Roll back, and do not go on with the message: its newer owner handles it."
+    hint = "Roll back and stop handling the message: its newer owner handles it."
     token = Detail(int)
     """Of the message."""
     current_token = Detail(int)
@@ -52,10 +62,12 @@ class EffectFencedError(LeaseLostError):
 
 
 class EffectDoneError(RefusedError):
-    """Another transaction has committed the effect of this message meanwhile; this one must not commit."""
+    """Another transaction has committed the effect of this message meanwhile; this one must not
+    commit.
+    """
 
     code = 1274
     summary = "another transaction has committed the effect of this message meanwhile"
-    hint = "Roll back.  When the message is tried again, it is passed over."
+    hint = "Roll back.  When the message is retried, it is skipped."
     partition_id = Detail(int)
     offset = Detail(int)

@@ -19,7 +19,10 @@ class CheckpointMismatchError(KeylaneError):
 
     code = 1307
     summary = "the checkpoint is of another stream"
-    hint = "Give this stream a checkpointLocation of its own, or the subject that the checkpoint is of."
+    hint = (
+        "Give this stream its own checkpointLocation, or read the subject that the checkpoint "
+        "belongs to."
+    )
     checkpoint_of = Detail(str)
     """What the checkpoint is of."""
     reads = Detail(str)

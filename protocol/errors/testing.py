@@ -1,4 +1,6 @@
-"""What ends a story of `keylane.testing`: limits, the real world, programs that failed, clusters used elsewhere.  Pure."""
+"""What ends a story of `keylane.testing`: limits, the real world, programs that failed, clusters
+used elsewhere.  Pure.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +12,23 @@ class StoryStuckError(KeylaneError):
 
     code = 1281
     summary = "the story did not end"
-    hint = "It waits for what never comes: look at the lines above; a story that needs longer says so: limit_s=, real_limit_s=."
+    hint = (
+        "The story waits for something that never happens: see the lines above.  Give a longer "
+        "story more time: limit_s=, real_limit_s=."
+    )
     virtual_s = Detail(float)
 
 
 class RealWorldError(KeylaneError):
-    """Code in a story called what virtual time cannot wait for: a real sleep, a thread, a socket."""
+    """Code in a story called what virtual time cannot wait for: a real sleep, a thread, a
+    socket.
+    """
 
     code = 1282
     summary = "a story has no real sleeps, threads and sockets"
     hint = (
-        "Use asyncio.sleep and asyncio.to_thread, which take no real time, and replace other services by fakes; "
+        "Use asyncio.sleep and asyncio.to_thread, which take no real time, and replace other "
+        "services by fakes; "
         "keylane.sync is for tests against a real cluster."
     )
     call = Detail(str)
@@ -31,7 +39,10 @@ class ProgramFailedError(KeylaneError):
 
     code = 1283
     summary = "a program of the story failed"
-    hint = "The cause is below the program's name; `await program.wait()` raises it where a test expects it."
+    hint = (
+        "The cause is below the program's name; `await program.wait()` raises it where a test "
+        "expects it."
+    )
     program = Detail(str)
 
 
@@ -40,7 +51,10 @@ class ConditionNotMetError(KeylaneError):
 
     code = 1284
     summary = "the condition did not become true"
-    hint = "Virtual time costs nothing: give it more with within_s=, or look at what the condition last returned."
+    hint = (
+        "Virtual time costs nothing: give it more with within_s=, or look at what the condition "
+        "last returned."
+    )
     within_s = Detail(float)
 
 
@@ -49,6 +63,4 @@ class StoryError(KeylaneError):
 
     code = 1285
     summary = "this is not possible outside of the story"
-    hint = (
-        "A VirtualCluster runs one story; its programs are started, killed and asked inside of it."
-    )
+    hint = "A VirtualCluster runs one story; start, kill and query its programs inside that story."

@@ -13,7 +13,7 @@ class CertificateNameError(NotSentError):
     code = 1340
     summary = "the server's certificate has other names"
     hint = (
-        "Connect with a name that the certificate has, or give the server a certificate with this name.  "
+        "Connect by a name in the certificate, or give the server a certificate with this name.  "
         "keylane cluster check shows the names."
     )
 
@@ -24,7 +24,8 @@ class CertificateEndedError(NotSentError):
     code = 1341
     summary = "the server's certificate has ended"
     hint = (
-        "Give the server a new certificate and send it SIGHUP.  Is the clock of this machine right?"
+        "Give the server a new certificate and send it SIGHUP.  Also check the "
+        "clock of this machine."
     )
 
 
@@ -33,7 +34,10 @@ class CertificateEarlyError(NotSentError):
 
     code = 1342
     summary = "the server's certificate is not valid yet"
-    hint = "Compare the clocks of both machines: one of them is wrong, or the certificate is for a later time."
+    hint = (
+        "Compare the clocks of both machines: one of them is wrong, or the "
+        "certificate is not valid yet."
+    )
 
 
 class CertificateFileError(ConfigError):
@@ -41,7 +45,7 @@ class CertificateFileError(ConfigError):
 
     code = 1343
     summary = "the file of a certificate or key cannot be used"
-    hint = "The file is PEM, readable for the user of this program, and valid today."
+    hint = "The file must be PEM, readable by the user of this program, and valid today."
 
 
 class CertificateKeyError(ConfigError):
@@ -49,7 +53,7 @@ class CertificateKeyError(ConfigError):
 
     code = 1344
     summary = "the private key does not fit the certificate"
-    hint = "Give tls_key the key with which this tls_cert was made."
+    hint = "Set tls_key to the private key of this tls_cert."
 
 
 class CertificateUnknownError(NotSentError):
@@ -57,7 +61,10 @@ class CertificateUnknownError(NotSentError):
 
     code = 1345
     summary = "the server's certificate is of an unknown certificate authority"
-    hint = "Give tls_ca, or KEYLANE_TLS_CA, the file of the authority that made the server's certificate."
+    hint = (
+        "Set tls_ca, or KEYLANE_TLS_CA, to the file of the authority that issued the server's "
+        "certificate."
+    )
 
 
 class TlsNeededError(NotSentError):
@@ -73,7 +80,10 @@ class TlsMissingError(NotSentError):
 
     code = 1347
     summary = "the server serves no TLS"
-    hint = "Is this its address?  Give the server tls_cert and tls_key; for a server without TLS unset KEYLANE_TLS_CA."
+    hint = (
+        "Check the address.  Give the server tls_cert and tls_key; for a server without TLS, unset "
+        "KEYLANE_TLS_CA."
+    )
 
 
 class ClientCertificateError(NotSentError):
@@ -82,15 +92,17 @@ class ClientCertificateError(NotSentError):
     code = 1348
     summary = "the server wants a client certificate"
     hint = (
-        "Set KEYLANE_TLS_CERT and KEYLANE_TLS_KEY to a certificate of the authority in the server's tls_client_ca, one that "
-        "has not ended.  A client that is open takes replaced files over by itself."
+        "Set KEYLANE_TLS_CERT and KEYLANE_TLS_KEY to an unexpired certificate issued by the "
+        "authority in the server's tls_client_ca.  An open client reloads replaced files by itself."
     )
 
 
 class ClusterFolderError(KeylaneError):
-    """The folder for a new cluster has files already, or cannot be written; nothing in it was changed."""
+    """The folder for a new cluster has files already, or cannot be written; nothing in it was
+    changed.
+    """
 
     code = 1349
     summary = "the folder cannot take a new cluster"
-    hint = "Name a folder that is new or empty."
+    hint = "Name a new or empty folder."
     path = Detail(str)

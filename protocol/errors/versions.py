@@ -22,8 +22,8 @@ class ServerTooOldError(RefusedError):
     code = 1361
     summary = "the server is too old for the client"
     hint = (
-        "Upgrade the servers, one minor version after another; until then use a client of their version or the one "
-        "after it."
+        "Upgrade the servers, one minor version at a time; until then use a client of their "
+        "version or the next one."
     )
     client = Detail(str)
     server = Detail(str)
@@ -35,15 +35,17 @@ class UpgradeSkippedError(RefusedError):
     code = 1362
     summary = "an upgrade skips a version"
     hint = (
-        "Install the next minor version on every host, start all brokers and metaservers, and wait until "
-        "keylane cluster versions shows it; then go on."
+        "Install the next minor version on every host, start all brokers and metaservers, and wait "
+        "until keylane cluster versions shows it; then continue."
     )
     version = Detail(str)
     cluster = Detail(str)
 
 
 class MemberTooOldError(RefusedError):
-    """A server is older than the version that the whole cluster had reached; nothing was changed."""
+    """A server is older than the version that the whole cluster had reached; nothing was
+    changed.
+    """
 
     code = 1363
     summary = "the cluster has been upgraded past this version"
@@ -53,24 +55,31 @@ class MemberTooOldError(RefusedError):
 
 
 class OtherClusterError(RefusedError):
-    """A program and the database or metaserver that it was given are of two clusters; nothing was changed."""
+    """A program and the database or metaserver that it was given are of two clusters; nothing was
+    changed.
+    """
 
     code = 1365
     summary = "this is of another cluster"
     hint = (
-        "Each cluster has a database of its own.  Is the setting database_url, or meta, that of this cluster?  The "
-        "setting cluster has the cluster's name."
+        "Each cluster has its own database.  Check that the setting database_url, or meta, belongs "
+        "to this cluster; the setting cluster holds the cluster's name."
     )
     expected = Detail(str)
     actual = Detail(str)
 
 
 class BackupFileError(ConfigError):
-    """The file of a backup cannot be written or read, is damaged, or of another version; nothing was changed."""
+    """The file of a backup cannot be written or read, is damaged, or of another version; nothing
+    was changed.
+    """
 
     code = 1366
     summary = "the file of the backup cannot be used"
-    hint = "Give a file that keylane meta backup wrote whole, and a keylane of its version or the one after it."
+    hint = (
+        "Give a complete file written by keylane meta backup, and use the keylane version that "
+        "wrote it or the next one."
+    )
     path = Detail(str)
 
 
@@ -79,17 +88,19 @@ class DatabaseInUseError(ConfigError):
 
     code = 1367
     summary = "the database is not empty"
-    hint = "Give a new folder or a new database; what is in this one may still be needed."
+    hint = "Give a new folder or a new database; the contents of this one may still be needed."
 
 
 class SchemaTooNewError(ConfigError):
-    """The database has a schema of a newer keylane, which this one cannot use; nothing was changed."""
+    """The database has a schema of a newer keylane, which this one cannot use; nothing was
+    changed.
+    """
 
     code = 1390
     summary = "the schema of the database is too new for this keylane"
     hint = (
-        "Install the version that the cluster's other metaservers have.  The way back is a backup of before the "
-        "upgrade: keylane meta restore."
+        "Install the version of the cluster's other metaservers.  To go back, restore a backup "
+        "from before the upgrade: keylane meta restore."
     )
     revision = Detail(str)
     reader = Detail(str)

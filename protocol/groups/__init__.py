@@ -1,3 +1,5 @@
-"""What is stored of a consumer group: where it began, its failure policy, whether an operator suspends it.  Pure."""
+"""What is stored of a consumer group: where it began, its failure policy, whether an operator
+suspends it.  Pure.
+"""
 
 from .settings import *  # noqa: F403 - a reader looks here first

@@ -1,6 +1,7 @@
 """Bodies of the calls that make a consumer group, and set and suspend it.  Pure.
 
-The metaserver keeps these settings by subject and group, and tells the group's members with their grants.
+The metaserver keeps these settings by subject and group, and tells the group's members with their
+grants.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class FullPolicy(enum.StrEnum):
 
 class StartAt(enum.StrEnum):
     """
-    Where a new group begins: the first message, behind the last one, or the first one at or after a time.
+    Where a new group begins: the first message, behind the last one, or the first one at or after a
+    time.
 
     CURSORS names an offset in each partition, as where a backfill has ended.
     """
@@ -54,14 +56,19 @@ class StartAt(enum.StrEnum):
 
 
 class GroupStart(Struct, frozen=True, kw_only=True):
-    """Where a group begins on the partitions that exist when it is made; later ones it reads from their first message."""
+    """Where a group begins on the partitions that exist when it is made; later ones it reads from
+    their first message.
+    """
 
     at: StartAt = StartAt.EARLIEST
     at_ms: AtMs | None = None
-    """For TIME: milliseconds since 1970, by the brokers' calendars.  For CURSORS: when they were taken, by any calendar;
-    it tells one backfill from another."""
+    """For TIME: milliseconds since 1970, by the brokers' calendars.  For CURSORS: when they were
+    taken, by any calendar; it tells one backfill from another.
+    """
     cursors: dict[int, Cursor] | None = None
-    """For CURSORS: partition id → first offset; a partition that is not named is read from its first message."""
+    """For CURSORS: partition id → first offset; a partition that is not named is read from its
+    first message.
+    """
 
     @property
     def stored(self) -> GroupStart:
@@ -116,7 +123,9 @@ class SetGroup(Struct, frozen=True, kw_only=True):
 
 
 class SuspendGroup(Struct, frozen=True, kw_only=True):
-    """Suspend a group or one client of it, or end that.  A group and each of its clients have switches of their own."""
+    """Suspend a group or one client of it, or end that.  A group and each of its clients have
+    switches of their own.
+    """
 
     suspended: bool
     client: ClientName | None = None
@@ -132,7 +141,9 @@ class GroupSettings(Struct, frozen=True, kw_only=True):
     policy: GroupPolicy = GroupPolicy()
     start: GroupStart = GroupStart()
     unstarted: tuple[int, ...] = ()
-    """Partitions whose brokers have not stored yet where the group begins: it is granted none of them."""
+    """Partitions whose brokers have not stored yet where the group begins: it is granted none of
+    them.
+    """
     suspended: bool = False
     """An operator has suspended the whole group."""
     suspended_clients: tuple[str, ...] = ()

@@ -11,7 +11,9 @@ from ..limits import SESSIONS_AT_ONCE_MAX
 
 
 class Heartbeats(Struct, frozen=True, kw_only=True):
-    """Heartbeats of several sessions of one client program.  The answer comes when the grants of one of them differ."""
+    """Heartbeats of several sessions of one client program.  The answer comes when the grants of
+    one of them differ.
+    """
 
     heartbeats: Annotated[
         tuple[Heartbeat, ...], Meta(min_length=1, max_length=SESSIONS_AT_ONCE_MAX)
@@ -28,6 +30,8 @@ class HeartbeatNews(Struct, frozen=True, kw_only=True):
 
 
 class HeartbeatAnswers(Struct, frozen=True, kw_only=True):
-    """A session that is not named here was renewed, and has the grants whose version its heartbeat knew."""
+    """A session that is not named here was renewed, and has the grants whose version its heartbeat
+    knew.
+    """
 
     news: tuple[HeartbeatNews, ...] = ()

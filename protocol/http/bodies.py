@@ -12,7 +12,9 @@ from ..text import bad_text
 
 
 def _plain(value: object) -> str | int | float:
-    """The value of a class that derives from text or a number, as those of numpy do; the packer knows none of them."""
+    """The value of a class that derives from text or a number, as those of numpy do; the packer
+    knows none of them.
+    """
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, int):
@@ -26,7 +28,9 @@ encode_json = msgspec.json.Encoder(enc_hook=_plain).encode
 
 
 def encode_body(body: object) -> bytes:
-    """What a call carries, b"" for None.  Raises InvalidRequestError: a text in it is none of Unicode."""
+    """What a call carries, b"" for None.  Raises InvalidRequestError: a text in it is none of
+    Unicode.
+    """
     try:
         return b"" if body is None else encode_json(body)
     except UnicodeEncodeError as error:
@@ -39,7 +43,8 @@ NAMES = frozenset({"subject", "group", "broker_group", "instance"})
 
 def check_no_nul(call: str, body: bytes, params: Mapping[str, str]) -> None:
     """
-    Check that no text of a call has U+0000: PostgreSQL stores none, and both databases take the same calls.
+    Check that no text of a call has U+0000: PostgreSQL stores none, and both databases take the
+    same calls.
 
     Args:
         body: JSON, or b"".

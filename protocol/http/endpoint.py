@@ -23,7 +23,9 @@ class Endpoint(Generic[A_co]):
     method: str
     path: str
     request: type[Struct | bytes] | None
-    """The type of the body; bytes: of any content type, read by the handler; None: the call has no body."""
+    """The type of the body; bytes: of any content type, read by the handler; None: the call has no
+    body.
+    """
     answer: type[A_co]
     rights: Rights
     summary: str
@@ -32,17 +34,23 @@ class Endpoint(Generic[A_co]):
     headers: tuple[str, ...] = ()
     """Optional headers that the handler gets among the parameters, under these names."""
     content: tuple[tuple[str, Any], ...] = ()
-    """Content types of a body of bytes, each with the type of its JSON, or of its lines; bytes: any."""
+    """Content types of a body of bytes, each with the type of its JSON, or of its lines; bytes:
+    any.
+    """
     answered_as: str = "application/json"
     """The content type of the answer."""
     idempotent: bool = False
     """A POST that may be repeated when its outcome is unknown.  A GET may always be repeated."""
     told_again: bool = False
-    """A POST that its client makes again by itself, or whose content its next one has: one that gets lost costs little."""
+    """A POST that its client makes again by itself, or whose content its next one has: one that
+    gets lost costs little.
+    """
     timeout_ms: int | None = None
     """How long a client waits for the answer, in milliseconds; None: its own `timeout_ms`."""
     one_address: bool = False
-    """Only one metaserver is asked: the caller knows how much time is left for the next, and what to ask it."""
+    """Only one metaserver is asked: the caller knows how much time is left for the next, and what
+    to ask it.
+    """
 
     @property
     def is_get(self) -> bool:
@@ -55,7 +63,9 @@ class Endpoint(Generic[A_co]):
         return self.idempotent or self.is_get
 
     def path_of(self, **names: object) -> str:
-        """The path with its `{names}` filled in, percent-encoded.  Raises InvalidRequestError: one is no text of Unicode."""
+        """The path with its `{names}` filled in, percent-encoded.  Raises InvalidRequestError: one
+        is no text of Unicode.
+        """
         try:
             parts = {key: quote(str(name), safe="") for key, name in names.items()}
         except UnicodeEncodeError as error:

@@ -4,8 +4,8 @@
     messages           ──▶  producer epoch: a digest of keys, values and properties in their order
     every partition         one batch of the request, with sequence 0; with ASKED, the broker only says if it has it
 
-A broker remembers the batch as it remembers a producer's, durably.  A batch with the same id and epoch is its repeat; with
-another epoch it has other messages, and is refused.
+A broker remembers the batch as it remembers a producer's, durably.  A batch with the same id and
+epoch is its repeat; with another epoch it has other messages, and is refused.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from .posted import PostedMessage
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
 ASKED = 1
-"""Sequence of a batch that is not to be stored: the broker answers with a duplicate, or refuses it for the gap."""
+"""Sequence of a batch that is not to be stored: the broker answers with a duplicate, or refuses it
+for the gap.
+"""
 
 
 class KeyedProducer(NamedTuple):
@@ -36,11 +38,13 @@ def keyed_producer(key: str, messages: Sequence[PostedMessage]) -> KeyedProducer
     Producer id and epoch of a request with an idempotency key.
 
     Raises:
-        InvalidRequestError: the key is empty, longer than IDEMPOTENCY_KEY_CHARS_MAX, or not visible ASCII.
+        InvalidRequestError: the key is empty, longer than IDEMPOTENCY_KEY_CHARS_MAX, or not visible
+            ASCII.
     """
     if not 0 < len(key) <= IDEMPOTENCY_KEY_CHARS_MAX or not (key.isascii() and key.isprintable()):
         raise InvalidRequestError(
-            f"an {IDEMPOTENCY_KEY} is 1 to {IDEMPOTENCY_KEY_CHARS_MAX} printable characters of ASCII"
+            f"an {IDEMPOTENCY_KEY} is 1 to {IDEMPOTENCY_KEY_CHARS_MAX} printable "
+            f"characters of ASCII"
         )
     of_key = int.from_bytes(blake2b(key.encode(), digest_size=8).digest())
     digest = blake2b(digest_size=4)

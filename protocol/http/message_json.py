@@ -1,10 +1,12 @@
-"""A message as one JSON object, as `consume` prints it, `produce --json` reads it, and HTTP has it.  Pure.
+"""A message as one JSON object, as `consume` prints it, `produce --json` reads it, and HTTP has it.
+Pure.
 
     bytes that are UTF-8 text      "value": "paid"                 any others     "value_base64": "/w=="
 
-The same goes for `key`, so the bytes of both come back.  `properties` is an object of the properties that are texts,
-`properties_base64` of those that are bytes.  Where the stored bytes are no properties, as another program may write
-them, `properties_base64` is a text and has them all.  That is output only: a message with it is refused.
+The same goes for `key`, so the bytes of both come back.  `properties` is an object of the
+properties that are texts, `properties_base64` of those that are bytes.  Where the stored bytes are
+no properties, as another program may write them, `properties_base64` is a text and has them all.
+That is output only: a message with it is refused.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from ..message import unpack_properties
 
 
 class MessageObject(msgspec.Struct, forbid_unknown_fields=True):
-    """A message to send; of `value` and `value_base64` exactly one, of `key` and `key_base64` at most one."""
+    """A message to send; of `value` and `value_base64` exactly one, of `key` and `key_base64` at
+    most one.
+    """
 
     value: Any = msgspec.UNSET
     """A string is sent as its UTF-8 bytes, any other value as JSON."""
@@ -45,7 +49,8 @@ KeyValueProperties = tuple[bytes, bytes, dict[str, str | bytes] | None]
 
 def read_message(line: bytes) -> KeyValueProperties:
     """
-    Key, value and properties of `{"key": …, "value": …, "properties": …}`; a value that is no string is kept as JSON.
+    Key, value and properties of `{"key": …, "value": …, "properties": …}`; a value that is no
+    string is kept as JSON.
 
     Raises:
         InvalidRequestError: not such an object, or as `parts_of`.
@@ -84,7 +89,8 @@ def _properties(parsed: MessageObject) -> dict[str, str | bytes] | None:
     texts, binary = parsed.properties, parsed.properties_base64
     if isinstance(binary, str):
         raise InvalidRequestError(
-            "`properties_base64` as a text cannot be sent: a producer sends properties by their names; "
+            "`properties_base64` as a text cannot be sent: a producer sends "
+            "properties by their names; "
             "give `properties`, or leave both out to send the message without"
         )
     if texts is None and binary is None:
@@ -113,7 +119,9 @@ def bytes_field(name: str, data: bytes) -> dict[str, str | bytes]:
 
 
 def properties_fields(packed: bytes) -> dict[str, dict[str, str] | dict[str, bytes] | bytes]:
-    """The field `properties` with texts, and `properties_base64` with bytes if there are any, or if they are unreadable."""
+    """The field `properties` with texts, and `properties_base64` with bytes if there are any, or if
+    they are unreadable.
+    """
     try:
         properties = unpack_properties(packed)
     except CorruptBatchError:  # the broker takes any bytes

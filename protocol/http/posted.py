@@ -4,8 +4,8 @@
     application/x-ndjson      an object a line
     any other                 the body is the value of one message; its key is in the query or in a header
 
-All messages are checked before any is stored: one bad message refuses the request.  An error says which by its index
-in the request, counted from 0 as receipts are; blank lines do not count.
+All messages are checked before any is stored: one bad message refuses the request.  An error says
+which by its index in the request, counted from 0 as receipts are; blank lines do not count.
 """
 
 from __future__ import annotations
@@ -68,11 +68,14 @@ def posted_messages(body: bytes, params: Mapping[str, str]) -> list[PostedMessag
     The messages of a request, in order.
 
     Args:
-        params: the parameters `key` and `key_base64`, the headers Content-Type and Message-Key, where given.
+        params: the parameters `key` and `key_base64`, the headers Content-Type and Message-Key,
+            where given.
 
     Raises:
-        InvalidRequestError: the body is not what its content type says, or has no message; or a key is given twice.
-        MessageTooLargeError: a message is over its limits, or there are more than POSTED_MESSAGES_MAX.
+        InvalidRequestError: the body is not what its content type says, or has no message; or a key
+            is given twice.
+        MessageTooLargeError: a message is over its limits, or there are more than
+            POSTED_MESSAGES_MAX.
     """
     content = params.get(CONTENT_TYPE, RAW).partition(";")[0].strip().lower()
     key = _key(params)
@@ -98,7 +101,8 @@ def _key(params: Mapping[str, str]) -> bytes | None:
     text = params[given[0]]
     if not text:  # as by a variable of a script that is empty
         raise InvalidRequestError(
-            f"{given[0]} is empty: leave it out to store the message without a key, which has no order"
+            f"{given[0]} is empty: leave it out to store the message without a "
+            f"key, which has no order"
         )
     if given[0] == "key" and "\ufffd" in text:  # in place of bytes that are no UTF-8
         raise InvalidRequestError("the key is no text: give its bytes as key_base64")

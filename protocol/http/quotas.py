@@ -24,7 +24,9 @@ class SetQuota(Struct, frozen=True, kw_only=True):
     subjects: int = 0
     """Of a pattern: how many subjects there may be of it; 0: no limit."""
     scheduled_bytes: int = 0
-    """Of a subject or pattern: bytes of messages that wait for a later delivery, of all its subjects together, at each broker."""
+    """Of a subject or pattern: bytes of messages that wait for a later delivery, of all its
+    subjects together, at each broker.
+    """
     sessions: int = 0
     """Of a principal: its consumers at a time, of all groups together; 0: no limit."""
 

@@ -10,9 +10,11 @@ from ..settings import refuse, values_of
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsSettings:
     """
-    TLS of a client: every connection uses it, and the server's certificate must have the name that is connected to.
+    TLS of a client: every connection uses it, and the server's certificate must have the name that
+    is connected to.
 
-    The values are paths of PEM files; a `pathlib.Path` is taken as its text.  Source: RFC 8446; host names as of RFC 9525.
+    The values are paths of PEM files; a `pathlib.Path` is taken as its text.  Source: RFC 8446;
+    host names as of RFC 9525.
 
     Raises:
         ConfigError: a value is no path, or only one of certificate and key is given.

@@ -38,7 +38,9 @@ class BrokerView(Struct, frozen=True, kw_only=True):
 
     @property
     def state(self) -> str:
-        """Its state for people: "available", "takes no writes: the disk is full", "silent for 12 s"."""
+        """Its state for people: "available", "takes no writes: the disk is full", "silent for 12
+        s".
+        """
         if not self.available:
             return f"silent for {self.silent_ms // 1000} s"
         if not self.writable:

@@ -1,12 +1,13 @@
-"""Versions of programs, and which of them work with each other: those at most one minor version apart.  Pure.
+"""Versions of programs, and which of them work with each other: those at most one minor version
+apart.  Pure.
 
     client ─ Hello(version) ─▶ server                    refused if they are further apart; the error says who has to be upgraded
     broker, metaserver ─ their version ─▶ database       the cluster's version: the lowest of all members, and it never falls
 
-The cluster's version says which formats every member reads.  So far all are those of the first release
-(`tests/golden/versions/release_0_2_0.json`): a newer one is written only where the cluster's version
-has it.
-A member further than one minor version from the cluster's is refused: an upgrade takes one minor version after another.
+The cluster's version says which formats every member reads.  So far all are those of the first
+release (`tests/golden/versions/release_0_2_0.json`): a newer one is written only where the
+cluster's version has it. A member further than one minor version from the cluster's is refused: an
+upgrade takes one minor version after another.
 
 Source: Kubernetes' version skew policy; CockroachDB's cluster version.
 """
@@ -64,7 +65,9 @@ FIRST_RELEASE = Version(0, 2)
 
 
 def steps(old: Version, new: Version) -> float:
-    """Minor versions from one to the other, negative if `new` is the older one; infinite between major versions."""
+    """Minor versions from one to the other, negative if `new` is the older one; infinite between
+    major versions.
+    """
     if old.major != new.major:
         return float("inf") if new > old else float("-inf")
     return new.minor - old.minor
@@ -110,7 +113,8 @@ def check_member(told: str, cluster: Version, name: str) -> None:
     ahead = steps(cluster, version)
     if ahead > 1:
         raise UpgradeSkippedError(
-            f"{name} is keylane {version}, and the cluster is at {cluster}: run the version after {cluster} first,"
+            f"{name} is keylane {version}, and the cluster is at {cluster}: run the version after "
+            f"{cluster} first,"
             " on every host",
             version=str(version),
             cluster=str(cluster),
@@ -124,7 +128,9 @@ def check_member(told: str, cluster: Version, name: str) -> None:
 
 
 def raised_version(cluster: Version, members: Iterable[MemberVersion]) -> Version:
-    """The cluster's version once these are all its members; a member that tells no version keeps it where it is."""
+    """The cluster's version once these are all its members; a member that tells no version keeps it
+    where it is.
+    """
     versions = [parse_version(member.version) if member.version else cluster for member in members]
     return max(cluster, min(versions, default=cluster))
 

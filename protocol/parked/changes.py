@@ -1,12 +1,15 @@
-"""Messages that a consumer group has set aside: the words, the limits, and the changes of a partition's parked messages.  Pure.
+"""Messages that a consumer group has set aside: the words, the limits, and the changes of a
+partition's parked messages.  Pure.
 
-    handled too often in vain ─▶ Park ─▶ parked, with all later messages of its key ─▶ Redrive (an operator's)
+    handled too often in vain ─▶ Park ─▶ parked, with all later messages of its key ─▶ Redrive (an
+        operator's)
                                    ▲                                                        │
                                    ╰──────────── failed again ◀── handled in order ◀────────╯
-                                                                       ╰─▶ Unpark, each ─▶ Free: the key is as any other
+                                                                       ╰─▶ Unpark, each ─▶ Free: the
+                                                                           key is as any other
 
-A parked message is acked: the cursor passes it.  What is kept is its key, and where its bytes lie.  A change is the
-same in the frame that asks for it and in the record that makes it durable.
+A parked message is acked: the cursor passes it.  What is kept is its key, and where its bytes lie.
+A change is the same in the frame that asks for it and in the record that makes it durable.
 
 Words
     key         an order key; b"": messages without one; None: dead letters, of any key; a number: those that wait for retry
@@ -33,16 +36,22 @@ from ..offsets import Range
 
 ParkKey = bytes | int | None
 RETRIED = 0
-"""The key of dead letters that an operator has chosen to be handled again; the others stay where they are."""
+"""The key of dead letters that an operator has chosen to be handled again; the others stay where
+they are.
+"""
 LOOSE: tuple[ParkKey, ...] = (b"", None, RETRIED)
 """Loose keys that operators know; numbers are loose too: `is_loose`."""
 
 FAILURE_KIND_CHARS_MAX = 200
 FAILURE_TEXT_CHARS_MAX = 1_000
 PARKED_KEYS_MAX = 10_000
-"""Keys that a group may have parked on one partition, and dead keys as well.  A consumer asks for all when it begins."""
+"""Keys that a group may have parked on one partition, and dead keys as well.  A consumer asks for
+all when it begins.
+"""
 PARKED_MESSAGES_MAX = 1_000_000
-"""Messages that a group may have parked on one partition: 16 bytes of the broker's memory each; and dead letters as well."""
+"""Messages that a group may have parked on one partition: 16 bytes of the broker's memory each; and
+dead letters as well.
+"""
 PARKED_ROWS_MAX = 5_000
 """Ranges of offsets in one request or answer."""
 EDITS_MAX = 1_000
@@ -51,11 +60,14 @@ EDITS_BYTES_MAX = 16 << 20
 """Bytes of their values and properties, which the broker keeps in memory."""
 FAILURE_RUNS_MAX = 100_000
 """
-Runs of messages without an order of one loose key, each run with one failure, one time: 40 bytes of the broker's memory
-each.  Of more, the oldest are told with the later time of two neighbours, and in the end not at all.
+Runs of messages without an order of one loose key, each run with one failure, one time: 40 bytes of
+the broker's memory each.  Of more, the oldest are told with the later time of two neighbours, and
+in the end not at all.
 """
 FAULTS_MAX = 10_000
-"""Different failures of messages without an order that are kept for a group on a partition; of the oldest the text is dropped."""
+"""Different failures of messages without an order that are kept for a group on a partition; of the
+oldest the text is dropped.
+"""
 FAULT_CHARS_MAX = 1 << 20
 """Characters of their texts, in the same way."""
 PARKED_PAGE_BYTES = 1 << 19
@@ -63,7 +75,9 @@ PARKED_PAGE_BYTES = 1 << 19
 
 
 class ParkState(enum.StrEnum):
-    """Whether the messages of a key wait for an operator, as parked ones or as dead letters, or are handled again."""
+    """Whether the messages of a key wait for an operator, as parked ones or as dead letters, or are
+    handled again.
+    """
 
     PARKED = "parked"
     REDRIVING = "redriving"
@@ -92,24 +106,28 @@ class Fault(Struct, frozen=True, array_like=True):
     attempts: int
 
 
-# ── changes ───────────────────────────────────────────────────────────────────────────────────────────
+# ── changes ───────────────────────────────────────────────────────────────────────────────────────
 class Park(Struct, frozen=True, array_like=True, tag=1):
     """
     Park messages of the partition itself, which are acked by this.
 
-    With a failure the key is parked from now on, whatever it was before.  Without one it is parked already, and these
-    messages came behind the others.
+    With a failure the key is parked from now on, whatever it was before.  Without one it is parked
+    already, and these messages came behind the others.
     """
 
     key: ParkKey
     ranges: tuple[Range, ...]
     failure: Failure | None = None
     token: int = 0
-    """Of the owner, if it has the messages handled all the same, so that the key is parked only when its process ends."""
+    """Of the owner, if it has the messages handled all the same, so that the key is parked only
+    when its process ends.
+    """
 
 
 class Bury(Struct, frozen=True, array_like=True, tag=12):
-    """As Park, of an order key that finds no room among the parked ones: it is a dead key from now on, with all its messages."""
+    """As Park, of an order key that finds no room among the parked ones: it is a dead key from now
+    on, with all its messages.
+    """
 
     key: bytes
     ranges: tuple[Range, ...]
@@ -117,7 +135,9 @@ class Bury(Struct, frozen=True, array_like=True, tag=12):
 
 
 class ParkOrBury(Struct, frozen=True, array_like=True, tag=13):
-    """In requests alone: Park if there is room, else Bury; of messages without an order, else Park as dead letters."""
+    """In requests alone: Park if there is room, else Bury; of messages without an order, else Park
+    as dead letters.
+    """
 
     key: ParkKey
     ranges: tuple[Range, ...]
@@ -139,7 +159,9 @@ class Free(Struct, frozen=True, array_like=True, tag=3):
 
 
 class FailAgain(Struct, frozen=True, array_like=True, tag=14):
-    """Messages of `source` without an order, which were parked and are handled again, have failed again: they stay."""
+    """Messages of `source` without an order, which were parked and are handled again, have failed
+    again: they stay.
+    """
 
     key: ParkKey
     source: int
@@ -149,7 +171,8 @@ class FailAgain(Struct, frozen=True, array_like=True, tag=14):
 
 class Shift(Struct, frozen=True, array_like=True, tag=11):
     """
-    Messages of `source` that wait for retry are counted as tried so often now, or given up: `to` is None.
+    Messages of `source` that wait for retry are counted as tried so often now, or given up: `to` is
+    None.
 
     To RETRIED: dead letters, or parked messages without a key, that are handled again.
     """
@@ -169,7 +192,9 @@ class Redrive(Struct, frozen=True, array_like=True, tag=4):
 
 
 class EditedMessage(Struct, frozen=True, array_like=True):
-    """What an operator has put in the place of a parked message; the key stays, and so does the original in the log."""
+    """What an operator has put in the place of a parked message; the key stays, and so does the
+    original in the log.
+    """
 
     source: int
     offset: int
@@ -202,7 +227,9 @@ class FailureMark(Struct, frozen=True, array_like=True):
 
 
 class AdoptedKey(Struct, frozen=True, array_like=True):
-    """A key, or a part of a large one, with its parked messages as (source, start, end), oldest first."""
+    """A key, or a part of a large one, with its parked messages as (source, start, end), oldest
+    first.
+    """
 
     key: ParkKey
     state: ParkState
@@ -215,7 +242,9 @@ class AdoptedKey(Struct, frozen=True, array_like=True):
     marks: tuple[FailureMark, ...] = ()
     """How messages of these rows, or of earlier ones, failed, if they are without an order."""
     token: int = 0
-    """As of Park.  Children leave it out: an owner of the parent has nothing with handlers any more."""
+    """As of Park.  Children leave it out: an owner of the parent has nothing with handlers any
+    more.
+    """
 
 
 class Adopt(Struct, frozen=True, array_like=True, tag=5):
@@ -225,14 +254,18 @@ class Adopt(Struct, frozen=True, array_like=True, tag=5):
     keys: tuple[AdoptedKey, ...]
     last: bool
     sources: tuple[int, ...] = ()
-    """Ancestors that keep messages for what is parked: they are told when nothing of it needs them any more."""
+    """Ancestors that keep messages for what is parked: they are told when nothing of it needs them
+    any more.
+    """
     passed: tuple[tuple[int, int], ...] = ()
     """
-    Of parent 0, (logical partition, offset): children need messages of the partition itself from there on, though it was reset.
-    The logical partition is -1 for those without an order.
+    Of parent 0, (logical partition, offset): children need messages of the partition itself from
+    there on, though it was reset. The logical partition is -1 for those without an order.
     """
     children_tell: bool = False
-    """Of parent 0: children keep what they took over though the partition was reset, and they tell the ancestors."""
+    """Of parent 0: children keep what they took over though the partition was reset, and they tell
+    the ancestors.
+    """
 
 
 class Freeze(Struct, frozen=True, array_like=True, tag=6):
@@ -240,7 +273,9 @@ class Freeze(Struct, frozen=True, array_like=True, tag=6):
 
 
 class Unneeded(Struct, frozen=True, array_like=True, tag=8):
-    """A child needs nothing of this frozen partition any more, of keys in the logical partitions `[start, end)`."""
+    """A child needs nothing of this frozen partition any more, of keys in the logical partitions
+    `[start, end)`.
+    """
 
     start: int
     end: int
@@ -255,12 +290,14 @@ class AncestorTold(Struct, frozen=True, array_like=True, tag=9):
 
 
 class Clear(Struct, frozen=True, array_like=True, tag=7):
-    """Forget what is parked, all of it but messages of `kept`: an operator has set the group's progress."""
+    """Forget what is parked, all of it but messages of `kept`: an operator has set the group's
+    progress.
+    """
 
     kept: tuple[int, ...] = ()
     """
-    Ancestors that the reset leaves out: their messages stay parked.  Children that have begun to take them over may not have
-    all of them.
+    Ancestors that the reset leaves out: their messages stay parked.  Children that have begun to
+    take them over may not have all of them.
     """
 
 
@@ -306,7 +343,9 @@ def decode_adopted(data: bytes | memoryview) -> list[AdoptedKey]:
 
 
 def failure_of(error: BaseException, *, client: str, at_ms: int, attempts: int) -> Failure:
-    """What is kept of an error; its texts are cut to their limits, and advice of keylane is left out."""
+    """What is kept of an error; its texts are cut to their limits, and advice of keylane is left
+    out.
+    """
     try:
         text: Any = error.message if isinstance(error, KeylaneError) else str(error)
     except Exception:  # noqa: BLE001 - the error is a user's, and so is its __str__
@@ -325,7 +364,9 @@ CRASHED = "crashed"
 
 
 def crash_of(times: str, *, at_ms: int, attempts: int) -> Failure:
-    """What is kept of a message that ended the process of its consumer; no consumer could say more."""
+    """What is kept of a message that ended the process of its consumer; no consumer could say
+    more.
+    """
     text = f"the process of its consumer ended while it was handled, {times}"
     return Failure(CRASHED, text, "", at_ms, attempts)
 
@@ -337,6 +378,8 @@ def nack_of(*, client: str, at_ms: int, attempts: int) -> Failure:
 
 
 def passed_over_of(*, client: str, at_ms: int, attempts: int) -> Failure:
-    """What is kept of a message of a shared group that a program without a handler did not ack in time."""
+    """What is kept of a message of a shared group that a program without a handler did not ack in
+    time.
+    """
     text = "the program took the next message and did not ack this one within in_flight_ms"
     return Failure("not acked", text, client[:FAILURE_KIND_CHARS_MAX], at_ms, attempts)

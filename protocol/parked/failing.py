@@ -1,4 +1,6 @@
-"""The message that holds a consumer group up on a partition: it fails and is tried again, or its handler does not return.  Pure."""
+"""The message that holds a consumer group up on a partition: it fails and is tried again, or its
+handler does not return.  Pure.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +13,27 @@ from .changes import FAILURE_KIND_CHARS_MAX, FAILURE_TEXT_CHARS_MAX, Failure
 KEY_DIGEST_CHARS_MAX = 64
 
 HANGS_MS = 10_000
-"""A handler that runs for longer hangs; so does a program that holds a message for longer without an ack."""
+"""A handler that runs for longer hangs; so does a program that holds a message for longer without
+an ack.
+"""
 RUNNING = "running"
-"""In place of the name of an error: the handler has not returned, or the program has not acked the message."""
+"""In place of the name of an error: the handler has not returned, or the program has not acked the
+message.
+"""
 
 
 class FailingMessage(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The oldest message of a partition that fails or hangs, as its owner tells the broker with the acks; the broker keeps it in memory."""
+    """The oldest message of a partition that fails or hangs, as its owner tells the broker with the
+    acks; the broker keeps it in memory.
+    """
 
     offset: int
     key_digest: Annotated[str, Meta(max_length=KEY_DIGEST_CHARS_MAX)]
     """As logs name the key; the key itself may be private."""
     since_ms: int
-    """When it failed first, or when the try began that hangs; milliseconds since 1970 by the consumer's calendar."""
+    """When it failed first, or when the try began that hangs; milliseconds since 1970 by the
+    consumer's calendar.
+    """
     attempts: int
     """Tries that failed, those of earlier owners included."""
     kind: Annotated[str, Meta(max_length=FAILURE_KIND_CHARS_MAX)]
@@ -34,9 +44,13 @@ class FailingMessage(Struct, frozen=True, kw_only=True, omit_defaults=True):
     at_ms: int
     """When it failed last, or when it was seen last that it hangs, as `since_ms`."""
     source: int | None = None
-    """The partition that stores it, if it was parked and is handled again; None: it was not parked."""
+    """The partition that stores it, if it was parked and is handled again; None: it was not
+    parked.
+    """
     running_ms: int | None = None
-    """It hangs: for how long it had been with the handler, or the program, at `at_ms`; None: it waits for its next try."""
+    """It hangs: for how long it had been with the handler, or the program, at `at_ms`; None: it
+    waits for its next try.
+    """
 
 
 def failing_message(
@@ -48,7 +62,9 @@ def failing_message(
     source: int | None = None,
     running_ms: int | None = None,
 ) -> FailingMessage:
-    """A message that failed `since_ms` for the first time, and as `failure` says for the last time; or hangs since then."""
+    """A message that failed `since_ms` for the first time, and as `failure` says for the last time;
+    or hangs since then.
+    """
     return FailingMessage(
         offset=offset,
         key_digest=key_digest,
@@ -64,5 +80,7 @@ def failing_message(
 
 
 def running_of(what: str, *, client: str, at_ms: int, attempts: int) -> Failure:
-    """What is told of a message that hangs; `attempts` is the number of tries that failed before."""
+    """What is told of a message that hangs; `attempts` is the number of tries that failed
+    before.
+    """
     return Failure(RUNNING, what, client[:FAILURE_KIND_CHARS_MAX], at_ms, attempts)

@@ -1,4 +1,6 @@
-"""What brokers answer about parked messages: to their owner in frames, to people over HTTP.  Pure."""
+"""What brokers answer about parked messages: to their owner in frames, to people over HTTP.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ class ParkedKeyRow(Struct, frozen=True, array_like=True):
 
 
 class ParkedView(Struct, frozen=True, kw_only=True):
-    """A parked key for people; without `key_hex`: dead letters, or what waits for retry; with "": messages without a key."""
+    """A parked key for people; without `key_hex`: dead letters, or what waits for retry; with "":
+    messages without a key.
+    """
 
     key_hex: str | None
     state: ParkState
@@ -35,11 +39,15 @@ class ParkedView(Struct, frozen=True, kw_only=True):
     0: dead letters that an operator has chosen to be handled again.
     """
     next_ms: int | None = None
-    """When the next of them is tried again, as their owner said, milliseconds since 1970; None: not known."""
+    """When the next of them is tried again, as their owner said, milliseconds since 1970; None: not
+    known.
+    """
 
 
 class ParkedList(Struct, frozen=True, kw_only=True):
-    """A page of what a group has parked on a partition; further ones begin after the last key of this one."""
+    """A page of what a group has parked on a partition; further ones begin after the last key of
+    this one.
+    """
 
     partition_id: int
     group: str
@@ -51,8 +59,9 @@ class ParkedList(Struct, frozen=True, kw_only=True):
 
 ParkedDetail = tuple[int, int, int, int]
 """
-How the messages of a row failed: since when they are set aside, when they failed last, the place of their failure in
-`faults`, when they are tried again.  A time that is 0 is not known, and a place of -1.
+How the messages of a row failed: since when they are set aside, when they failed last, the place of
+their failure in `faults`, when they are tried again.  A time that is 0 is not known, and a place of
+-1.
 """
 
 
@@ -65,7 +74,9 @@ class ParkedOffsets(Struct, frozen=True, kw_only=True):
     edited: list[tuple[int, int]] = []
     """(source, offset) of those in these rows that were edited."""
     details: list[ParkedDetail] = []
-    """How the messages of each row failed, if the request asks from a place on, and they are without an order."""
+    """How the messages of each row failed, if the request asks from a place on, and they are
+    without an order.
+    """
     faults: list[Fault] = []
     more: bool = False
     """There are messages behind these, if the request asks from a place on."""
@@ -79,7 +90,9 @@ class ChangeParkedKey(Struct, frozen=True, kw_only=True):
     skip: list[tuple[int, int, int]] | None = None
     """Messages to skip, as (source, start, end); None: redrive the key."""
     retry: list[tuple[int, int, int]] | None = None
-    """Messages without an order to handle again, in the same way; the others stay.  Without `skip`."""
+    """Messages without an order to handle again, in the same way; the others stay.  Without
+    `skip`.
+    """
 
 
 _rows = msgspec.msgpack.Decoder(list[ParkedKeyRow])

@@ -1,4 +1,6 @@
-"""Bodies of the call that plans a read: where partitions begin and end, and where a time or a group is in them.  Pure."""
+"""Bodies of the call that plans a read: where partitions begin and end, and where a time or a group
+is in them.  Pure.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,9 @@ class PartitionBounds(Struct, frozen=True, kw_only=True):
     first_at_ms: int | None = None
     """When the first of them was stored, in milliseconds since 1970; None: there is none."""
     removed_from_ms: int | None = None
-    """From when on retention removes the first of them, at the earliest, in milliseconds since 1970, unless a group or a job
-    needs it then; None: not by its age, nor by the size of the log."""
+    """From when on retention removes the first of them, at the earliest, in milliseconds since
+    1970, unless a group or a job needs it then; None: not by its age, nor by the size of the log.
+    """
     message_bytes: int = 0
     """Bytes of log that one of them takes, about: the mean of the first batch."""
     offsets_at: tuple[int | None, ...] = ()
@@ -49,7 +52,9 @@ class PartitionBounds(Struct, frozen=True, kw_only=True):
 
 
 class BoundsList(Struct, frozen=True, kw_only=True):
-    """The bounds of those partitions asked for that the broker hosts, in the order of the question."""
+    """The bounds of those partitions asked for that the broker hosts, in the order of the
+    question.
+    """
 
     broker_group: str
     partitions: list[PartitionBounds]

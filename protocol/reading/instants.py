@@ -1,4 +1,6 @@
-"""Instants as programs and operators give them, in milliseconds since 1970: a datetime, or how long ago.  Pure."""
+"""Instants as programs and operators give them, in milliseconds since 1970: a datetime, or how long
+ago.  Pure.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,14 @@ _MS = timedelta(milliseconds=1)
 GroupBegin = str | datetime | timedelta
 """\"earliest\", \"latest\", or an instant that has passed."""
 SKEW_MS = 1_000
-"""An instant that is later than now by less counts as now: clocks of one cluster differ by so much."""
+"""An instant that is later than now by less counts as now: clocks of one cluster differ by so
+much.
+"""
 
 SECONDS = range(1_000_000_000, 100_000_000_000)
-"""From 2001 to 5138, if these are seconds; as milliseconds they are of 1970 to 1973, of which no message is."""
+"""From 2001 to 5138, if these are seconds; as milliseconds they are of 1970 to 1973, of which no
+message is.
+"""
 FINER_MIN = 100_000_000_000_000
 """Milliseconds from 5138 on; microseconds and nanoseconds of 1973 and later."""
 
@@ -29,7 +35,8 @@ def check_unit(name: str, at_ms: object) -> None:
     Let an instant in milliseconds through; what is no number is for others to refuse.
 
     Raises:
-        InvalidRequestError: it is in seconds, before every message, or finer than milliseconds, behind all of them.
+        InvalidRequestError: it is in seconds, before every message, or finer than milliseconds,
+            behind all of them.
     """
     if type(at_ms) is not int:
         return
@@ -39,7 +46,8 @@ def check_unit(name: str, at_ms: object) -> None:
         )
     if at_ms >= FINER_MIN:
         raise InvalidRequestError(
-            f"{name} is milliseconds since 1970, and {at_ms} is after the year 5137: are these micro- or nanoseconds?"
+            f"{name} is milliseconds since 1970, and {at_ms} is after the year 5137: are these "
+            f"micro- or nanoseconds?"
         )
 
 
@@ -47,7 +55,8 @@ def since_1970_ms(at: datetime) -> int:
     """
     The whole milliseconds since 1970 of a time with a zone, exactly.
 
-    `datetime.timestamp` is a float: from 2038 on a quarter of all milliseconds, multiplied, come out as the one before.
+    `datetime.timestamp` is a float: from 2038 on a quarter of all milliseconds, multiplied, come
+    out as the one before.
     """
     return (at - _BEGIN) // _MS
 
@@ -63,8 +72,8 @@ def instant_ms(given: datetime | timedelta | str, *, now_ms: int) -> int:
     The milliseconds since 1970 of an instant that has passed.
 
     Args:
-        given: a datetime with a time zone, a negative timedelta, or a text: how long ago, such as "-1h", "-15m" or "-2d",
-            or a time of ISO 8601 with a zone.
+        given: a datetime with a time zone, a negative timedelta, or a text: how long ago, such as
+            "-1h", "-15m" or "-2d", or a time of ISO 8601 with a zone.
         now_ms: the calendar of the caller.
 
     Raises:
@@ -75,7 +84,8 @@ def instant_ms(given: datetime | timedelta | str, *, now_ms: int) -> int:
     if isinstance(given, datetime):
         if given.utcoffset() is None:
             raise InvalidRequestError(
-                f"{given.isoformat()} has no time zone: give datetime(…, tzinfo=UTC), or .astimezone()"
+                f"{given.isoformat()} has no time zone: give datetime(…, tzinfo=UTC), or "
+                f".astimezone()"
             )
         at_ms = since_1970_ms(given)
     elif isinstance(given, timedelta):
@@ -87,7 +97,8 @@ def instant_ms(given: datetime | timedelta | str, *, now_ms: int) -> int:
         raise InvalidRequestError(f"{given!s:.60} is before 1970")
     if at_ms > now_ms + SKEW_MS:
         raise InvalidRequestError(
-            f"{given!s:.60} is {(at_ms - now_ms) / 1000:.0f} s in the future: messages are found by a time that has passed"
+            f"{given!s:.60} is {(at_ms - now_ms) / 1000:.0f} s in the future: messages are found "
+            f"by a time that has passed"
         )
     return min(at_ms, now_ms)
 
@@ -98,7 +109,8 @@ def _time_of(text: str) -> datetime:
         given = datetime.fromisoformat(text)
     except ValueError:
         raise InvalidRequestError(
-            f"{text!r:.60} is no time: give how long ago, such as -1h or -2d, or a time such as 2024-05-31T12:00:00Z"
+            f"{text!r:.60} is no time: give how long ago, such as -1h or -2d, or a time such as "
+            f"2024-05-31T12:00:00Z"
         ) from None
     if given.utcoffset() is None:
         raise InvalidRequestError(f"{text!r:.60} has no time zone: add Z for UTC, or +02:00")

@@ -1,6 +1,7 @@
 """Bodies of the call that holds messages of a partition against retention.  Pure.
 
-A hold is a job's: it expires a ttl after it was set or renewed last, and keeps the messages from an offset on until then.
+A hold is a job's: it expires a ttl after it was set or renewed last, and keeps the messages from an
+offset on until then.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ TtlMs = Annotated[int, Meta(ge=0, le=HOLD_TTL_MS_MAX)]
 
 
 class SetHold(Struct, frozen=True, kw_only=True):
-    """Hold the messages of a partition from an offset on, or renew that.  A repeat only renews it."""
+    """Hold the messages of a partition from an offset on, or renew that.  A repeat only renews
+    it.
+    """
 
     job: str
     """Whose hold it is; a later hold of the same job takes its place."""

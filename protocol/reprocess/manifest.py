@@ -1,12 +1,15 @@
-"""The manifest of reprocessed messages: which ranges, by which code, with how many rows and which digests.  Pure.
+"""The manifest of reprocessed messages: which ranges, by which code, with how many rows and which
+digests.  Pure.
 
-    {"format": 1, "job": …, "code": …, "subject": …, "planned_at_ms": …, "ranges": [{partition_id, start, end, …}, …],
-     "pieces": [{partition_id, start, end, rows, digest, file, code, parked}, …], "earlier_codes": […],
+    {"format": 1, "job": …, "code": …, "subject": …, "planned_at_ms": …, "ranges": [{partition_id,
+    start, end, …}, …],
+     "pieces": [{partition_id, start, end, rows, digest, file, code, parked}, …], "earlier_codes":
+         […],
      "output": {target, hidden, subject_id, published, messages}}
 
 Invariants
-    The ranges are fixed when the job is planned, and half-open: what is live begins at `end` of each.
-    A manifest is whole if its pieces cover every range, without a gap or an overlap.
+    The ranges are fixed when the job is planned, and half-open: what is live begins at `end` of
+    each. A manifest is whole if its pieces cover every range, without a gap or an overlap.
 """
 
 from __future__ import annotations
@@ -55,7 +58,9 @@ class JobPiece(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class SubjectOutput(Struct, frozen=True, kw_only=True):
-    """The subject that the rows are written for, and the hidden one that has them until it is published."""
+    """The subject that the rows are written for, and the hidden one that has them until it is
+    published.
+    """
 
     target: str
     hidden: str
@@ -64,7 +69,9 @@ class SubjectOutput(Struct, frozen=True, kw_only=True):
     published: bool = True
     """The job publishes it; False: it is left to `keylane subject publish`."""
     messages: dict[Count, Count] | UnsetType = UNSET
-    """Partition of the hidden subject → messages of the job, which begin at offset 0; of a job that is complete."""
+    """Partition of the hidden subject → messages of the job, which begin at offset 0; of a job that
+    is complete.
+    """
 
 
 class Manifest(Struct, frozen=True, kw_only=True):
@@ -72,7 +79,9 @@ class Manifest(Struct, frozen=True, kw_only=True):
 
     job: str
     code: str
-    """module:function@digest of its source and of what that imports, of the latest run that had pieces to do."""
+    """module:function@digest of its source and of what that imports, of the latest run that had
+    pieces to do.
+    """
     subject: str
     planned_at_ms: Count
     """Milliseconds since 1970, by the calendar of the program that planned."""
@@ -87,7 +96,9 @@ class Manifest(Struct, frozen=True, kw_only=True):
 
     @property
     def mark(self) -> str:
-        """What a piece says of itself that is made now: its code, and which hidden subject has its rows."""
+        """What a piece says of itself that is made now: its code, and which hidden subject has its
+        rows.
+        """
         return self._mark(self.code)
 
     @property
@@ -152,7 +163,9 @@ def with_code(manifest: Manifest, code: str) -> Manifest:
 
 
 def missing_pieces(manifest: Manifest, done: Sequence[JobPiece]) -> list[SourceRange]:
-    """The ranges, of `piece_rows` messages at most, that no piece covers; by partition and offset."""
+    """The ranges, of `piece_rows` messages at most, that no piece covers; by partition and
+    offset.
+    """
     covered = {(piece.partition_id, piece.start, piece.end) for piece in done}
     return [
         piece

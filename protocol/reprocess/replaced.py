@@ -1,4 +1,5 @@
-"""Partitions of rows that took the place of messages, and those that a backfill makes needless.  Pure.
+"""Partitions of rows that took the place of messages, and those that a backfill makes needless.
+Pure.
 
 P open ─▶ cut: P sealed, C open behind P ─▶ rows made of P, hidden in H ─▶ published: P expired, H between P and C
 
@@ -14,7 +15,8 @@ from collections.abc import Collection, Mapping
 from ..errors import ManifestError
 
 AGAIN = (
-    "Run `keylane spark reprocess` anew into another folder, and begin behind that one; or begin at earliest, which gives the "
+    "Run `keylane spark reprocess` anew into another folder, and begin behind that one; or begin "
+    "at earliest, which gives the "
     "rows of everything."
 )
 
@@ -23,8 +25,8 @@ def replaced_by_rows(parents: Mapping[int, Collection[int]]) -> dict[int, frozen
     """
     Partition of rows → the partitions whose messages these rows took the place of.
 
-    A partition of rows is the only kind of parent that continues another parent of the same child: no other operation seals
-    a partition twice.
+    A partition of rows is the only kind of parent that continues another parent of the same child:
+    no other operation seals a partition twice.
 
     Args:
         parents: partition id → the partitions that it continues at once.
@@ -57,7 +59,9 @@ def behind_rows(
         ManifestError: a partition has rows both of messages that the backfill has and of others.
     """
     older = {each for number in cursors for each in _ancestors(number, parents)}
-    """What a partition of the backfill continues lies before the backfill, which may have begun behind it."""
+    """What a partition of the backfill continues lies before the backfill, which may have begun
+    behind it.
+    """
     behind: dict[int, int] = {}
     for rows in sorted(replaced.keys() - cursors.keys()):
         made_of = _ancestors(rows, parents)
@@ -83,7 +87,8 @@ def _of_both(
     rows: int, number: int, cursors: Mapping[int, int], ends: Mapping[int, int | None]
 ) -> ManifestError:
     error = ManifestError(
-        f"messages [{cursors.get(number, 0)}, {ends.get(number)}) of partition {number}, behind the backfill, were replaced: "
+        f"messages [{cursors.get(number, 0)}, {ends.get(number)}) of partition {number}, behind "
+        f"the backfill, were replaced: "
         f"partition {rows} has their rows among rows of messages that the backfill has",
         partition_id=rows,
     )

@@ -12,7 +12,9 @@ SOURCE = "keylane.source"
 
 
 def source_of(row: Message[Any]) -> tuple[int, int] | None:
-    """The partition id and the offset of the message that a row was made of; None: the row does not say."""
+    """The partition id and the offset of the message that a row was made of; None: the row does not
+    say.
+    """
     try:
         text = row.properties.get(SOURCE)
     except CorruptBatchError:

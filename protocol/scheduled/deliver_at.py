@@ -35,7 +35,8 @@ def _instant_ms(given: object) -> int:
             raise DeliverAtError(f"deliver_at is no time: {given!r:.40}")
         if given.utcoffset() is None:
             raise DeliverAtError(
-                f"deliver_at has no time zone: {given.isoformat()}; give datetime(…, tzinfo=UTC), or .astimezone()"
+                f"deliver_at has no time zone: {given.isoformat()}; give datetime(…, tzinfo=UTC), "
+                f"or .astimezone()"
             )
         return -((_BEGIN - given) // _MS)
     if type(given) is int:
@@ -50,7 +51,8 @@ def check_deliver_at(at_ms: int, *, now_ms: int, latest_ms: int | None = None) -
     The same time.
 
     Args:
-        latest_ms: another calendar's, not earlier than `now_ms`; it is not known which of them is right.
+        latest_ms: another calendar's, not earlier than `now_ms`; it is not known which of them is
+            right.
 
     Raises:
         DeliverAtError: it is not later than now, or over AHEAD_MS_MAX ahead of both.
@@ -72,12 +74,16 @@ def check_deliver_at(at_ms: int, *, now_ms: int, latest_ms: int | None = None) -
 
 
 def read_deliver_at(text: str, *, now_ms: int) -> int:
-    """As `deliver_at_ms`, of a text: milliseconds, or a time of ISO 8601 with a zone.  Raises DeliverAtError."""
+    """As `deliver_at_ms`, of a text: milliseconds, or a time of ISO 8601 with a zone.  Raises
+    DeliverAtError.
+    """
     return check_deliver_at(read_instant_ms(text), now_ms=now_ms)
 
 
 def read_instant_ms(text: str) -> int:
-    """The same, also of a time that has passed or is far ahead.  Raises DeliverAtError: it is no time, or has no zone."""
+    """The same, also of a time that has passed or is far ahead.  Raises DeliverAtError: it is no
+    time, or has no zone.
+    """
     number = plain_number(text.removeprefix("-"))
     if number is not None:
         return -number if text.startswith("-") else number
@@ -86,7 +92,8 @@ def read_instant_ms(text: str) -> int:
         given = datetime.fromisoformat(text.replace(" ", "+") if "T" in text else text)
     except ValueError:
         raise DeliverAtError(
-            f"deliver_at is milliseconds since 1970 or a time such as 2030-01-31T08:00:00Z, not {text!r:.60}"
+            f"deliver_at is milliseconds since 1970 or a time such as 2030-01-31T08:00:00Z, not "
+            f"{text!r:.60}"
         ) from None
     return _instant_ms(given)
 

@@ -8,7 +8,9 @@ import msgspec
 
 
 class ScheduledReceipt(msgspec.Struct, frozen=True, kw_only=True):
-    """A scheduled message: durable at a broker, which stores it in its subject at its time.  `cancel` takes it."""
+    """A scheduled message: durable at a broker, which stores it in its subject at its time.
+    `cancel` takes it.
+    """
 
     scheduled_id: str
     subject: str
@@ -26,9 +28,9 @@ class CancelOutcome(enum.StrEnum):
     """
     What a cancel met.
 
-    CANCELED: the message was waiting, and is never delivered; so it is again after a repeated cancel.
-    DELIVERED: it is stored in its subject, or on its way there.
-    DROPPED: its time had come, and it is never delivered: its subject was deleted, or takes no message of its size.
+    CANCELED: the message was waiting, and is never delivered; so it is again after a repeated
+    cancel. DELIVERED: it is stored in its subject, or on its way there. DROPPED: its time had come,
+    and it is never delivered: its subject was deleted, or takes no message of its size.
     """
 
     CANCELED = "canceled"
@@ -61,7 +63,9 @@ class ScheduledView(msgspec.Struct, frozen=True, kw_only=True):
     due: bool
     """Its time has come: it is on its way, or cannot be stored now."""
     drop: str = ""
-    """Why it will be dropped at its time, as the metaserver says now; empty if it will be stored, or if none answers."""
+    """Why it will be dropped at its time, as the metaserver says now; empty if it will be stored,
+    or if none answers.
+    """
 
 
 class ScheduledPage(msgspec.Struct, frozen=True, kw_only=True):

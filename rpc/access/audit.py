@@ -1,8 +1,11 @@
 """The audit log: who did what, and who was refused, as lines of the logger `keylane.audit`.
 
-    {…, "logger": "keylane.audit", "message": "shop: POST /v1/subjects/{subject}/delete: refused", "program": "metaserver", …,
-     "at": "2026-11-24T02:40:00.123Z", "who": "shop", "from": "127.0.0.1", "did": "POST /v1/subjects/{subject}/delete",
-     "subject": "orders", "group": "", "outcome": "refused", "error": "AccessDeniedError", "code": 1351}
+    {…, "logger": "keylane.audit", "message": "shop: POST /v1/subjects/{subject}/delete: refused",
+    "program": "metaserver", …,
+     "at": "2026-11-24T02:40:00.123Z", "who": "shop", "from": "127.0.0.1", "did": "POST
+         /v1/subjects/{subject}/delete",
+     "subject": "orders", "group": "", "outcome": "refused", "error": "AccessDeniedError", "code":
+         1351}
 
 In a log of text, the fields from `at` on are a JSON object behind the logger's name.
 
@@ -22,13 +25,17 @@ from .caller import AccessTarget
 
 audit_log = logging.getLogger("keylane.audit")
 FIELDS = "fields"
-"""The attribute of a record that has more fields of its line; in text they follow the message, as JSON."""
+"""The attribute of a record that has more fields of its line; in text they follow the message, as
+JSON.
+"""
 audit_log.setLevel(logging.INFO)  # it is written also where a server logs warnings only
 _SELDOM = frozenset({Rights.ADMINISTER, Rights.JOIN})
 
 
 def is_audited(endpoint: Endpoint[object]) -> bool:
-    """True for calls that change subjects, groups and grants, and for those that show or change messages."""
+    """True for calls that change subjects, groups and grants, and for those that show or change
+    messages.
+    """
     changes = endpoint.rights in _SELDOM and not endpoint.is_get
     return changes or (endpoint.rights is Rights.READ)
 
@@ -83,5 +90,7 @@ def note(
 
 
 def _shown(text: str) -> str:
-    """What a line and SQL have of a text: a refused caller's may have U+0000, which no database takes."""
+    """What a line and SQL have of a text: a refused caller's may have U+0000, which no database
+    takes.
+    """
     return printable(text[:TEXT_CHARS_MAX])[:TEXT_CHARS_MAX]

@@ -1,4 +1,6 @@
-"""Events of the audit log on their way to SQL: bounded, and the same refusals are counted as one.  Pure."""
+"""Events of the audit log on their way to SQL: bounded, and the same refusals are counted as one.
+Pure.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What the audit log says of a call beside its subject and group: names and numbers of its body, never keys or values.  Pure."""
+"""What the audit log says of a call beside its subject and group: names and numbers of its body,
+never keys or values.  Pure.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ def _detail_of(body: Any, params: Mapping[str, str]) -> str:
     if isinstance(body, SetQuota):
         limits = body.quota
         return (
-            f"{body.kind} {body.name}: {limits.bytes_per_s} bytes/s, {limits.requests_per_s} requests/s, "
+            f"{body.kind} {body.name}: {limits.bytes_per_s} bytes/s, {limits.requests_per_s} "
+            f"requests/s, "
             f"{limits.connections} connections"
             + (f", {body.subjects} subjects" if body.subjects else "")
             + (f", {body.scheduled_bytes} scheduled bytes" if body.scheduled_bytes else "")

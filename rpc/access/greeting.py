@@ -1,4 +1,6 @@
-"""What a client says first on a channel to a broker: its version, and who calls; and again before that ends."""
+"""What a client says first on a channel to a broker: its version, and who calls; and again before
+that ends.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ async def stay_known(
     address: str,
     timeout_ms: int,
 ) -> None:
-    """Show each new capability on a channel, until it is closed; a broker closes it when the last one has ended."""
+    """Show each new capability on a channel, until it is closed; a broker closes it when the last
+    one has ended.
+    """
     while not channel.closed:
         await asyncio.sleep(max(RENEW_AGAIN_S, held.renew_in_s))
         with contextlib.suppress(KeylaneError):

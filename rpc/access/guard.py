@@ -1,12 +1,13 @@
-"""Lets requests through to a server with access control, or refuses them: who calls, what about, with which right.
+"""Lets requests through to a server with access control, or refuses them: who calls, what about,
+with which right.
 
     HTTP         Authorization ─▶ identify ─▶ Caller ─▶ body read ─▶ targets ─▶ rights ─▶ handler
     data plane   Challenge, Authenticate ─▶ Caller of the connection ─▶ each frame: is (kind, partition, group) allowed?
 
 Invariants
     A request without a known caller is refused before its body is read.
-    A frame is looked up in a set; rights are decided once for each kind, partition and group of a connection.
-    An answer to a GET that waited is given only if its caller may still have it.
+    A frame is looked up in a set; rights are decided once for each kind, partition and group of a
+    connection. An answer to a GET that waited is given only if its caller may still have it.
     However many callers are refused, the audit log grows slowly.
 """
 
@@ -83,9 +84,13 @@ _LEASING = frozenset({Rights.CONSUME, Rights.KNOWN})
 CALLER: ContextVar[Caller] = ContextVar("the caller of the request", default=UNKNOWN_CALLER)
 
 Identify = Callable[[str], Awaitable[Caller]]
-"""The caller that sent this text behind `Bearer`.  Raises UnauthenticatedError, CapabilityEndedError."""
+"""The caller that sent this text behind `Bearer`.  Raises UnauthenticatedError,
+CapabilityEndedError.
+"""
 TargetsOf = Callable[[Endpoint[Any], Any, Mapping[str, str]], Awaitable[Sequence[AccessTarget]]]
-"""What a call is about, by its body and parameters.  Raises what the call itself would raise of unknown names."""
+"""What a call is about, by its body and parameters.  Raises what the call itself would raise of
+unknown names.
+"""
 
 
 class HeldCapability(Protocol):
@@ -166,7 +171,8 @@ class Guard:
         self, endpoint: Endpoint[Any], authorization: Sequence[str], peer: Peer | None = None
     ) -> Caller:
         """
-        Who makes a call, by its `Authorization` headers; without one by the certificate of its connection.
+        Who makes a call, by its `Authorization` headers; without one by the certificate of its
+        connection.
 
         Raises:
             UnauthenticatedError, CapabilityEndedError
@@ -206,8 +212,8 @@ class Guard:
             handle: makes the call.
 
         Raises:
-            UnauthenticatedError, AccessDeniedError, CapabilityEndedError, QuotaExceededError, and what `read` and
-            `handle` raise.
+            UnauthenticatedError, AccessDeniedError, CapabilityEndedError, QuotaExceededError, and
+            what `read` and `handle` raise.
         """
         caller, target, waited_ms, detail = UNKNOWN_CALLER, AccessTarget(), 0, ""
         try:
@@ -306,7 +312,8 @@ class Guard:
 
     def note_refused(self, remote: str, did: str, error: KeylaneError) -> None:
         """Write a line about a request that was refused without a look at its caller's rights."""
-        # The reason of a handshake is OpenSSL's; the texts of other refusals may have what the caller sent.
+        # The reason of a handshake is OpenSSL's; the texts of other refusals may have what the
+        # caller sent.
         detail = error.reason or "" if isinstance(error, HandshakeError) else ""
         self.note(CALLER.get(), remote, did, AccessTarget(), error, detail)
 
@@ -342,9 +349,14 @@ class Guard:
                 return
             detail = _after(left_out, "refused", detail)
         event = audit.note(
-            at_ms=self._clock.wall_ms(), who=caller.principal, remote=remote, did=did,
-            target=target, error=error, detail=detail,
-        )  # fmt: skip
+            at_ms=self._clock.wall_ms(),
+            who=caller.principal,
+            remote=remote,
+            did=did,
+            target=target,
+            error=error,
+            detail=detail,
+        )
         self._on_audit(event)
 
 
@@ -385,8 +397,8 @@ class ConnectionAccess:
         Take a capability, the first one or a newer one.
 
         Args:
-            take_place: takes a place for the principal, before it is believed; "": a server of the cluster needs none.
-                It raises ConnectionQuotaError.
+            take_place: takes a place for the principal, before it is believed; "": a server of the
+                cluster needs none. It raises ConnectionQuotaError.
 
         Raises:
             UnauthenticatedError, CapabilityEndedError
@@ -406,7 +418,9 @@ class ConnectionAccess:
         return Authenticated(held.ends_in_ms)
 
     def _enter(self, principal: str, quota: Quota, take_place: Callable[[str], None]) -> None:
-        """Count the connection as one of the principal, "" for a server, in place of that of before.  Raises ConnectionQuotaError."""
+        """Count the connection as one of the principal, "" for a server, in place of that of
+        before.  Raises ConnectionQuotaError.
+        """
         pacing = self._guard.pacing
         if principal:
             pacing.enter(principal, quota)
@@ -451,7 +465,9 @@ class ConnectionAccess:
             self._decide(request, key)
 
     def passes(self, request: Request) -> bool:
-        """True if a frame may be served at once, without a check, a wait or a count; False says nothing."""
+        """True if a frame may be served at once, without a check, a wait or a count; False says
+        nothing.
+        """
         caller = self._caller
         target = self._allowed.get(_key(request))
         if target is None:
@@ -487,9 +503,14 @@ class ConnectionAccess:
         subject, rate = self._rate(request)
         if rate or caller.is_paced:
             self._guard.pacing.take(
-                caller.principal, caller.quota, self._boot_ms(),
-                size=size, requests=requests, subject=subject, subject_rate=rate,
-            )  # fmt: skip
+                caller.principal,
+                caller.quota,
+                self._boot_ms(),
+                size=size,
+                requests=requests,
+                subject=subject,
+                subject_rate=rate,
+            )
 
     def waits(self, delay: Delay) -> None:
         """Count a wait."""
@@ -545,7 +566,9 @@ def _key(request: Request) -> tuple[object, ...]:
 
 
 def _check_names(request: Request) -> None:
-    """Check the names that are kept with a decision, which are as long as their sender likes.  Raises InvalidNameError."""
+    """Check the names that are kept with a decision, which are as long as their sender likes.
+    Raises InvalidNameError.
+    """
     group = getattr(request, "group", None)
     if group is not None:
         check_name("consumer group", group)

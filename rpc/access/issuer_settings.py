@@ -7,8 +7,17 @@ from dataclasses import dataclass
 from typing import Final
 
 ALGORITHMS: Final = (
-    "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA",
-)  # fmt: skip
+    "RS256",
+    "RS384",
+    "RS512",
+    "PS256",
+    "PS384",
+    "PS512",
+    "ES256",
+    "ES384",
+    "ES512",
+    "EdDSA",
+)
 """Those with a public key: no `none`, and no HS*, whose key would be a secret of both sides."""
 LEEWAY_S_MAX: Final = 300
 _TEXTS = ("jwt_issuer", "jwt_audience", "jwt_jwks")

@@ -1,9 +1,11 @@
-"""The public keys of an outside issuer (JWKS), of a file or an https URL: kept, and read anew when they change.
+"""The public keys of an outside issuer (JWKS), of a file or an https URL: kept, and read anew when
+they change.
 
     find(kid) ─▶ known and fresh? ─▶ the key
                  else read, at most each ASK_AGAIN_MS ─▶ the key, or None
 
-A source that cannot be read leaves the keys as they are, for STALE_MS_MAX; then no token is believed.
+A source that cannot be read leaves the keys as they are, for STALE_MS_MAX; then no token is
+believed.
 
 Source: RFC 7517.
 """
@@ -97,7 +99,7 @@ class KeySet:
             msgspec.MsgspecError,
             ValueError,
         ) as error:
-            log.warning("the keys of the issuer are not read: %s: %s", self._where, error)
+            log.warning("cannot read the issuer's keys: %s: %s", self._where, error)
         else:
             keys = {
                 key["kid"]: key

@@ -2,12 +2,14 @@
 
     take(cost) ─▶ level falls, below 0 too ─▶ the next one waits until it is 0 again
 
-A bucket holds a second of its rate.  A call that finds it empty waits for the debt of those before, and the connections of
-one principal share its rate, and callers of other principals wait for nothing of it.
+A bucket holds a second of its rate.  A call that finds it empty waits for the debt of those before,
+and the connections of one principal share its rate, and callers of other principals wait for
+nothing of it.
 
 Invariants
     Quotas are of one server; no lock and no memory is held for others while a caller waits.
-    What keeps leases (acks, releases, heartbeats) waits only for a debt above GRACE_MS, so that a quota costs no lease.
+    What keeps leases (acks, releases, heartbeats) waits only for a debt above GRACE_MS, so that a
+    quota costs no lease.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from ...protocol.access.quota import Quota
 from ...protocol.errors import ConnectionQuotaError, QuotaExceededError
 
 HOLD_MS = 5_000
-"""The longest that reading of a connection is held for one frame; a longer debt is refused after it."""
+"""The longest that reading of a connection is held for one frame; a longer debt is refused after
+it.
+"""
 GRACE_MS = 5_000
 HTTP_HOLD_MS = 2_000
 RETRY_CONNECTION_MS = 1_000
@@ -104,7 +108,9 @@ class Pacing:
         return max(waits, default=NO_DELAY)
 
     def subject_delay(self, subject: str, rate: int, now_ms: float) -> Delay:
-        """How long a call that stores messages in the subject waits for its limit alone; takes nothing."""
+        """How long a call that stores messages in the subject waits for its limit alone; takes
+        nothing.
+        """
         debt_ms = self._bucket(subject, rate, now_ms).debt_ms(now_ms)
         return Delay(debt_ms, f"bytes of subject {subject!r}")
 

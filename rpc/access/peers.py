@@ -13,7 +13,9 @@ from ...protocol.access.principals import CERT, is_outside
 
 
 class Peer(NamedTuple):
-    """A certificate that OpenSSL has verified: its principal, and its end by the calendar in milliseconds."""
+    """A certificate that OpenSSL has verified: its principal, and its end by the calendar in
+    milliseconds.
+    """
 
     principal: str
     ends_at_ms: int

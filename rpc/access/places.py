@@ -1,13 +1,16 @@
-"""Decides whose connection has a place where all are taken: each principal that comes gets an equal share.  Pure.
+"""Decides whose connection has a place where all are taken: each principal that comes gets an equal
+share.  Pure.
 
-    take(connection, principal) ─▶ free place? ─no─▶ principal below its share? ─yes─▶ the newest of who has most leaves
+    take(connection, principal) ─▶ free place? ─no─▶ principal below its share? ─yes─▶ the newest of
+        who has most leaves
                                                               │no
                                                               ▼
                                                          no place
 
 Invariants
     There are never more connections with a place than places.
-    A principal loses a connection only while it has more than an equal share, and only to one with less.
+    A principal loses a connection only while it has more than an equal share, and only to one with
+    less.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     token=  ▶  KEYLANE_TOKEN_FILE  ▶  KEYLANE_TOKEN  ▶  none: callers are not asked, or are refused
 
-A file is read again when the token is used anew, so a token is replaced without a restart.  A pipe, as of the shell's
-`<(…)`, has its token once.
+A file is read again when the token is used anew, so a token is replaced without a restart.  A pipe,
+as of the shell's `<(…)`, has its token once.
 """
 
 from __future__ import annotations
@@ -108,20 +108,24 @@ class TokenFile:
             gone = isinstance(error.__cause__, FileNotFoundError)
             problem = f"the file {self._path} is gone" if gone else error.message
         if problem and problem != self.problem:
-            log.warning("%s: the last token of it is used", problem)
+            log.warning("cannot read the token file %s; the last token stays in use", problem)
         elif self.problem and not problem:
-            log.info("the token in %s is read again", self._path)
+            log.info("read the token in %s again", self._path)
         self.problem = problem
         return self._last
 
 
 def token_from_file(path: str) -> TokenSource:
-    """The token in a file, as it is when it is used.  Raises TokenInvalidError: it cannot be read at first."""
+    """The token in a file, as it is when it is used.  Raises TokenInvalidError: it cannot be read
+    at first.
+    """
     return TokenFile(Path(path))
 
 
 def refused_token(error: UnauthenticatedError, source: TokenSource | None) -> UnauthenticatedError:
-    """The refusal of a token from `source`; it says so if the file of the token could not be read."""
+    """The refusal of a token from `source`; it says so if the file of the token could not be
+    read.
+    """
     problem = source.problem if isinstance(source, TokenFile) else ""
     if not problem:
         return error

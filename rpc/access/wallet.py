@@ -23,7 +23,9 @@ from .token_file import TokenSource
 RENEW_SHARE = 0.6
 
 Ask = Callable[[str, str | None, bytes], Awaitable[Capabilities]]
-"""Asks the metaserver at an address for capabilities, with a token and the public key of the holder."""
+"""Asks the metaserver at an address for capabilities, with a token and the public key of the
+holder.
+"""
 
 
 class Wallet:
@@ -49,7 +51,9 @@ class Wallet:
         self._metaservers.update(dict.fromkeys(addresses))
 
     async def bearer(self, address: str) -> str | None:
-        """See `Credentials.bearer`.  Raises TokenInvalidError, UnauthenticatedError, NotSentError."""
+        """See `Credentials.bearer`.  Raises TokenInvalidError, UnauthenticatedError,
+        NotSentError.
+        """
         if address in self._metaservers:
             return None if self._source is None else self._source()
         have = await self._current()

@@ -76,7 +76,8 @@ async def ask_again(
     timeout_ms: int,
 ) -> T:
     """
-    The answer that comes first: that of `first`, or of `again`, which begins when the former is overdue.
+    The answer that comes first: that of `first`, or of `again`, which begins when the former is
+    overdue.
 
     Args:
         first: makes the call over a connection that is kept.

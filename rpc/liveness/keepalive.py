@@ -1,4 +1,6 @@
-"""The kernel's watch over a connection: packets while nothing is sent, so that a firewall on the way does not forget it."""
+"""The kernel's watch over a connection: packets while nothing is sent, so that a firewall on the
+way does not forget it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ KEEPALIVE = (
     (IPPROTO_TCP, "TCP_KEEPINTVL", 2),
     (IPPROTO_TCP, "TCP_KEEPCNT", 3),
 )
-"""A path that is gone is found within 10 s by the kernel, though nothing is sent: a pull may wait for longer."""
+"""A path that is gone is found within 10 s by the kernel, though nothing is sent: a pull may wait
+for longer.
+"""
 
 
 def keep_alive(socket: socket_module.socket) -> None:
@@ -25,7 +29,9 @@ def keep_alive(socket: socket_module.socket) -> None:
 
 
 def watched_socket(address: tuple[Any, ...]) -> socket_module.socket:
-    """A socket for a connection to `address`, in the form of `getaddrinfo`; see aiohttp's `socket_factory`."""
+    """A socket for a connection to `address`, in the form of `getaddrinfo`; see aiohttp's
+    `socket_factory`.
+    """
     family, kind, protocol, *_ = address
     made = socket_module.socket(family, kind, protocol)
     keep_alive(made)

@@ -1,4 +1,6 @@
-"""Names that were noted last, of which there may be any number in a long life: servers come back at other addresses.  Pure."""
+"""Names that were noted last, of which there may be any number in a long life: servers come back at
+other addresses.  Pure.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A connection from which nothing comes: another connection to the same server decides whether it is given up.
+"""A connection from which nothing comes: another connection to the same server decides whether it
+is given up.
 
     silence ─▶ ping, no answer ─▶ does a new connection get an answer?
                  ▲                    │ no: the server pauses, or is away ─▶ ask again later
@@ -7,9 +8,9 @@
 
 Invariants
     A server that only pauses loses no connection before LOST_S: it answers on none.
-    A connection that brought no answer at all makes the next one to its address wait twice as long, up to PATIENCE_S_MAX,
-    until that brings one: a server that reads nothing more for a while, and answers others, sees few new connections.
-    What a quota holds back is not silence.
+    A connection that brought no answer at all makes the next one to its address wait twice as long,
+    up to PATIENCE_S_MAX, until that brings one: a server that reads nothing more for a while, and
+    answers others, sees few new connections. What a quota holds back is not silence.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from ..race import start_task
 IDLE_S = 8.0
 """After so much silence an idle connection is asked; one that owes an answer at the first look."""
 GRACE_S = 1.5
-"""How long the answer to a ping may take while the server answers on another connection; longer than a look takes to come."""
+"""How long the answer to a ping may take while the server answers on another connection; longer
+than a look takes to come.
+"""
 LOST_S = 20.0
 """A silence of this length ends the connection, whatever another one does."""
 ASK_AGAIN_S = 2.0
@@ -52,14 +55,18 @@ class JudgedConnection(Protocol):
 
 
 class SilencePatience:
-    """How long connections to each address may be silent before another one is asked, in seconds."""
+    """How long connections to each address may be silent before another one is asked, in
+    seconds.
+    """
 
     def __init__(self) -> None:
         self._of: dict[str, float] = {}
         """The address that was given up last is last."""
 
     def of(self, address: str) -> float:
-        """For a connection to `address` that has brought no answer; 0: the first ping that is not answered counts."""
+        """For a connection to `address` that has brought no answer; 0: the first ping that is not
+        answered counts.
+        """
         return self._of.get(address, 0.0)
 
     def given_up(self, address: str, *, had_answers: bool) -> None:
@@ -78,7 +85,8 @@ class Silence:
 
     Args:
         socket: the connection.
-        answers: whether the server answers on a new connection; it takes a few seconds at most, and does not raise.
+        answers: whether the server answers on a new connection; it takes a few seconds at most, and
+            does not raise.
         patience: of all connections of the client.
         had_answers: whether this connection has brought answers to calls, or parts of one.
         owed: whether an answer is under way that does not wait for messages.
@@ -116,7 +124,9 @@ class Silence:
         return silent_s >= IDLE_S or self._owed()
 
     def goes_on(self, silent_s: float) -> bool:
-        """Look at a silence that has lasted for `silent_s` and a ping; False: the connection is lost."""
+        """Look at a silence that has lasted for `silent_s` and a ping; False: the connection is
+        lost.
+        """
         now_s = self._now_s()
         if now_s < self._excused_until_s:
             return True

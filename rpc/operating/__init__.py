@@ -1,1 +1,3 @@
-"""What supervisors, scrapers and operators of a server need: metrics, health, logs, settings taken over at SIGHUP."""
+"""What supervisors, scrapers and operators of a server need: metrics, health, logs, settings taken
+over at SIGHUP.
+"""

@@ -1,4 +1,6 @@
-"""The figures of access control: who waits for a quota, how many connections principals have, the audit log."""
+"""The figures of access control: who waits for a quota, how many connections principals have, the
+audit log.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,8 @@ def access_figures(guard: Guard, audit: AuditBuffer) -> Callable[[], Awaitable[I
             ),
             counter(
                 "keylane_audit_left_out_total",
-                "Refusals and reads that the audit log has no line about, because there are too many.",
+                "Refusals and reads that the audit log has no line about, because "
+                "there are too many.",
                 guard.refusals.left_out + guard.reads.left_out,
             ),
         ]

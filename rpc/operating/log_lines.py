@@ -1,11 +1,13 @@
 """Lines of a server's log: text for people at a terminal, JSON for what collects logs.
 
-    {"time": "2026-11-23T22:15:36.123Z", "level": "WARNING", "logger": "keylane.broker", "message": …, "program": …}
+    {"time": "2026-11-23T22:15:36.123Z", "level": "WARNING", "logger": "keylane.broker", "message":
+    …, "program": …}
 
-Every JSON line has the same first fields, then the program's own (`broker_group`, `pid`), then `error` with a traceback.
-A record with FIELDS has those too, each as a field of the line: the audit log's.
-A message with line breaks is one line of JSON.  In text its further lines are indented, as tracebacks are below it, so that
-text of callers begins no line of its own.  Other control characters are escaped in both: they command no terminal.
+Every JSON line has the same first fields, then the program's own (`broker_group`, `pid`), then
+`error` with a traceback. A record with FIELDS has those too, each as a field of the line: the audit
+log's. A message with line breaks is one line of JSON.  In text its further lines are indented, as
+tracebacks are below it, so that text of callers begins no line of its own.  Other control
+characters are escaped in both: they command no terminal.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ def log_problems(values: Mapping[str, object]) -> list[str]:
 
 
 class TextLines(logging.Formatter):
-    """Makes a line of text of each record, and indented ones of its further lines and its traceback."""
+    """Makes a line of text of each record, and indented ones of its further lines and its
+    traceback.
+    """
 
     def __init__(self) -> None:
         super().__init__(TEXT)

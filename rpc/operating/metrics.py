@@ -4,10 +4,11 @@
     refusals, connections, event loop ──┼─▶ GET /metrics
     process: memory, CPU, open files ───┘
 
-Labels have few values: codes of errors, subjects, groups, never keys.  A collector that has more than SERIES_MAX
-subjects or groups gives the largest, and the rest as one.
+Labels have few values: codes of errors, subjects, groups, never keys.  A collector that has more
+than SERIES_MAX subjects or groups gives the largest, and the rest as one.
 
-Source: https://prometheus.io/docs/instrumenting/exposition_formats/ and the naming rules of that site.
+Source: https://prometheus.io/docs/instrumenting/exposition_formats/ and the naming rules of that
+site.
 """
 
 from __future__ import annotations

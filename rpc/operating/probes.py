@@ -1,4 +1,6 @@
-"""What supervisors and scrapers ask of a server: does it live, is it to get clients, what are its figures."""
+"""What supervisors and scrapers ask of a server: does it live, is it to get clients, what are its
+figures.
+"""
 
 from __future__ import annotations
 

@@ -38,11 +38,13 @@ class Reloading(Generic[Settings]):
         self._adopt = adopt
 
     def reload(self) -> None:
-        """Read the settings again and take over what is allowed; with a mistake in any of them, take over nothing."""
+        """Read the settings again and take over what is allowed; with a mistake in any of them,
+        take over nothing.
+        """
         try:
             read = self._read()
         except ConfigError as error:
-            log.error("the settings are not reloaded: %s", error.message)
+            log.error("cannot reload the settings: %s", error.message)
             return
         before, after = values_of(self.settings), values_of(read)
         changed = [name for name in after if after[name] != before[name]]
@@ -56,6 +58,6 @@ class Reloading(Generic[Settings]):
         if taken:
             log.warning("settings reloaded: %s", ", ".join(sorted(taken)))
         elif not waiting:
-            log.info("settings read again: none has changed")
+            log.info("reloaded the settings; nothing changed")
         if waiting:
-            log.warning("not reloaded, a restart is needed: %s", ", ".join(waiting))
+            log.warning("these settings need a restart: %s", ", ".join(waiting))

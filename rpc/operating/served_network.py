@@ -1,4 +1,6 @@
-"""The TLS of a server program while it runs: made at its start, renewed at SIGHUP, told in log and metrics."""
+"""The TLS of a server program while it runs: made at its start, renewed at SIGHUP, told in log and
+metrics.
+"""
 
 from __future__ import annotations
 
@@ -34,12 +36,13 @@ class ServedNetwork:
         self._outgoing: HttpNetwork | None = None
         if settings.is_insecure:
             log.warning(
-                "insecure_network: %s is served without TLS; everybody who reaches it can read and write",
+                "insecure_network: %s is served without TLS; anyone who can reach "
+                "it can read and write",
                 settings.host,
             )
         if settings.is_unguarded:
             log.warning(
-                "access = off: %s is served to everybody who reaches it, without a token and with every right",
+                "access = off: anyone who can reach %s has every right, without a token",
                 settings.host,
             )
 
@@ -47,7 +50,8 @@ class ServedNetwork:
         self, token: TokenSource | None = None, *, identity: Credentials | None = None
     ) -> HttpNetwork:
         """
-        The network for calls to other servers, with what `HttpNetwork` shows them; the caller closes it.
+        The network for calls to other servers, with what `HttpNetwork` shows them; the caller
+        closes it.
 
         Raises:
             CertificateFileError, CertificateKeyError, TokenInvalidError
@@ -56,10 +60,12 @@ class ServedNetwork:
         return self._outgoing
 
     def adopt(self, settings: ServingSettings) -> None:
-        """Read the certificates again; those that cannot be used are logged, and the old ones stay."""
+        """Read the certificates again; those that cannot be used are logged, and the old ones
+        stay.
+        """
         if self.tls is None or settings.tls_cert is None:
             if (self.tls is None) != (settings.tls_cert is None):
-                log.warning("TLS begins or ends at the next start only")
+                log.warning("TLS can only be turned on or off by a restart")
             return
         try:
             self.tls.reload(settings)
@@ -67,7 +73,7 @@ class ServedNetwork:
             if self._outgoing is not None and tls is not None:
                 self._outgoing.renew(tls)
         except ConfigError as error:
-            log.error("the certificates are not reloaded: %s", error.message)
+            log.error("cannot reload the certificates: %s", error.message)
             return
         self._settings = settings
         log.warning("certificates reloaded: %s", settings.tls_cert)

@@ -1,4 +1,6 @@
-"""A connection of the data plane at the server, and its calls that are answered without a task.  I/O: sockets."""
+"""A connection of the data plane at the server, and its calls that are answered without a task.
+I/O: sockets.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ Parts = tuple[bytes, Buffer]
 
 
 class PlaneConnection:
-    """A WebSocket: its share of the room, its answers under way, and the bytes that its client has taken."""
+    """A WebSocket: its share of the room, its answers under way, and the bytes that its client has
+    taken.
+    """
 
     def __init__(
         self,
@@ -42,7 +46,9 @@ class PlaneConnection:
         self.share = room.share()
         self.pulls = 0
         self.not_begun = 0
-        """Tasks that answer frames and have not begun: until they have, no later frame is answered without a task."""
+        """Tasks that answer frames and have not begun: until they have, no later frame is answered
+        without a task.
+        """
         self.others = 0
         """Calls under way that are no pulls."""
         self.freed: asyncio.Future[None] | None = None
@@ -63,7 +69,9 @@ class PlaneConnection:
         self._counted_from_s = self.opened_s
 
     def count_introduction(self, most: int, within_s: float) -> None:
-        """Count a frame that says who calls.  Raises FrameError: there were more than `most` within `within_s` seconds."""
+        """Count a frame that says who calls.  Raises FrameError: there were more than `most` within
+        `within_s` seconds.
+        """
         now_s = asyncio.get_running_loop().time()
         if now_s - self._counted_from_s > within_s:
             self._counted_from_s, self._introductions = now_s, 0
@@ -71,11 +79,13 @@ class PlaneConnection:
         if self._introductions > most:
             raise FrameError(f"over {most} frames within {within_s:g} s say who calls")
 
-    # ── calls ────────────────────────────────────────────────────────────────────────────────────────
+    # ── calls ─────────────────────────────────────────────────────────────────────────────────────
     def start(
         self, body: Coroutine[Any, Any, None], ended: Callable[[], object] | None = None
     ) -> None:
-        """Run a task that ends with the connection; `ended` is called then, also if it never began."""
+        """Run a task that ends with the connection; `ended` is called then, also if it never
+        began.
+        """
         task = start_task(body)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -93,14 +103,18 @@ class PlaneConnection:
 
     @property
     def takes_now(self) -> bool:
-        """True if the client has taken nearly all that was sent, and nothing waits before the next answer."""
+        """True if the client has taken nearly all that was sent, and nothing waits before the next
+        answer.
+        """
         socket = self.socket
         return socket.writable and not (
             self._sending or socket.closed or self.ended or self._refused
         )
 
     async def wait_for_slot(self) -> None:
-        """Wait until fewer than IN_FLIGHT_PER_CONNECTION_MAX calls are under way that are no pulls."""
+        """Wait until fewer than IN_FLIGHT_PER_CONNECTION_MAX calls are under way that are no
+        pulls.
+        """
         while self.others >= IN_FLIGHT_PER_CONNECTION_MAX:
             self.freed = asyncio.get_running_loop().create_future()
             try:
@@ -114,7 +128,7 @@ class PlaneConnection:
         if self.freed is not None and not self.freed.done():
             self.freed.set_result(None)
 
-    # ── answers ──────────────────────────────────────────────────────────────────────────────────────
+    # ── answers ───────────────────────────────────────────────────────────────────────────────────
     async def send(self, parts: Parts) -> None:
         """Write one frame, and wait until the socket has taken nearly all of it."""
         self._sending += 1
@@ -130,7 +144,8 @@ class PlaneConnection:
         As `send`, without a wait.
 
         Returns:
-            True: the socket has taken nearly all of it, or is closed.  False: `taken` will be called then.
+            True: the socket has taken nearly all of it, or is closed.  False: `taken` will be
+                called then.
         """
         socket = self.socket
         if self._sending or not socket.writable:
@@ -160,7 +175,9 @@ class PlaneConnection:
         return True
 
     def waiting_s(self, now: float) -> float:
-        """Seconds since the client last read something that is ready for it; 0 if nothing is.  Call it often."""
+        """Seconds since the client last read something that is ready for it; 0 if nothing is.  Call
+        it often.
+        """
         left = self.transport.get_write_buffer_size()
         taken = self.socket.written_bytes - left
         if not left or self._taken is None or taken > self._taken:
@@ -182,7 +199,9 @@ class PlaneConnection:
             await self.send(frame_parts(0, Throttled(round(delay.ms), delay.limit)))
 
     def end(self) -> None:
-        """Cancel the answers under way; what the client does not read within `GOODBYE_S` is discarded."""
+        """Cancel the answers under way; what the client does not read within `GOODBYE_S` is
+        discarded.
+        """
         self.ended = True
         if self.access is not None:
             self.access.end()
@@ -203,8 +222,16 @@ class PlaneCall:
     """
 
     __slots__ = (
-        "_asked", "_connection", "_hand_on", "_kept_bytes", "_number", "_on_refusal", "_pull", "_room_bytes", "_wait",
-    )  # fmt: skip
+        "_asked",
+        "_connection",
+        "_hand_on",
+        "_kept_bytes",
+        "_number",
+        "_on_refusal",
+        "_pull",
+        "_room_bytes",
+        "_wait",
+    )
 
     def __init__(
         self,

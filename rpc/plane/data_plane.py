@@ -1,16 +1,19 @@
-"""The server's side of the data plane: frames of WebSockets in, answers out, each as fast as its own client takes them.
+"""The server's side of the data plane: frames of WebSockets in, answers out, each as fast as its
+own client takes them.
 
-    frames in order of arrival ─▶ handler(request, payload), many at once ─▶ answers, in any order, one write at a time
+    frames in order of arrival ─▶ handler(request, payload), many at once ─▶ answers, in any order,
+        one write at a time
 
 Invariants
-    The first frame is a Hello; a client whose version does not fit is refused, with advice, and served nothing.
-    With access control, a principal with more than an equal share of the places keeps none from one with less.
-    A connection that says no Hello, or not who calls, is ended after `AUTHENTICATE_S` seconds, earlier where there are many.
-    A bad frame ends its own connection, with a typed error, and no other.
-    A pull may wait for seconds, so pulls have a limit of their own, beyond which they are refused: acks, acquires and
-    releases are read however many pulls wait.
-    A client that reads nothing holds a few megabytes here at most (`answer_room`) and delays no other client.  It is
-    disconnected with a typed error after `stuck_s` seconds, at once where others wait for its room.
+    The first frame is a Hello; a client whose version does not fit is refused, with advice, and
+    served nothing. With access control, a principal with more than an equal share of the places
+    keeps none from one with less. A connection that says no Hello, or not who calls, is ended after
+    `AUTHENTICATE_S` seconds, earlier where there are many. A bad frame ends its own connection,
+    with a typed error, and no other. A pull may wait for seconds, so pulls have a limit of their
+    own, beyond which they are refused: acks, acquires and releases are read however many pulls
+    wait. A client that reads nothing holds a few megabytes here at most (`answer_room`) and delays
+    no other client.  It is disconnected with a typed error after `stuck_s` seconds, at once where
+    others wait for its room.
 """
 
 from __future__ import annotations
@@ -77,29 +80,40 @@ Begin = Callable[[Request, memoryview, PromptCall], bool]
 """See `DataService.begin`."""
 
 HEARTBEAT_SECONDS = 15.0
-"""The interval of a broker's pings, which find a client that is gone without having closed; clients send theirs sooner."""
+"""The interval of a broker's pings, which find a client that is gone without having closed; clients
+send theirs sooner.
+"""
 STUCK_S = 20.0
 """Less than the WebSocket's own pings wait, which would close the connection without an error."""
 SHORT_S = 1.0
 """The limit while other connections wait for room."""
 LOOKS_EACH = 4
-"""While no connection waits for room, one look in four is taken: an idle server has thousands of connections."""
+"""While no connection waits for room, one look in four is taken: an idle server has thousands of
+connections.
+"""
 UNKNOWN_MAX = CONNECTIONS_MAX // 2
 """
-Connections that have not said who calls; of more, the oldest is closed.  Behind a broker's restart thousands of clients
-come at once, whose first frames are read after all their handshakes.
+Connections that have not said who calls; of more, the oldest is closed.  Behind a broker's restart
+thousands of clients come at once, whose first frames are read after all their handshakes.
 """
 INTRODUCED_SHARE = 16
-"""With access control, there are 1 / INTRODUCED_SHARE more places for connections whose callers have not said who they are."""
+"""With access control, there are 1 / INTRODUCED_SHARE more places for connections whose callers
+have not said who they are.
+"""
 SERVERS_MAX = 1_000
-"""With access control, connections of servers of the cluster that take no place; of more, each takes room of unknown ones."""
+"""With access control, connections of servers of the cluster that take no place; of more, each
+takes room of unknown ones.
+"""
 RETRY_PLACE_MS = 5_000
 PLACE_HINT = (
-    "Each principal gets an equal share of a broker's connections.  Use one client for many messages, or have the brokers "
+    "Each principal gets an equal share of a broker's connections.  Use one client for many "
+    "messages, or have the brokers "
     "take more: data_connections_max"
 )
 INTRODUCTIONS_MAX = 100
-"""Frames that say who calls, of a connection within INTRODUCTIONS_S; a client sends two each few minutes."""
+"""Frames that say who calls, of a connection within INTRODUCTIONS_S; a client sends two each few
+minutes.
+"""
 INTRODUCTIONS_S = 60.0
 FRAMES_AT_ONCE = 64
 """Frames of a connection that are begun before others have a turn."""
@@ -209,7 +223,9 @@ class DataPlane:
         return len(self._connections) - exempt >= room
 
     def _take_place(self, connection: PlaneConnection, principal: str) -> None:
-        """Give a connection a place, now that it is known whose it is; "": a server's.  Raises ConnectionQuotaError."""
+        """Give a connection a place, now that it is known whose it is; "": a server's.  Raises
+        ConnectionQuotaError.
+        """
         if connection in self._partings or connection not in self._connections:
             return  # it is being ended: no other one is ended for it
         if not principal:
@@ -220,14 +236,18 @@ class DataPlane:
         placing = self._places.take(connection, principal)
         if not placing.given:
             raise _no_place(
-                f"all {most} connections of the data plane are taken, and {principal!r} has its share",
+                f"all {most} connections of the data plane are taken, and "
+                f"{principal!r} has its share",
                 principal,
                 most,
             )
         self._servers.discard(connection)
         leaves = placing.leaves
         if leaves is not None and leaves not in self._partings:
-            text = f"{placing.holder!r} has {placing.held} of {most} connections of the data plane, and others have to wait"
+            text = (
+                f"{placing.holder!r} has {placing.held} of {most} connections of the data plane, "
+                f"and others have to wait"
+            )
             error = _no_place(text, placing.holder, most)
             parting = self._part(leaves, self._readings[leaves], error, CloseCode.TRY_AGAIN_LATER)
             self._partings[leaves] = start_task(parting)
@@ -243,7 +263,9 @@ class DataPlane:
             oldest.transport.abort()
 
     def _answer_at_once(self, connection: PlaneConnection, data: bytearray) -> bool:
-        """Take a frame where it arrives, if it needs no task; False: nothing was done, `_answer_all` has to."""
+        """Take a frame where it arrives, if it needs no task; False: nothing was done,
+        `_answer_all` has to.
+        """
         if connection.not_begun or not (connection.greeted and connection.socket.writable):
             return False
         access = connection.access
@@ -378,7 +400,8 @@ class DataPlane:
         self, connection: PlaneConnection, correlation_id: int, asked: Request, size: int
     ) -> bool:
         """
-        Hold the reading of the connection while a limit is used up; what fetches messages waits by itself.
+        Hold the reading of the connection while a limit is used up; what fetches messages waits by
+        itself.
 
         Returns:
             False: the debt is longer than HOLD_MS; the frame is answered here.
@@ -487,7 +510,9 @@ class DataPlane:
             answering.end()
 
     async def _watch(self) -> None:
-        """Disconnect clients that read nothing for too long, or whose rights have ended; one timer for all of them."""
+        """Disconnect clients that read nothing for too long, or whose rights have ended; one timer
+        for all of them.
+        """
         looks = 0
         while True:
             await asyncio.sleep(min(SHORT_S, self._stuck_s) / 2)
@@ -504,7 +529,7 @@ class DataPlane:
                         continue
                     ended = self._why_parted(connection, now_s)
                 except Exception:  # one connection's fault leaves the others watched
-                    log.exception("a connection cannot be watched, and is ended")
+                    log.exception("closing a connection whose deadline cannot be watched")
                     ended = InternalError(), CloseCode.TRY_AGAIN_LATER
                 if ended is not None:
                     # In a task of its own: its goodbye delays no look at the others.
@@ -514,7 +539,9 @@ class DataPlane:
     def _why_parted(
         self, connection: PlaneConnection, now_s: float
     ) -> tuple[KeylaneError, CloseCode] | None:
-        """Why a connection has to end now, None if it has not; `now_s` is by the event loop's clock."""
+        """Why a connection has to end now, None if it has not; `now_s` is by the event loop's
+        clock.
+        """
         if connection.access is not None:
             try:
                 connection.access.check_still()
@@ -544,7 +571,7 @@ class DataPlane:
                 async with asyncio.timeout(GOODBYE_S):
                     await connection.refuse(error, code)
         except Exception:
-            log.exception("a client that is disconnected was not told why")
+            log.exception("cannot send a client the reason of its disconnection")
         connection.transport.abort()
         reading.cancel()
 

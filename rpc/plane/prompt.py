@@ -15,23 +15,31 @@ Handled = tuple[Answer, bytes]
 
 
 class PromptCall(Protocol):
-    """A request that is answered once, by `answer`, `refuse` or `hand_on`, and before that by any number of `part`s."""
+    """A request that is answered once, by `answer`, `refuse` or `hand_on`, and before that by any
+    number of `part`s.
+    """
 
     def answer(self, answer: Answer, data: bytes = b"") -> None:
         """Answer it."""
         ...
 
     def part(self, answer: Answer, data: bytes = b"") -> None:
-        """Give one of its answers, behind which others follow; the client has to have asked for that."""
+        """Give one of its answers, behind which others follow; the client has to have asked for
+        that.
+        """
         ...
 
     @property
     def takes_parts(self) -> bool:
-        """True while the client takes its answers as they come, and may have further ones without being asked again."""
+        """True while the client takes its answers as they come, and may have further ones without
+        being asked again.
+        """
         ...
 
     def refuse(self, error: BaseException) -> None:
-        """Answer with an error; one that is no KeylaneError is logged, and told as an internal one."""
+        """Answer with an error; one that is no KeylaneError is logged, and told as an internal
+        one.
+        """
         ...
 
     def hand_on(self, request: Request) -> None:

@@ -1,4 +1,6 @@
-"""Looks up the names of hosts, in the thread pool of the program's event loop; at the end of a program without it."""
+"""Looks up the names of hosts, in the thread pool of the program's event loop; at the end of a
+program without it.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,12 @@ class HostNames(ThreadedResolver):
     """
     As aiohttp's, for a program whose event loop has no thread for it.
 
-    A program may have shut down the pool, or may get no more threads.  Callers know what to do where a host cannot be
-    reached, and of a RuntimeError nothing.
+    A program may have shut down the pool, or may get no more threads.  Callers know what to do
+    where a host cannot be reached, and of a RuntimeError nothing.
 
-    Once the main thread has ended Python starts no thread for a pool, and clients that were not closed are closed then,
-    with what is still to be sent: a name is looked up in the event loop, which waits for that.
+    Once the main thread has ended Python starts no thread for a pool, and clients that were not
+    closed are closed then, with what is still to be sent: a name is looked up in the event loop,
+    which waits for that.
     """
 
     async def resolve(
@@ -49,8 +52,12 @@ def look_up(host: str, port: int, family: socket.AddressFamily) -> list[ResolveR
         number, service = socket.getnameinfo(address, NUMBERS)
         places.append(
             ResolveResult(
-                hostname=host, host=number, port=int(service), family=kind, proto=protocol,
+                hostname=host,
+                host=number,
+                port=int(service),
+                family=kind,
+                proto=protocol,
                 flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV,
             )
-        )  # fmt: skip
+        )
     return places

@@ -1,4 +1,5 @@
-"""The end of a callback of the event loop: where its parts leave what they share, as a write or the begin of a commit.
+"""The end of a callback of the event loop: where its parts leave what they share, as a write or the
+begin of a commit.
 
     in_turn(callback) ─▶ at_end(call) … at_end(call) ─▶ the callback has returned ─▶ call, call, …
 
@@ -29,7 +30,9 @@ _left = _Left()
 
 
 def at_end(call: Call, loop: asyncio.AbstractEventLoop) -> None:
-    """Have `call` called at the end of the callback that `in_turn` runs, or else in the next turn of the loop; in order."""
+    """Have `call` called at the end of the callback that `in_turn` runs, or else in the next turn
+    of the loop; in order.
+    """
     calls = _left.calls
     if calls is None:
         loop.call_soon(call)
@@ -38,7 +41,9 @@ def at_end(call: Call, loop: asyncio.AbstractEventLoop) -> None:
 
 
 def in_turn(callback: Callable[..., object], /, *args: Any) -> None:
-    """Call `callback(*args)` in the thread of an event loop, then what it leaves, and what that leaves."""
+    """Call `callback(*args)` in the thread of an event loop, then what it leaves, and what that
+    leaves.
+    """
     if _left.calls is not None:
         callback(*args)
         return
@@ -54,7 +59,7 @@ def in_turn(callback: Callable[..., object], /, *args: Any) -> None:
                 try:
                     call()
                 except Exception:
-                    log.exception("the end of a callback failed")
+                    log.exception("a callback failed at its end")
     finally:
         _left.calls = None
         for call in calls[done:]:  # the program is being ended

@@ -1,7 +1,8 @@
 """A thread that runs blocking functions for an event loop, one after another.
 
-`loop.run_in_executor` makes two futures for each function, chains them, and takes five locks: more processor time than
-a small write to a file.  Here a function is one entry of a queue there, and one callback back.
+`loop.run_in_executor` makes two futures for each function, chains them, and takes five locks: more
+processor time than a small write to a file.  Here a function is one entry of a queue there, and one
+callback back.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ class WorkerThread:
 
     def __init__(self, name: str) -> None:
         self.under_way = 0
-        """Functions that wait or run, or have ended and their event loop does not know yet; read in that loop."""
+        """Functions that wait or run, or have ended and their event loop does not know yet; read in
+        that loop.
+        """
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("keylane.rpc")
 
 SHARED_MAX = 256
-"""Contexts of clients that a process keeps for its next clients, with the sessions that these resume."""
+"""Contexts of clients that a process keeps for its next clients, with the sessions that these
+resume.
+"""
 _shared: OrderedDict[tuple[bytes, str], ResumingContext] = OrderedDict()
 """(files of a client, address of a server) → the context of its connections."""
 
@@ -55,10 +57,12 @@ class ServerTls:
 
     def reload(self, settings: ServingSettings) -> None:
         """
-        Read the files again; connections that are open stay as they are, and their sessions cannot be resumed.
+        Read the files again; connections that are open stay as they are, and their sessions cannot
+        be resumed.
 
         Raises:
-            CertificateFileError, CertificateKeyError: a file cannot be used; the old ones stay in use.
+            CertificateFileError, CertificateKeyError: a file cannot be used; the old ones stay in
+                use.
         """
         names, ends_s = self._check(settings)
         context = _server_context()
@@ -67,18 +71,22 @@ class ServerTls:
         self.names, self.ends_s = names, ends_s
 
     def _check(self, settings: ServingSettings) -> tuple[frozenset[str], float]:
-        """The names of the certificate, and its end in seconds since 1970.  Raises CertificateFileError."""
+        """The names of the certificate, and its end in seconds since 1970.  Raises
+        CertificateFileError.
+        """
         assert settings.tls_cert is not None
         certificate = read_certificate(settings.tls_cert)
         now_s = self._wall_ms() / 1000
         if certificate.not_valid_after_utc.timestamp() < now_s:
             raise CertificateFileError(
-                f"the certificate in {settings.tls_cert} has ended on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC",
+                f"the certificate in {settings.tls_cert} has ended on "
+                f"{certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC",
                 path=str(settings.tls_cert),
             )
         if certificate.not_valid_before_utc.timestamp() > now_s:
             raise CertificateFileError(
-                f"the certificate in {settings.tls_cert} is valid from {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC on",
+                f"the certificate in {settings.tls_cert} is valid from "
+                f"{certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC on",
                 path=str(settings.tls_cert),
             )
         return names_of(certificate), certificate.not_valid_after_utc.timestamp()
@@ -108,13 +116,14 @@ def names_of(certificate: Certificate) -> frozenset[str]:
 
 class ClientContexts:
     """
-    The contexts of a client's connections, one for each server, because a session is resumed by the server that began it.
+    The contexts of a client's connections, one for each server, because a session is resumed by the
+    server that began it.
 
     Clients of a process whose files have the same content share them.
 
     Args:
-        follows_files: whether files that were replaced are read again by themselves, as those of a client are; a
-            server is told by SIGHUP.
+        follows_files: whether files that were replaced are read again by themselves, as those of a
+            client are; a server is told by SIGHUP.
 
     Raises:
         CertificateFileError, CertificateKeyError: a file cannot be used.
@@ -125,7 +134,9 @@ class ClientContexts:
         self.renew(tls)
 
     def renew(self, tls: TlsSettings) -> None:
-        """Read the files again, for connections from now on.  Raises as the class; the old ones stay in use then."""
+        """Read the files again, for connections from now on.  Raises as the class; the old ones
+        stay in use then.
+        """
         # Before the content: a later change is seen at the next connection.
         stamps = _stamps_of(tls)
         content, first = _content_of(tls), client_context(tls)
@@ -156,7 +167,9 @@ class ClientContexts:
         return bool(self._tls.cert)
 
     def own_certificate_problem(self) -> str:
-        """Why no server can accept the certificate in this client's file; "" if its time is right, or there is none."""
+        """Why no server can accept the certificate in this client's file; "" if its time is right,
+        or there is none.
+        """
         if not self._tls.cert:
             return ""
         try:
@@ -173,7 +186,9 @@ class ClientContexts:
         return f"this client's certificate, in {self._tls.cert}, {when}"
 
     def _follow(self) -> None:
-        """Take files over that have been replaced; those that do not fit, as half of a pair, leave the old ones in use."""
+        """Take files over that have been replaced; those that do not fit, as half of a pair, leave
+        the old ones in use.
+        """
         stamps = _stamps_of(self._tls)
         if stamps == self._stamps:
             return
@@ -181,10 +196,12 @@ class ClientContexts:
             self.renew(self._tls)
         except ConfigError as error:
             self._stamps = stamps  # told once; the second file of a pair changes them again
-            log.warning("TLS goes on with the files of before: %s", error.message)
+            log.warning("TLS keeps using the previous files: %s", error.message)
 
     def _another(self) -> ResumingContext:
-        """One more context of the same files; the first one if they have changed or are gone meanwhile."""
+        """One more context of the same files; the first one if they have changed or are gone
+        meanwhile.
+        """
         try:
             another = client_context(self._tls)
             return another if _content_of(self._tls) == self._content else self._first
@@ -193,7 +210,9 @@ class ClientContexts:
 
 
 def _stamps_of(tls: TlsSettings) -> tuple[tuple[int, int, int] | None, ...]:
-    """What changes when a file of a client is written or replaced; None: there is none that can be looked at."""
+    """What changes when a file of a client is written or replaced; None: there is none that can be
+    looked at.
+    """
     return tuple(_stamp_of(path) for path in (tls.ca, tls.cert, tls.key))
 
 

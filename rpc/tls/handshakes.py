@@ -35,7 +35,9 @@ _CUT = frozenset({errno.ECONNRESET, errno.EPIPE})
 
 
 def tls_problem(address: str, error: BaseException) -> NotSentError | None:
-    """The typed error for a connection to `address` that failed because of TLS; None if it failed otherwise."""
+    """The typed error for a connection to `address` that failed because of TLS; None if it failed
+    otherwise.
+    """
     cause = _ssl_error(error)
     if cause is None:
         return None
@@ -89,9 +91,11 @@ async def why_ended(
     address: str, error: BaseException, context: ssl.SSLContext | None
 ) -> NotSentError | None:
     """
-    Find out whether TLS is why a server ended a connection; asks it with a connection of its own, of PROBE_SECONDS.
+    Find out whether TLS is why a server ended a connection; asks it with a connection of its own,
+    of PROBE_SECONDS.
 
-    Of an address that has never answered, this shows that the request was none to the server, and was not done.
+    Of an address that has never answered, this shows that the request was none to the server, and
+    was not done.
 
     Args:
         context: with which the connection was made; None: without TLS.
@@ -114,7 +118,9 @@ async def why_ended(
 
 
 def is_cut(error: BaseException) -> bool:
-    """Whether the other end has ended a connection, as a server does that refuses a client's certificate."""
+    """Whether the other end has ended a connection, as a server does that refuses a client's
+    certificate.
+    """
     cut = isinstance(error, OSError) and error.errno in _CUT  # aiohttp's ClientOSError too
     return cut or isinstance(error, aiohttp.ServerDisconnectedError | ConnectionResetError)
 
@@ -130,7 +136,9 @@ def _trusting() -> ssl.SSLContext:
 async def _is_ended(
     address: str, context: ssl.SSLContext, *, wait_s: float = PROBE_SECONDS
 ) -> bool | None:
-    """Whether the server ends a TLS connection within `wait_s`, before any request; None if there is no connection."""
+    """Whether the server ends a TLS connection within `wait_s`, before any request; None if there
+    is no connection.
+    """
     writer = None
     try:
         host, port = parse_address(address)

@@ -2,7 +2,8 @@
 
     host ─▶ its addresses ─▶ a listening socket for each ─▶ accept ─▶ on_accepted(socket)
 
-`loop.create_server` does the same for protocols, but with TLS it tells of no connection before its handshake.
+`loop.create_server` does the same for protocols, but with TLS it tells of no connection before its
+handshake.
 
 Invariants
     A failure to accept, as without free files, ends no listener: it goes on after `PAUSE_S`.
@@ -53,7 +54,7 @@ class Listeners:
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return  # the client has left the queue
         except OSError as error:
-            log.warning("no connection is accepted for %g s: %s", PAUSE_S, error)
+            log.warning("accepting no connections for %g s: %s", PAUSE_S, error)
             self._loop.remove_reader(listener)
             self._pauses[listener] = self._loop.call_later(PAUSE_S, self._resume, listener)
             return

@@ -1,11 +1,13 @@
-"""Connections between their acceptance and the end of their TLS handshake: bounded in number and time.
+"""Connections between their acceptance and the end of their TLS handshake: bounded in number and
+time.
 
     accepted ─▶ room? ─no─▶ the oldest one without a handshake is closed
                   │
                   ▼
     handshake, in `handshake_s` ─▶ the protocol behind it, which never hears of the others
 
-A connection whose handshake is not done costs a socket and some kilobytes; so their number has a limit of its own.
+A connection whose handshake is not done costs a socket and some kilobytes; so their number has a
+limit of its own.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ class TlsOpenings:
         context: the TLS of a new connection.
         make: makes the protocol that takes a connection over.
         most: above it the oldest is closed.
-        on_refused: called for each that is closed without a handshake, with the address of its host.
+        on_refused: called for each that is closed without a handshake, with the address of its
+            host.
     """
 
     def __init__(
@@ -80,7 +83,9 @@ class TlsOpenings:
         await asyncio.gather(*self._ending, return_exceptions=True)
 
     def _end(self, accepted: socket.socket) -> None:
-        """Cancel one.  It counts no longer, although it is closed in the next turns of the event loop."""
+        """Cancel one.  It counts no longer, although it is closed in the next turns of the event
+        loop.
+        """
         task = self._under_way.pop(accepted)
         self._ending.add(task)
         task.cancel()
@@ -107,7 +112,9 @@ class TlsOpenings:
             accepted.close()
 
     def _refusal(self, error: BaseException) -> KeylaneError | None:
-        """What a failed handshake counts as; None: the client has left, as one that only looks whether the port is open."""
+        """What a failed handshake counts as; None: the client has left, as one that only looks
+        whether the port is open.
+        """
         if isinstance(error, ssl.SSLEOFError):
             return None
         if isinstance(error, ssl.SSLError):
@@ -132,7 +139,9 @@ def _host_of(accepted: socket.socket) -> str:
 
 
 class _Handover(asyncio.Protocol):
-    """Stands in until the handshake is done, because only then it is known whether there is room for a connection."""
+    """Stands in until the handshake is done, because only then it is known whether there is room
+    for a connection.
+    """
 
     def __init__(
         self, make: Callable[[], asyncio.Protocol], on_secured: Callable[[], object]

@@ -1,11 +1,15 @@
-"""TLS contexts of clients that resume sessions: a connection to a server that was reached before needs no certificate.
+"""TLS contexts of clients that resume sessions: a connection to a server that was reached before
+needs no certificate.
 
-    handshake ─▶ the server's tickets come with its first bytes ─▶ kept, one for each name ─▶ offered at the next handshake
+    handshake ─▶ the server's tickets come with its first bytes ─▶ kept, one for each name ─▶
+        offered at the next handshake
 
-A server that cannot use a ticket, as after its restart, makes a whole handshake.  A resumed session rests on the
-certificate of the first one: so it is offered until that certificate ends, and at most for RESUMED_S.
+A server that cannot use a ticket, as after its restart, makes a whole handshake.  A resumed session
+rests on the certificate of the first one: so it is offered until that certificate ends, and at most
+for RESUMED_S.
 
-Only what `ssl` documents is used: `SSLContext.wrap_bio` with a session, and `SSLContext.sslobject_class`.
+Only what `ssl` documents is used: `SSLContext.wrap_bio` with a session, and
+`SSLContext.sslobject_class`.
 """
 
 from __future__ import annotations
@@ -17,9 +21,13 @@ from typing import Any, NamedTuple
 from ...protocol.clock import SystemClock
 
 RESUMED_S = 3_600
-"""A session is offered for so long after its certificate was verified; OpenSSL's servers take it for two hours."""
+"""A session is offered for so long after its certificate was verified; OpenSSL's servers take it
+for two hours.
+"""
 NAMES_MAX = 16
-"""Names of servers whose sessions a context keeps; its connections are to one server, so there is one name."""
+"""Names of servers whose sessions a context keeps; its connections are to one server, so there is
+one name.
+"""
 READ_BYTES = 64 << 10
 """A read makes a buffer of this size.  Event loops ask for 256 KiB and get a record of 16 KiB."""
 
@@ -91,9 +99,10 @@ class ResumingContext(ssl.SSLContext):
         """
         Keep the session of a connection for the next ones to the same name.
 
-        A connection that has resumed one brings nothing new: the session that it was offered is offered again, until its
-        time is over.  Each look at `session` leaves a copy of it in memory for good, with Python before 3.12.7, and with
-        3.13.0 (gh-116810): there is one look for each whole handshake.
+        A connection that has resumed one brings nothing new: the session that it was offered is
+        offered again, until its time is over.  Each look at `session` leaves a copy of it in memory
+        for good, with Python before 3.12.7, and with 3.13.0 (gh-116810): there is one look for each
+        whole handshake.
         """
         if connection.session_reused:
             return

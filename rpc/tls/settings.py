@@ -1,4 +1,6 @@
-"""Settings of connections: those that every server program has, and a client's from its environment."""
+"""Settings of connections: those that every server program has, and a client's from its
+environment.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ CA_VARIABLE = "KEYLANE_TLS_CA"
 CERT_VARIABLE = "KEYLANE_TLS_CERT"
 KEY_VARIABLE = "KEYLANE_TLS_KEY"
 RELOADED_TLS = frozenset({"tls_cert", "tls_key", "tls_ca", "tls_client_ca"})
-"""What a running server takes over at SIGHUP; the files are read again also if their names are the same."""
+"""What a running server takes over at SIGHUP; the files are read again also if their names are the
+same.
+"""
 _FILES = ("metrics_token_file", "tls_cert", "tls_key", "tls_ca", "tls_client_ca")
 
 
@@ -50,7 +54,8 @@ class ServingSettings:
     tls_client_principals: bool = field(
         default=False,
         metadata={
-            "doc": "true: a client without a token is the principal cert:NAME of its certificate; one with a token needs none"
+            "doc": "true: a client without a token is the principal cert:NAME of its certificate; "
+            "one with a token needs none"
         },
     )
     insecure_network: bool = field(
@@ -60,20 +65,23 @@ class ServingSettings:
     access: str = field(
         default=AUTO,
         metadata={
-            "doc": "on: callers need a right; off: everybody may do everything; auto: off on loopback, on elsewhere"
+            "doc": "on: callers need a right; off: everybody may do everything; auto: off on "
+            "loopback, on elsewhere"
         },
     )
 
     metrics_hosts: tuple[str, ...] = field(
         default=(),
         metadata={
-            "doc": "names, addresses and networks (10.0.0.0/8) by which scrapers and probes may call /metrics and /health/*; *: any"
+            "doc": "names, addresses and networks (10.0.0.0/8) by which scrapers and probes may "
+            "call /metrics and /health/*; *: any"
         },
     )
     metrics_token_file: Path | None = field(
         default=None,
         metadata={
-            "doc": "file with a token that /metrics asks for; who has a right on every subject may read it too"
+            "doc": "file with a token that /metrics asks for; who has a right on every subject may "
+            "read it too"
         },
     )
 
@@ -84,7 +92,9 @@ class ServingSettings:
 
     @property
     def is_open(self) -> bool:
-        """True if other addresses than loopback may be served, and brokers may have such addresses."""
+        """True if other addresses than loopback may be served, and brokers may have such
+        addresses.
+        """
         return self.tls_cert is not None or self.insecure_network
 
     @property

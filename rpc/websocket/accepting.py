@@ -1,4 +1,5 @@
-"""The opening handshake of a WebSocket at the server, over aiohttp, until the connection is a `DataSocket`'s.
+"""The opening handshake of a WebSocket at the server, over aiohttp, until the connection is a
+`DataSocket`'s.
 
 Source: RFC 6455, 4.2.
 """

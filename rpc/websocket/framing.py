@@ -2,8 +2,9 @@
 
     FIN, opcode │ MASK, length (7 bits, or 16, or 64) │ key, if masked │ payload
 
-A client's frames say that they are masked, and their key is zero, so that the payload is as it was: a key is there to
-keep the scripts of a page from choosing what a proxy reads (RFC 6455, 10.3), and programs can open any connection anyway.
+A client's frames say that they are masked, and their key is zero, so that the payload is as it was:
+a key is there to keep the scripts of a page from choosing what a proxy reads (RFC 6455, 10.3), and
+programs can open any connection anyway.
 
 Source: RFC 6455, 5.2 to 5.5.
 """
@@ -91,10 +92,11 @@ def short_heads(opcode: Opcode, *, masked: bool) -> tuple[bytes, ...]:
 
 def ordinary_frame(data: memoryview, start: int, end: int, *, masked: bool) -> tuple[int, int]:
     """
-    Where the payload of the frame at `start` begins and ends, if it is the ordinary one; (0, 0) if it is any other.
+    Where the payload of the frame at `start` begins and ends, if it is the ordinary one; (0, 0) if
+    it is any other.
 
-    The ordinary frame is a whole binary message, its length takes up to two bytes, it ends at `end` or before it, and its
-    mask is that of the other end: the key zero of a client, none of a server.
+    The ordinary frame is a whole binary message, its length takes up to two bytes, it ends at `end`
+    or before it, and its mask is that of the other end: the key zero of a client, none of a server.
     """
     body = start + 2
     if body > end or data[start] != _FIN | _BINARY:
@@ -167,7 +169,9 @@ class Joiner:
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self._begun = bytearray()
-        """One buffer: a list of frames would grow with empty ones, and with the overhead of tiny ones."""
+        """One buffer: a list of frames would grow with empty ones, and with the overhead of tiny
+        ones.
+        """
         self.opcode: Opcode | None = None
         """Of the message whose end has not come; None: none has begun."""
 
@@ -177,7 +181,9 @@ class Joiner:
         return len(self._begun)
 
     def check(self, head: Head) -> None:
-        """Raises BrokenSocketError if this frame must not come now, or makes its message too long."""
+        """Raises BrokenSocketError if this frame must not come now, or makes its message too
+        long.
+        """
         if head.opcode >= Opcode.CLOSE:
             return
         continued = head.opcode is Opcode.CONTINUATION
@@ -189,7 +195,9 @@ class Joiner:
             )
 
     def add(self, head: Head, payload: bytearray) -> tuple[Opcode, bytearray] | None:
-        """The message that this frame ends, with the opcode of its first frame; None: it goes on."""
+        """The message that this frame ends, with the opcode of its first frame; None: it goes
+        on.
+        """
         if self.opcode is None:
             if head.final:
                 return head.opcode, payload

@@ -1,6 +1,8 @@
-"""The opening handshake of a WebSocket at the client, over aiohttp, until the connection is a `DataSocket`'s.
+"""The opening handshake of a WebSocket at the client, over aiohttp, until the connection is a
+`DataSocket`'s.
 
-Source: RFC 6455, 4.1.  The server's end is in `accepting`, because a client that imports aiohttp's server starts later.
+Source: RFC 6455, 4.1.  The server's end is in `accepting`, because a client that imports aiohttp's
+server starts later.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ async def open_socket(
         tls: `ssl` as of a request of aiohttp.
 
     Raises:
-        aiohttp.ClientError, OSError, ValueError: as of a request; or the server does not open a WebSocket.
+        aiohttp.ClientError, OSError, ValueError: as of a request; or the server does not open a
+            WebSocket.
     """
     key = base64.b64encode(secrets.token_bytes(16))
     response = await session.get(

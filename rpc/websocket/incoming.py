@@ -1,4 +1,5 @@
-"""What the messages that have begun to come hold together, at a server; over a limit, the slowest are given up.  Pure.
+"""What the messages that have begun to come hold together, at a server; over a limit, the slowest
+are given up.  Pure.
 
     below bytes_max         all go on
     up to HARD_FACTOR of it what came with less than RATE_MIN over the last seconds is given up
@@ -16,13 +17,19 @@ from collections.abc import Callable, Hashable
 BYTES_MAX = 256 << 20
 HARD_FACTOR = 4
 PATIENCE_S = 2.0
-"""A rate is that of the last PATIENCE_S to twice of it; a younger message is given up only for want of an older one."""
+"""A rate is that of the last PATIENCE_S to twice of it; a younger message is given up only for want
+of an older one.
+"""
 RATE_MIN = 8 << 10
 """Bytes a second: a batch of 128 KiB would take 16 s."""
 LOOK_S = 0.5
-"""Between two looks at all messages while they hold more than `bytes_max`, and less than HARD_FACTOR of it."""
+"""Between two looks at all messages while they hold more than `bytes_max`, and less than
+HARD_FACTOR of it.
+"""
 HARD_SHARE = 7 / 8
-"""What is left of the hard limit once it was reached: a look costs time for each connection, so it has to free some."""
+"""What is left of the hard limit once it was reached: a look costs time for each connection, so it
+has to free some.
+"""
 
 
 class _BegunMessage:
@@ -83,7 +90,9 @@ class IncomingRoom:
             self._give_up_slowest(now_s, self.bytes_max, only_stuck=True)
 
     def pause(self, connection: Hashable, now_s: float) -> None:
-        """Note that the server reads nothing of a connection from now on; it may have no message."""
+        """Note that the server reads nothing of a connection from now on; it may have no
+        message.
+        """
         begun = self._held.get(connection)
         if begun is not None and begun.paused_s is None:
             begun.paused_s = now_s

@@ -1,4 +1,5 @@
-"""A WebSocket that takes over a connection after its handshake, and copies nothing that is large.  I/O: sockets.
+"""A WebSocket that takes over a connection after its handshake, and copies nothing that is large.
+I/O: sockets.
 
     socket ─▶ landing (heads, small frames) ─▶ messages ─▶ receive()
          └──▶ the rest of a large frame, straight into its message
@@ -11,9 +12,10 @@ Invariants
     A server takes masked frames only, and a client none that is masked.
     Of the pings of a peer that does not read, only the last one is answered.
     A peer from which nothing comes for `heartbeat_s` is asked, and lost after half of that again.
-    With a `judge` it is asked then only if it owes an answer, else after 8 s, and lost when the judge says so.
-    A server waits `MESSAGE_S` for the end of a message that has begun, and all of these together have a bound (`incoming`).
-    Pings and small fragments are counted, and frames of one turn of the event loop: no peer keeps it from the others.
+    With a `judge` it is asked then only if it owes an answer, else after 8 s, and lost when the
+    judge says so. A server waits `MESSAGE_S` for the end of a message that has begun, and all of
+    these together have a bound (`incoming`). Pings and small fragments are counted, and frames of
+    one turn of the event loop: no peer keeps it from the others.
 """
 
 from __future__ import annotations
@@ -60,14 +62,20 @@ GATHERED_BYTES_MAX = 16 << 10
 CONTROL_FRAMES_MAX = 1_000
 """Pings, pongs and small fragments of a peer between two looks whether it is alive."""
 FRAGMENT_BYTES_MIN = 1 << 10
-"""A smaller part in the midst of a message costs more than it brings; libraries send parts of 4 KiB and more."""
+"""A smaller part in the midst of a message costs more than it brings; libraries send parts of 4 KiB
+and more.
+"""
 TURN_FRAMES_MAX = 1_000
-"""Frames that are taken of a peer in one turn of the event loop; uvloop reads a socket up to 32 times in one."""
+"""Frames that are taken of a peer in one turn of the event loop; uvloop reads a socket up to 32
+times in one.
+"""
 MESSAGE_S = 60.0
 WRITELINES_HOLD_BACK = not (
     (3, 12) <= sys.version_info < (3, 12, 9) or (3, 13) <= sys.version_info < (3, 13, 2)
 )
-"""asyncio's `writelines` calls `pause_writing`; in these versions it does not, and its buffer grows (CVE-2024-12254)."""
+"""asyncio's `writelines` calls `pause_writing`; in these versions it does not, and its buffer grows
+(CVE-2024-12254).
+"""
 CLOSE_S = 1.0
 """How long `close` waits for the peer's goodbye."""
 
@@ -86,7 +94,8 @@ _HEADS = {masked: short_heads(Opcode.BINARY, masked=masked) for masked in (False
 
 class DataSocket(asyncio.BufferedProtocol):
     """
-    One WebSocket.  Make it when the handshake is done, or about to be answered: it reads from then on.
+    One WebSocket.  Make it when the handshake is done, or about to be answered: it reads from then
+    on.
 
     Args:
         transport: of the connection.
@@ -96,7 +105,9 @@ class DataSocket(asyncio.BufferedProtocol):
     """
 
     _begun_s = 0.0
-    """When the message began whose end has not come, by the loop's clock; later by the time that nothing was read."""
+    """When the message began whose end has not come, by the loop's clock; later by the time that
+    nothing was read.
+    """
     _paused_s = 0.0
     """When the last pause of reading began."""
     _turn_s = -1.0
@@ -132,7 +143,8 @@ class DataSocket(asyncio.BufferedProtocol):
         """What is gathered leaves at the end of this callback, or with `flush`."""
         self.on_message: Callable[[bytearray], bool] | None = None
         """
-        Called with a binary message where it arrives, while `receive` waits for it; False: `receive` returns it.
+        Called with a binary message where it arrives, while `receive` waits for it; False:
+        `receive` returns it.
 
         It may call every method but `receive`, and must not raise.
         """
@@ -150,7 +162,9 @@ class DataSocket(asyncio.BufferedProtocol):
         self.written_bytes = 0
         """All that was given to the transport."""
         self.closed = self._ended = False
-        """`closed` is True once nothing can be sent: a goodbye was said, or the connection has ended."""
+        """`closed` is True once nothing can be sent: a goodbye was said, or the connection has
+        ended.
+        """
         self._lost: asyncio.Future[None] = self._loop.create_future()
         self.close_code: int | None = None
         """Once it is closed."""
@@ -178,7 +192,7 @@ class DataSocket(asyncio.BufferedProtocol):
     def bytes_max(self, bytes_max: int) -> None:
         self._joiner.bytes_max = bytes_max
 
-    # ── reading ──────────────────────────────────────────────────────────────────────────────────────
+    # ── reading ───────────────────────────────────────────────────────────────────────────────────
     def get_buffer(self, _sizehint: int) -> memoryview:
         """See `asyncio.BufferedProtocol`."""
         if self._head is not None:
@@ -277,7 +291,9 @@ class DataSocket(asyncio.BufferedProtocol):
             self._count_frames(frames)
 
     def _count_frames(self, frames: int) -> None:
-        """Read on in the next turn of the event loop once this one has had enough frames; uvloop has one time for a turn."""
+        """Read on in the next turn of the event loop once this one has had enough frames; uvloop
+        has one time for a turn.
+        """
         now_s = self._loop.time()
         if now_s != self._turn_s:
             self._turn_s, self._turn_frames = now_s, 0
@@ -376,7 +392,7 @@ class DataSocket(asyncio.BufferedProtocol):
             raise FrameError("a text frame on the data plane")
         return message
 
-    # ── writing ──────────────────────────────────────────────────────────────────────────────────────
+    # ── writing ───────────────────────────────────────────────────────────────────────────────────
     async def send(self, parts: Sequence[Buffer]) -> None:
         """
         Send a message, and wait until the socket has taken nearly all of it.
@@ -396,7 +412,8 @@ class DataSocket(asyncio.BufferedProtocol):
 
     def write(self, parts: Sequence[Buffer], opcode: Opcode = Opcode.BINARY) -> None:
         """
-        Send a message, or a control frame; small ones of one callback of the event loop share a system call.
+        Send a message, or a control frame; small ones of one callback of the event loop share a
+        system call.
 
         Args:
             parts: one after another; they must not change until they are sent.
@@ -463,9 +480,11 @@ class DataSocket(asyncio.BufferedProtocol):
         self._resumed.set()
         self._answer_ping()
 
-    # ── the end ──────────────────────────────────────────────────────────────────────────────────────
+    # ── the end ───────────────────────────────────────────────────────────────────────────────────
     async def close(self, code: CloseCode = CloseCode.OK, message: str = "") -> None:
-        """Say goodbye, and wait `CLOSE_S` for the peer's; then the connection is closed, what was sent still leaves."""
+        """Say goodbye, and wait `CLOSE_S` for the peer's; then the connection is closed, what was
+        sent still leaves.
+        """
         self._say_goodbye(code, message)
         if not self._ended:
             if not self._reading:

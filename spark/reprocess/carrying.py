@@ -1,11 +1,13 @@
-"""Where the consumer groups of a subject go on in the rows that take its messages' place.  Pure, over Arrow columns.
+"""Where the consumer groups of a subject go on in the rows that take its messages' place.  Pure,
+over Arrow columns.
 
     row: stored at (partition, offset), made of (source partition, source offset)
-    group: cursor of each source partition ─▶ of each new partition the first row whose source the group has not handled
+    group: cursor of each source partition ─▶ of each new partition the first row whose source the
+        group has not handled
 
 Invariants
-    Nothing is left out: every row of a message that a group has not handled is at or behind its position.
-    Rows behind a position may be of messages that were handled; they are delivered again.
+    Nothing is left out: every row of a message that a group has not handled is at or behind its
+    position. Rows behind a position may be of messages that were handled; they are delivered again.
 """
 
 from __future__ import annotations
@@ -41,9 +43,10 @@ def positions(
     Consumer group → new partition → the first offset that the group has not handled.
 
     Args:
-        cursors: consumer group → source partition → first message that it has not handled; of one that is not named
-            nothing is left to handle.
-        batches: the new rows, with the columns partition, offset and properties, those of a partition in order.
+        cursors: consumer group → source partition → first message that it has not handled; of one
+            that is not named nothing is left to handle.
+        batches: the new rows, with the columns partition, offset and properties, those of a
+            partition in order.
         ends: new partition → one past its last row.
 
     Raises:
@@ -70,7 +73,8 @@ def check_covers(
     Check that the rows of a job may take the place of the messages that are stored.
 
     Raises:
-        CutOverError: there are messages behind its ranges, or a group has not handled messages before them.
+        CutOverError: there are messages behind its ranges, or a group has not handled messages
+            before them.
     """
     ranges = {each.partition_id: each for each in manifest.ranges}
     for each in stored:
@@ -80,16 +84,20 @@ def check_covers(
         begin, end = (0, 0) if whole is None else (whole.start, whole.end)
         if each.end > end:
             raise CutOverError(
-                f"partition {each.partition_id} has {each.end - max(end, each.first)} messages from offset {end} on, which "
-                "are not in the backfill: reprocess the subject to its latest message, into a new folder and another hidden subject",
+                f"partition {each.partition_id} has {each.end - max(end, each.first)} messages "
+                f"from offset {end} on, which "
+                "are not in the backfill: reprocess the subject to its latest message, into a new "
+                "folder and another hidden subject",
                 partition_id=each.partition_id,
             )
         for group, by_source in cursors.items():
             cursor = max(by_source.get(each.partition_id, each.end), each.first)
             if cursor < begin:
                 raise CutOverError(
-                    f"consumer group {group!r} has not handled {begin - cursor} messages of partition {each.partition_id}, "
-                    f"[{cursor}, {begin}), which are not in the backfill: let it go on, or reprocess from an earlier start",
+                    f"consumer group {group!r} has not handled {begin - cursor} messages of "
+                    f"partition {each.partition_id}, "
+                    f"[{cursor}, {begin}), which are not in the backfill: let it go on, or "
+                    f"reprocess from an earlier start",
                     partition_id=each.partition_id,
                 )
 
@@ -100,7 +108,9 @@ def _numbers(column: pa.Array) -> npt.NDArray[np.int64]:
 
 
 def sources_of(properties: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The source partition and the source offset of each row, as its properties say.  Raises CutOverError."""
+    """The source partition and the source offset of each row, as its properties say.  Raises
+    CutOverError.
+    """
     if not len(properties):
         empty = np.zeros(0, np.int64)
         return empty, empty
@@ -113,7 +123,8 @@ def sources_of(properties: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray
         pairs = pairs.reshape(len(texts), 2)
     except (pa.ArrowInvalid, ValueError) as error:
         raise CutOverError(
-            f"a row has no usable property {SOURCE}, which says what it was made of: the job has to keep the column "
+            f"a row has no usable property {SOURCE}, which says what it was made of: the job has "
+            f"to keep the column "
             f"offset ({error})"
         ) from None
     return pairs[:, 0], pairs[:, 1]

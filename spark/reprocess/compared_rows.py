@@ -1,12 +1,16 @@
-"""Rows of two outputs matched by what they were made of, as columns of numbers: no Python object a row.
+"""Rows of two outputs matched by what they were made of, as columns of numbers: no Python object a
+row.
 
-    batch ─▶ source partition, source offset, hashes of key and row ─sort─▶ the same place and key on both sides: equal or not
+    batch ─▶ source partition, source offset, hashes of key and row ─sort─▶ the same place and key
+        on both sides: equal or not
 
-Rows of one message and key are matched by their order, those without a key by their hashes: their order is that of the
-partitions they happen to lie in.  What a job adds to each row (`replay`, `keylane.source`, the time of its plan) is no difference.
+Rows of one message and key are matched by their order, those without a key by their hashes: their
+order is that of the partitions they happen to lie in.  What a job adds to each row (`replay`,
+`keylane.source`, the time of its plan) is no difference.
 
 Invariants
-    A row counts as equal if key, value, properties and time are; two rows that differ have one 64-bit hash by chance alone.
+    A row counts as equal if key, value, properties and time are; two rows that differ have one
+    64-bit hash by chance alone.
 """
 
 from __future__ import annotations
@@ -84,11 +88,12 @@ def compared_rows(
     batch: pa.RecordBatch, *, own_places: bool, planned_us: int | None, where: str
 ) -> ComparedRows:
     """
-    The rows of a record batch with the columns value and, where there are any, key, properties and timestamp.
+    The rows of a record batch with the columns value and, where there are any, key, properties and
+    timestamp.
 
     Args:
-        own_places: the rows are the messages themselves, with the columns partition and offset; False: their properties
-            say what they were made of.
+        own_places: the rows are the messages themselves, with the columns partition and offset;
+            False: their properties say what they were made of.
         planned_us: the time of rows whose function gave none.
         where: the output, for errors.
 

@@ -25,7 +25,9 @@ class KeyDifference:
 
 
 def differences(partition_id: int, old: pa.Table, new: pa.Table) -> list[KeyDifference]:
-    """The keys that differ, by their first offset; the rows of a key are compared in their order."""
+    """The keys that differ, by their first offset; the rows of a key are compared in their
+    order.
+    """
     before, after = _by_key(old), _by_key(new)
     changes = []
     for key in dict.fromkeys([*before, *after]):
@@ -52,7 +54,9 @@ def _by_key(table: pa.Table) -> dict[Any, list[dict[str, Any]]]:
 
 
 def _unlike(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> Iterator[int | None]:
-    """The offset of each row that differs; rows are matched by offset, and those of one offset by their order."""
+    """The offset of each row that differs; rows are matched by offset, and those of one offset by
+    their order.
+    """
     left = _by_offset(old)
     for offset, rows in _by_offset(new).items():
         others = left.pop(offset, [])

@@ -1,4 +1,5 @@
-"""The folder of the output: Parquet files of pieces, each with its facts in its footer, and the manifest.  Files.
+"""The folder of the output: Parquet files of pieces, each with its facts in its footer, and the
+manifest.  Files.
 
     DIR/part-<partition>-<start>-<end>.parquet     rows of a piece; the footer has its facts, so both appear together
     DIR/_keylane/plan.json                         the manifest without pieces: the ranges, fixed when the job begins
@@ -63,7 +64,9 @@ class OutputFolder:
         (self._own / name).unlink(missing_ok=True)
 
     def write_piece(self, piece: JobPiece, rows: pa.Table, mark: str) -> None:
-        """Write the rows of a piece with its facts, in one step; a second writer of the same piece changes nothing."""
+        """Write the rows of a piece with its facts, in one step; a second writer of the same piece
+        changes nothing.
+        """
         facts = msgspec.json.encode((mark, piece))
         unfinished = self._unfinished()
         pq.write_table(
@@ -79,7 +82,9 @@ class OutputFolder:
         self._finish(unfinished, self._facts / facts_file(piece))
 
     def write_parked(self, piece: JobPiece, messages: pa.Table) -> None:
-        """Write the messages of a piece that are parked, before the piece itself; none: those of an earlier try go."""
+        """Write the messages of a piece that are parked, before the piece itself; none: those of an
+        earlier try go.
+        """
         path = self.parked / piece_file(piece.partition_id, piece.start, piece.end)
         if not messages.num_rows:
             path.unlink(missing_ok=True)
@@ -95,7 +100,8 @@ class OutputFolder:
             return ""
         are = "it is" if manifest.parked == 1 else "they are"
         return (
-            f"{counted(manifest.parked, 'message')} of {manifest.subject} made no row, because the function failed: {are} parked "
+            f"{counted(manifest.parked, 'message')} of {manifest.subject} made no row, because the "
+            f"function failed: {are} parked "
             f"in {self.parked}"
         )
 

@@ -1,8 +1,10 @@
 """Holds the messages that a job still needs, in a thread of its own, until the job has ended.
 
-    begin: [start, …) of every range ─▶ renewed every third of the ttl ─▶ end: from the end of every range on, once
+    begin: [start, …) of every range ─▶ renewed every third of the ttl ─▶ end: from the end of every
+        range on, once
 
-A partition that is opened meanwhile is held from its first message, so that a group can go on behind the backfill.
+A partition that is opened meanwhile is held from its first message, so that a group can go on
+behind the backfill.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ TTL_MS = 600_000
 
 
 class Holding:
-    """The holds of one job on one subject; use it in a `with` block, which begins them and lets them go."""
+    """The holds of one job on one subject; use it in a `with` block, which begins them and lets
+    them go.
+    """
 
     def __init__(
         self,
@@ -43,7 +47,8 @@ class Holding:
         Args:
             starts: partition id → the first offset that the job needs.
             ends: partition id → where live reading goes on.
-            handover_ms: how long what is behind the ends is held after the job, for a group to begin there; 0: not at all.
+            handover_ms: how long what is behind the ends is held after the job, for a group to
+                begin there; 0: not at all.
         """
         self._meta, self._subject, self._job = meta, subject, job
         self._starts, self._ends = dict(starts), dict(ends)
@@ -69,14 +74,18 @@ class Holding:
         try:
             asyncio.run(self._hold(self._ends, self._handover_ms))
         except KeylaneError as error:
-            log.warning("the holds of job %s were not ended, they expire: %s", self._job, error)
+            log.warning(
+                "cannot end the holds of job %s, which will expire by themselves: %s",
+                self._job,
+                error,
+            )
 
     def _renew(self) -> None:
         while not self._ended.wait(self._ttl_ms / 3000):
             try:
                 asyncio.run(self._hold(self._starts, self._ttl_ms))
             except KeylaneError as error:
-                log.warning("the holds of job %s were not renewed: %s", self._job, error)
+                log.warning("cannot renew the holds of job %s: %s", self._job, error)
 
     async def _hold(self, offsets: Mapping[int, int], ttl_ms: int) -> None:
         """
@@ -105,7 +114,11 @@ class Holding:
                 except OffsetOutOfRangeError as error:
                     if partition_id in offsets:
                         raise
-                    log.warning("partition %d is not held: %s", partition_id, error.message)
+                    log.warning(
+                        "cannot hold the messages of partition %d against retention: %s",
+                        partition_id,
+                        error.message,
+                    )
                 finally:
                     await broker.close()
         finally:

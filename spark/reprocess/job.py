@@ -1,7 +1,8 @@
 """The function of a job, named `module:function`, and the version of its code.
 
 jobs.py ─imports─▶ rules.py ─imports─▶ numpy        code: a digest of jobs.py and rules.py
-                                                    numpy is installed: its versions are the user's to keep
+                                                    numpy is installed: its versions are the user's
+                                                    to keep
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ _OURS = __name__.partition(".")[0]
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A function of a table of messages, in their order, that returns a table; it is called once for each piece."""
+    """A function of a table of messages, in their order, that returns a table; it is called once
+    for each piece.
+    """
 
     name: str
     function: JobFunction
@@ -45,11 +48,12 @@ def load_job(named: str, *, name: str = "", version: str = "") -> Job:
     """
     The job of a name such as `jobs.clean:run`.
 
-    Its module travels to the workers by value: they need what it imports, and not the module itself.
+    Its module travels to the workers by value: they need what it imports, and not the module
+    itself.
 
     Args:
-        version: of what no digest sees, as installed packages, files that are read, and modules that are imported by a name
-            which is computed.
+        version: of what no digest sees, as installed packages, files that are read, and modules
+            that are imported by a name which is computed.
 
     Raises:
         JobFailedError: no such module or function.
@@ -62,7 +66,10 @@ def load_job(named: str, *, name: str = "", version: str = "") -> Job:
         source = inspect.getsource(module)
     except (ImportError, AttributeError, ValueError, OSError) as error:
         failed = JobFailedError(f"cannot import the job {named!r:.200}: {error}", job=named[:200])
-        failed.hint = "Give module:function, as jobs:clean; the module is looked for in the current folder first."
+        failed.hint = (
+            "Give module:function, as jobs:clean; the module is looked for in the "
+            "current folder first."
+        )
         raise failed from None
     if not callable(function):
         raise JobFailedError(f"{named!r:.200} is no function", job=named[:200])
@@ -101,7 +108,9 @@ def _imported(module: ModuleType, source: str) -> dict[str, bytes]:
 
 
 def _names(name: str, package: str, source: str) -> Iterator[str]:
-    """The names of modules that a source imports, and of their packages; some may be names in a module."""
+    """The names of modules that a source imports, and of their packages; some may be names in a
+    module.
+    """
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):

@@ -1,6 +1,8 @@
-"""The rows of a job as messages: checked, and each with the job and the place that it comes from.  Pure.
+"""The rows of a job as messages: checked, and each with the job and the place that it comes from.
+Pure.
 
-    rows: value, key, properties, timestamp, offset ─▶ messages with the properties replay=<job>, keylane.source=<partition>/<offset>
+    rows: value, key, properties, timestamp, offset ─▶ messages with the properties replay=<job>,
+        keylane.source=<partition>/<offset>
 
 The place is what carries consumer groups over to the new messages (`carrying.py`).
 """
@@ -28,13 +30,15 @@ PROPERTIES = pa.map_(pa.string(), pa.string())
 
 def messages_of(rows: pa.Table, *, job: str, piece: JobPiece) -> pa.Table:
     """
-    The columns that are stored, with the properties of a replay; a property of the same name gives way.
+    The columns that are stored, with the properties of a replay; a property of the same name gives
+    way.
 
-    Rows without a column `offset`, as of a summary, say the job alone: a property that says what a message was made of, which
-    the job has read, is not of its rows.
+    Rows without a column `offset`, as of a summary, say the job alone: a property that says what a
+    message was made of, which the job has read, is not of its rows.
 
     Raises:
-        JobFailedError: a column is no part of a message, or has a wrong type, or the value is missing.
+        JobFailedError: a column is no part of a message, or has a wrong type, or the value is
+            missing.
     """
     names = rows.column_names
     where = f"[{piece.start}, {piece.end}) of partition {piece.partition_id}"
@@ -64,7 +68,9 @@ def messages_of(rows: pa.Table, *, job: str, piece: JobPiece) -> pa.Table:
 
 
 def _without(given: Any, names: Sequence[str]) -> Any:
-    """A map array without the entries of these names.  Raises pa.ArrowException: it has other types."""
+    """A map array without the entries of these names.  Raises pa.ArrowException: it has other
+    types.
+    """
     if given is None:
         return None
     own = _with_offsets(given, len(given))
@@ -94,7 +100,8 @@ def with_properties(given: Any, more: dict[str, Any]) -> Any:
     entries = len(own.keys)
     lengths = np.diff(own.offsets)
     ends = own.offsets[1:] + len(more) * np.arange(1, count + 1)
-    # Of each entry of the result, its place in: the given entries, then each new property of all rows.
+    # Of each entry of the result, its place in: the given entries, then each new property of all
+    # rows.
     places = np.empty(entries + len(more) * count, np.int64)
     places[np.arange(entries) + len(more) * np.repeat(np.arange(count), lengths)] = np.arange(
         entries
@@ -144,7 +151,8 @@ def _stored(name: str, column: Any) -> Any:
     try:
         if name != "timestamp":
             return _bytes(column)
-        # Nanoseconds are cut, as by the reader; a time of a coarser unit may be beyond microseconds.
+        # Nanoseconds are cut, as by the reader; a time of a coarser unit may be beyond
+        # microseconds.
         fine = pa.types.is_timestamp(column.type) and column.type.unit == "ns"
         return column.cast(TIME, safe=not fine)
     except pa.ArrowException as error:

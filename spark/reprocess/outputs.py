@@ -1,10 +1,12 @@
-"""Compares the output of a job with that of another, or with a subject: pieces with equal digests are not read.  Network only.
+"""Compares the output of a job with that of another, or with a subject: pieces with equal digests
+are not read.  Network only.
 
     folder of files with folder of files      table by table (`comparing.py`)
     a subject on one side or on both          rows by what they were made of (`compared_rows.py`), some pieces at a time
 
 Invariants
-    The rows of at most `ROUND_ROWS` messages, or of one piece, are in memory at once, as five numbers each.
+    The rows of at most `ROUND_ROWS` messages, or of one piece, are in memory at once, as five
+    numbers each.
 """
 
 from __future__ import annotations
@@ -37,12 +39,13 @@ COLUMNS = ("partition", "offset", "key", "value", "timestamp", "properties")
 
 def compare_outputs(meta: str, old: str, new: OutputFolder) -> list[KeyDifference]:
     """
-    Where the output of a job differs from an older one, by source partition, key and first offset.  Blocks.
+    Where the output of a job differs from an older one, by source partition, key and first offset.
+    Blocks.
 
     Args:
         meta: host:port of a metaserver, several by comma.
-        old: the folder of another job, or subject:NAME, of which the rows of the same ranges count: the messages themselves
-            if it is the subject that the job has read.
+        old: the folder of another job, or subject:NAME, of which the rows of the same ranges count:
+            the messages themselves if it is the subject that the job has read.
         new: the folder of the job.
 
     Raises:
@@ -101,7 +104,8 @@ def _paired(
     pieces = {(each.partition_id, each.start, each.end): each for each in before.pieces}
     if pieces.keys() != {(each.partition_id, each.start, each.end) for each in after.pieces}:
         raise ManifestError(
-            f"{old.path} and {new.path} have other ranges: reprocess both with the same --start and --end",
+            f"{old.path} and {new.path} have other ranges: reprocess both with the "
+            f"same --start and --end",
             path=str(old.path),
         )
     return [(pieces[each.partition_id, each.start, each.end], each) for each in after.pieces]

@@ -1,9 +1,12 @@
-"""Stores the rows of pieces in a hidden subject, each once, however often a piece is done again.  Network only.
+"""Stores the rows of pieces in a hidden subject, each once, however often a piece is done again.
+Network only.
 
-    piece ─▶ numbered rows under an id of (hidden subject, partition, start) ─▶ brokers know a repeated row again
+    piece ─▶ numbered rows under an id of (hidden subject, partition, start) ─▶ brokers know a
+        repeated row again
 
 Invariants
-    A piece whose facts are noted is stored whole; the rows of a piece are stored before those of the next one of its task.
+    A piece whose facts are noted is stored whole; the rows of a piece are stored before those of
+    the next one of its task.
 """
 
 from __future__ import annotations

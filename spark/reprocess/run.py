@@ -1,13 +1,15 @@
-"""Runs a job over fixed ranges of a subject, into a folder of Parquet files or a subject.  Needs a Spark session.
+"""Runs a job over fixed ranges of a subject, into a folder of Parquet files or a subject.  Needs a
+Spark session.
 
-    plan: ranges fixed, hold ─▶ missing pieces, a task for each partition ─▶ manifest, hold moved behind the ranges
+    plan: ranges fixed, hold ─▶ missing pieces, a task for each partition ─▶ manifest, hold moved
+        behind the ranges
             │ plan.json            │ part-….parquet, one after another            │ manifest.json
             └──────────────────────┴── run again: what is missing, or nothing ────┘
 
 Invariants
-    The ranges are those of the first run; job, subject and target of a later run have to be the same, and the code unless
-    another one is accepted.  Then each piece says under which code it was made.
-    A killed job leaves whole pieces only; the same command goes on behind them.
+    The ranges are those of the first run; job, subject and target of a later run have to be the
+    same, and the code unless another one is accepted.  Then each piece says under which code it was
+    made. A killed job leaves whole pieces only; the same command goes on behind them.
 """
 
 from __future__ import annotations
@@ -47,8 +49,10 @@ PIECE_BYTES = 64 << 20
 """A worker has one piece in memory, with its output."""
 HANDOVER_MS = 3_600_000
 ACCEPT = (
-    "The code is other: its module, one that it imports, or its version.  With --accept-code the pieces that are done stay, "
-    "and the others are made under this code; in a new folder all of them are, and --compare compares the two."
+    "The code is other: its module, one that it imports, or its version.  With --accept-code the "
+    "pieces that are done stay, "
+    "and the others are made under this code; in a new folder all of them are, and --compare "
+    "compares the two."
 )
 ROWS_PER_SECOND, BYTES_PER_SECOND = 250_000, 40 << 20
 """Of one task, about, for a job that costs little; a plan estimates its minutes by them."""
@@ -78,7 +82,9 @@ class JobPlan:
         return sum(piece.size_bytes for piece in self.missing)
 
     def minutes(self, cores: int) -> float:
-        """How long it takes with this number of task slots, about; never shorter than the longest task."""
+        """How long it takes with this number of task slots, about; never shorter than the longest
+        task.
+        """
         costs: dict[int, float] = {}
         for piece in self.missing:
             cost = max(piece.rows / ROWS_PER_SECOND, piece.size_bytes / BYTES_PER_SECOND)
@@ -98,11 +104,13 @@ def plan_job(
     Fix the ranges, or find them in the folder, and tell what is missing; writes nothing.  Blocks.
 
     Args:
-        output: the rows go to this subject; of a job that has begun its target alone counts.  None: to Parquet files.
+        output: the rows go to this subject; of a job that has begun its target alone counts.  None:
+            to Parquet files.
         accept_code: pieces that were made under other code stay.
 
     Raises:
-        JobChangedError: the folder has the output of another job, other code, another subject or to another place.
+        JobChangedError: the folder has the output of another job, other code, another subject or to
+            another place.
         ManifestError: the folder's manifest is unreadable.
         DataLossError: retention has removed messages of missing pieces.
         RefusedError, UnreachableError: what planning raises.
@@ -129,7 +137,9 @@ def _known(
     *,
     accept_code: bool,
 ) -> Manifest | None:
-    """The manifest or the plan of the folder; None if there is none.  Raises JobChangedError, ManifestError."""
+    """The manifest or the plan of the folder; None if there is none.  Raises JobChangedError,
+    ManifestError.
+    """
     (subject,) = options.subjects
     known = folder.read(MANIFEST) or folder.read(PLAN)
     if known is None:
@@ -153,7 +163,8 @@ def _plan_behind_cut(
     job: Job, options: ReadOptions, folder: OutputFolder, to: JobTarget, *, accept_code: bool
 ) -> tuple[JobPlan, ReadOptions, Manifest | None]:
     """
-    Cut the source, then plan: all that lies before the cut is sealed, and what is sent meanwhile lies behind the rows.
+    Cut the source, then plan: all that lies before the cut is sealed, and what is sent meanwhile
+    lies behind the rows.
 
     Returns:
         The plan, the options of its partitions, and the manifest if nothing is left to do.
@@ -174,7 +185,8 @@ def _plan_behind_cut(
         if plan.missing or done is None:
             return plan, options, None
         return plan, options, to.checked(done)
-    # The hidden subject of before is gone, and messages may have come since: its rows are written anew, with new ranges.
+    # The hidden subject of before is gone, and messages may have come since: its rows are written
+    # anew, with new ranges.
     folder.forget(MANIFEST)
     plan = _planned_anew(job, options, folder, output)
     folder.write(PLAN, plan.manifest)
@@ -260,11 +272,15 @@ def run_job(
     Do what is missing; returns the manifest, which is then in the folder.  Blocks.
 
     Args:
-        to: the subject that gets the rows; None: they become Parquet files.  If it is the source, and the rows stay
-            hidden, the source is cut first: the rows are to take the place of all that lies before.
-        handover_ms: how long messages behind the ranges are held afterwards, for a consumer group to begin there.
-        accept_code: go on with the pieces that are left where those that are done were made under other code.
-        park: set messages aside for which the function fails, as `Manifest.parked` counts; False: the job ends.
+        to: the subject that gets the rows; None: they become Parquet files.  If it is the source,
+            and the rows stay hidden, the source is cut first: the rows are to take the place of all
+            that lies before.
+        handover_ms: how long messages behind the ranges are held afterwards, for a consumer group
+            to begin there.
+        accept_code: go on with the pieces that are left where those that are done were made under
+            other code.
+        park: set messages aside for which the function fails, as `Manifest.parked` counts; False:
+            the job ends.
         planned: called when the plan is stored.
 
     Raises:
@@ -300,7 +316,8 @@ def run_job(
         left = missing_pieces(manifest, manifest.pieces)
         if left:
             raise ManifestError(
-                f"{folder.path} lacks {len(left)} pieces that the workers have written: is it the same folder on every "
+                f"{folder.path} lacks {len(left)} pieces that the workers have written: is it the "
+                f"same folder on every "
                 "machine?",
                 path=str(folder.path),
             )
@@ -313,7 +330,9 @@ def run_job(
 
 
 def _filler(job: Job, folder: OutputFolder) -> str:
-    """How a hidden subject names the job of a folder: the same words in each run, and of no other folder."""
+    """How a hidden subject names the job of a folder: the same words in each run, and of no other
+    folder.
+    """
     words = f"job {job.name} of folder {folder.path}"
     if len(words) <= FILLED_BY_CHARS_MAX:
         return words
@@ -368,7 +387,8 @@ def waves(missing: Iterable[PlannedRange], *, in_order: bool) -> list[list[list[
     The pieces of each task that runs at the same time as others, wave by wave.
 
     Args:
-        in_order: a partition is read after everything that it continues, which is in an earlier wave.
+        in_order: a partition is read after everything that it continues, which is in an earlier
+            wave.
     """
     by_wave: dict[int, dict[int, list[PlannedRange]]] = {}
     for piece in missing:

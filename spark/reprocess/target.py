@@ -1,10 +1,12 @@
-"""The subject that gets the rows of a job: a hidden one is made for it, filled by the tasks, counted and published.  Network only.
+"""The subject that gets the rows of a job: a hidden one is made for it, filled by the tasks,
+counted and published.  Network only.
 
-    made ─▶ rows of the tasks ─▶ check: as many messages as rows ─▶ manifest ─▶ publish, or left hidden for a cut-over
+    made ─▶ rows of the tasks ─▶ check: as many messages as rows ─▶ manifest ─▶ publish, or left
+        hidden for a cut-over
 
 Invariants
-    The hidden subject of a job has one name for ever; its id tells whether it has the rows of the pieces that are done.
-    A repeat publishes nothing twice: the metaserver knows what was published.
+    The hidden subject of a job has one name for ever; its id tells whether it has the rows of the
+    pieces that are done. A repeat publishes nothing twice: the metaserver knows what was published.
     What a manifest says to be complete is counted again before it is published later.
 """
 
@@ -70,14 +72,17 @@ class JobTarget:
 
     def cut(self, output: SubjectOutput) -> tuple[SubjectOutput, frozenset[int]]:
         """
-        Seal the source, and have it continued behind the hidden subject, which is made if it is not there.
+        Seal the source, and have it continued behind the hidden subject, which is made if it is not
+        there.
 
         Returns:
-            The output with the hidden subject's id, and the partitions of the source that the rows are made of.
+            The output with the hidden subject's id, and the partitions of the source that the rows
+            are made of.
 
         Raises:
             PublishTargetError: the hidden subject is published already.
-            PublishOutdatedError: it has rows, and the source was resized or moved since it was made without a cut.
+            PublishOutdatedError: it has rows, and the source was resized or moved since it was made
+                without a cut.
             ConfigError, HiddenTakenError: another job has filled it, or fills it.
             KeylaneError: what the metaserver answers, or that it does not answer.
         """
@@ -106,23 +111,28 @@ class JobTarget:
         if sum(stored.values()) != manifest.rows_out:
             output = _output(manifest)
             raise RowsDifferError(
-                f"{output.hidden} has {sum(stored.values())} messages, and the job has written {manifest.rows_out}: delete it "
+                f"{output.hidden} has {sum(stored.values())} messages, and the job has written "
+                f"{manifest.rows_out}: delete it "
                 "with `keylane subject delete`, and run the same command again",
             )
         return changed(manifest, output=changed(_output(manifest), messages=stored))
 
     def publish(self, manifest: Manifest) -> None:
-        """Publish the rows unless the job leaves that to others; a repeat changes nothing.  Raises what `publish` raises."""
+        """Publish the rows unless the job leaves that to others; a repeat changes nothing.  Raises
+        what `publish` raises.
+        """
         if self.options.publish:
             output = _output(manifest)
             self._call(output, lambda subject: subject.publish(), subject_id=output.subject_id)
 
     def is_there(self, done: Manifest) -> bool:
         """
-        Whether the rows of a complete job are there, published if that is wanted; False: they have to be written again.
+        Whether the rows of a complete job are there, published if that is wanted; False: they have
+        to be written again.
 
         Raises:
-            RowsDifferError: the hidden subject has got messages of another hand since the job was complete.
+            RowsDifferError: the hidden subject has got messages of another hand since the job was
+                complete.
             RowsRemovedError: retention has removed some of its rows since.
         """
         try:
@@ -153,7 +163,8 @@ class JobTarget:
 
     def _has_rows(self, done: Manifest) -> bool:
         """
-        Whether the hidden subject is the one that the job filled; one that was made since under its name has other partitions.
+        Whether the hidden subject is the one that the job filled; one that was made since under its
+        name has other partitions.
 
         Raises:
             SubjectUnknownError: there is none.
@@ -168,7 +179,9 @@ class JobTarget:
         return True
 
     def _unused(self, output: SubjectOutput, subject_id: int) -> SubjectOutput:
-        """The output with the id of its hidden subject; one with an id that is new to the job has to be empty."""
+        """The output with the id of its hidden subject; one with an id that is new to the job has
+        to be empty.
+        """
         if output.subject_id != subject_id:
             stored = self._call(output, lambda subject: subject.stored())
             check_unused(output.hidden, self.options.subject, stored)

@@ -1,9 +1,11 @@
-"""What a task of a job does: reads the missing pieces of one partition, calls the function, writes its rows.
+"""What a task of a job does: reads the missing pieces of one partition, calls the function, writes
+its rows.
 
 Invariants
-    A task reads its pieces in the order of offsets, and the function gets each piece as one table, in order.
-    A piece has the same rows whenever it is done again, if the function gives the same rows for the same table.
-    Messages are parked one by one: the function has failed for each of them alone.
+    A task reads its pieces in the order of offsets, and the function gets each piece as one table,
+    in order. A piece has the same rows whenever it is done again, if the function gives the same
+    rows for the same table. Messages are parked one by one: the function has failed for each of
+    them alone.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ from .messages import REPLAY, messages_of
 from .rows_stored import HiddenRows, store_rows
 
 PARKED_MAX = 1_000
-"""Of one piece: a function that fails for more is broken itself, and each costs a score of calls."""
+"""Of one piece: a function that fails for more is broken itself, and each costs a score of
+calls.
+"""
 ERROR = "error"
 """The column of parked messages that says how the function failed."""
 ERROR_CHARS = 1_000
@@ -44,7 +48,9 @@ class JobTask:
     hidden: HiddenRows | None = None
     """The hidden subject that gets the rows; None: they become Parquet files."""
     park: bool = False
-    """Messages for which the function fails are set aside, and the others go on; False: the job ends."""
+    """Messages for which the function fails are set aside, and the others go on; False: the job
+    ends.
+    """
 
 
 def task_runner(
@@ -70,7 +76,8 @@ def run_piece(job: Job, task: JobTask, planned: PlannedRange) -> int:
     Read a piece, call the function and store its rows; returns how many.
 
     Raises:
-        JobFailedError: the function raised, or gave something that is no table; with `park`, it failed for too many.
+        JobFailedError: the function raised, or gave something that is no table; with `park`, it
+            failed for too many.
         KeylaneError: what reading raises.
     """
     read = list(read_task(task.options, [planned]))
@@ -103,12 +110,14 @@ def run_piece(job: Job, task: JobTask, planned: PlannedRange) -> int:
 
 def made_of_good(job: Job, messages: pa.Table, planned: PlannedRange) -> tuple[pa.Table, pa.Table]:
     """
-    The rows of the messages for which the function does not fail, and the other messages, each with its error.
+    The rows of the messages for which the function does not fail, and the other messages, each with
+    its error.
 
     A table for which it fails is halved, until each message that it fails for is alone.
 
     Raises:
-        JobFailedError: it gave something that is no table, or tables that do not go together; or fails for too many.
+        JobFailedError: it gave something that is no table, or tables that do not go together; or
+            fails for too many.
     """
     made: list[pa.Table] = []
     parked: list[pa.Table] = []
@@ -138,7 +147,8 @@ def made_of_good(job: Job, messages: pa.Table, planned: PlannedRange) -> tuple[p
         rows = made[0] if len(made) == 1 else pa.concat_tables(made, promote_options="default")
     except pa.ArrowException as error:
         raise JobFailedError(
-            f"job {job.name} at [{planned.start}, {planned.end}) of partition {planned.partition_id} gave tables of several "
+            f"job {job.name} at [{planned.start}, {planned.end}) of partition "
+            f"{planned.partition_id} gave tables of several "
             f"schemas, when bad messages were left out: {error}",
             job=job.name,
             partition_id=planned.partition_id,
@@ -148,7 +158,9 @@ def made_of_good(job: Job, messages: pa.Table, planned: PlannedRange) -> tuple[p
 
 
 def _without_rows(job: Job, messages: pa.Table, planned: PlannedRange) -> pa.Table:
-    """What the function makes of no message, or a table of its own kind where it fails for that too."""
+    """What the function makes of no message, or a table of its own kind where it fails for that
+    too.
+    """
     try:
         return called(job.name, job.function, messages.slice(0, 0), planned)
     except JobFailedError:

@@ -4,10 +4,11 @@
     child                               [0, 10) offered in batch 5 ─▶ …
 
 Invariants
-    A partition is offered only in a batch after the one that read the last message of everything that it continues.
-    The ranges of a batch follow from its two offsets: a batch that is replayed has the same.
-    Rows that took the place of messages are not offered to a stream that had all of these.
-    Without new messages the next offset is the one that was given; the end of batch 0 alone says where it began.
+    A partition is offered only in a batch after the one that read the last message of everything
+    that it continues. The ranges of a batch follow from its two offsets: a batch that is replayed
+    has the same. Rows that took the place of messages are not offered to a stream that had all of
+    these. Without new messages the next offset is the one that was given; the end of batch 0 alone
+    says where it began.
 
 Source: Spark runs the batches of a query one after another.
 """
@@ -78,8 +79,10 @@ def next_offset(
     The end of the batch that begins at `start`.
 
     Args:
-        ends: partition id → where the stream ends; other partitions are not read.  None: it does not end.
-        rows_max: the most messages of the batch; None: no limit.  `_up_to_a_seal` may hold back more.
+        ends: partition id → where the stream ends; other partitions are not read.  None: it does
+            not end.
+        rows_max: the most messages of the batch; None: no limit.  `_up_to_a_seal` may hold back
+            more.
     """
     origin = replace(start, initial=False) if start.initial else None
     done = finished(view, start)
@@ -119,7 +122,8 @@ def everything(
     view: View, subjects: Mapping[str, int], origin: StreamOffset | None
 ) -> StreamOffset:
     """
-    The end of a batch of everything that is stored, whatever its start: for a Spark that does not tell the start.
+    The end of a batch of everything that is stored, whatever its start: for a Spark that does not
+    tell the start.
 
     It has children beside their parents: `lineage_groups` puts these into one task.
 
@@ -135,7 +139,9 @@ def everything(
 
 
 def passed(view: View, offset: StreamOffset) -> set[int]:
-    """The partitions that were read to their end, and are no longer in the offset: what continues them is."""
+    """The partitions that were read to their end, and are no longer in the offset: what continues
+    them is.
+    """
     read: set[int] = set()
     for number in reversed(view.lineage.branches):
         children = view.lineage.children[number]
@@ -145,7 +151,9 @@ def passed(view: View, offset: StreamOffset) -> set[int]:
 
 
 def finished(view: View, offset: StreamOffset) -> set[int]:
-    """The partitions of which nothing is left to read; those without messages only after everything before them."""
+    """The partitions of which nothing is left to read; those without messages only after everything
+    before them.
+    """
     done = passed(view, offset)
     for number, branch in view.lineage.branches.items():
         if number in done or not _may_begin(view, offset, number, done):
@@ -158,14 +166,18 @@ def finished(view: View, offset: StreamOffset) -> set[int]:
 
 
 def _was_read(view: View, offset: StreamOffset, partition_id: int) -> bool:
-    """True if the stream had all messages, whose place the rows of this partition took before it went on behind them."""
+    """True if the stream had all messages, whose place the rows of this partition took before it
+    went on behind them.
+    """
     replaced = view.lineage.replaced.get(partition_id, frozenset())
     if not replaced or partition_id in offset.offsets or partition_id in offset.waiting:
         return False
     read = passed(view, offset)
 
     def had_all(number: int) -> bool:
-        """True if nothing of a partition is left; one without messages is never in an offset, and what it continues is."""
+        """True if nothing of a partition is left; one without messages is never in an offset, and
+        what it continues is.
+        """
         end = view.end_of(number)
         if end == 0:
             before = view.lineage.parents[number]
@@ -203,7 +215,9 @@ def lost_ranges(view: View, offset: StreamOffset) -> Iterator[LostRange]:
 
 
 def lineage_groups(view: View, ranges: Sequence[BatchRange]) -> list[list[BatchRange]]:
-    """The ranges of each group of partitions that continue each other, parents first: a task reads a group in order."""
+    """The ranges of each group of partitions that continue each other, parents first: a task reads
+    a group in order.
+    """
     group_of: dict[int, list[BatchRange]] = {}
     for each in ranges:
         group = [each]
@@ -220,10 +234,11 @@ def task_ranges(
     view: View, ranges: Sequence[BatchRange], *, rows_max: int
 ) -> list[list[BatchRange]]:
     """
-    The ranges of each task: groups that continue each other stay together, and small ones share a task up to `rows_max`.
+    The ranges of each task: groups that continue each other stay together, and small ones share a
+    task up to `rows_max`.
 
-    A sink knows rows again by the number of their task, so tasks are made of all that the batch had at first: what retention
-    has removed since moves no other rows into another task.
+    A sink knows rows again by the number of their task, so tasks are made of all that the batch had
+    at first: what retention has removed since moves no other rows into another task.
     """
     tasks: list[list[BatchRange]] = []
     rows_of_last = 0
@@ -246,13 +261,15 @@ def shares(
     behind: Mapping[int, int] = MappingProxyType({}),
 ) -> dict[int, int]:
     """
-    The messages that a batch takes of each partition: by how many there are, at least one, `rows_max` together at most.
+    The messages that a batch takes of each partition: by how many there are, at least one,
+    `rows_max` together at most.
 
     Where there are more partitions than rows, `turn` says whose turn it is.
 
     Args:
-        behind: partition id → messages that wait until it is read.  They count for its share: else partitions without any
-            would be read up to now while others are days behind, whose rows a watermark then drops.
+        behind: partition id → messages that wait until it is read.  They count for its share: else
+            partitions without any would be read up to now while others are days behind, whose rows
+            a watermark then drops.
     """
     weights = {number: count + behind.get(number, 0) for number, count in counts.items()}
     total = sum(weights.values())
@@ -262,7 +279,8 @@ def shares(
     if rows_max < len(numbers):
         first = turn % len(numbers)
         return dict.fromkeys((numbers[first:] + numbers[:first])[:rows_max], 1)
-    # After one message of each, the others are divided in proportion; what rounding leaves goes by remainder.
+    # After one message of each, the others are divided in proportion; what rounding leaves goes by
+    # remainder.
     spare, rest = rows_max - len(numbers), total - len(numbers)
     parts = {number: divmod(spare * (weights[number] - 1), rest) for number in numbers}
     taken = {number: 1 + whole for number, (whole, _) in parts.items()}
@@ -274,10 +292,12 @@ def shares(
 
 def _up_to_a_seal(counts: Mapping[int, int], behind: Mapping[int, int]) -> int | None:
     """
-    The most messages of a batch of partitions some of which have messages behind them; None: no limit.
+    The most messages of a batch of partitions some of which have messages behind them; None: no
+    limit.
 
-    A watermark drops what is older than the rows of the batch before the last one.  So the batch ends, in all partitions in
-    proportion, where the first of them is read whole; a sixteenth of all at least, so that a long lineage has few batches.
+    A watermark drops what is older than the rows of the batch before the last one.  So the batch
+    ends, in all partitions in proportion, where the first of them is read whole; a sixteenth of all
+    at least, so that a long lineage has few batches.
     """
     weights = {number: count + behind.get(number, 0) for number, count in counts.items()}
     total = sum(weights.values())
@@ -293,7 +313,8 @@ def _behind(
     view: View, waiting: Mapping[int, int], read: Collection[int], done: Collection[int]
 ) -> dict[int, int]:
     """
-    The messages that wait behind each partition, in any number of steps; those behind several are divided among them.
+    The messages that wait behind each partition, in any number of steps; those behind several are
+    divided among them.
 
     Args:
         waiting: partition id → messages, of partitions that may not begin.
@@ -328,7 +349,9 @@ def _without_passed(view: View, offsets: Mapping[int, int], done: set[int]) -> d
 
 
 def _end_of_gone(branch: Branch) -> int:
-    """Where a partition ended whose data is gone; an offset beyond every other where it is lost and not known."""
+    """Where a partition ended whose data is gone; an offset beyond every other where it is lost and
+    not known.
+    """
     if branch.end is None:
         return PARTITION_MESSAGES_MAX if branch.lost else 0
     return branch.end

@@ -1,10 +1,12 @@
 """Where a stream begins that goes on behind a backfill.
 
-    start="manifest:DIR" ─▶ of each partition of the backfill its end, of one that was opened later its first message,
+    start="manifest:DIR" ─▶ of each partition of the backfill its end, of one that was opened later
+        its first message,
                             of one with rows of messages that the backfill has its end
 
 Invariants
-    What was stored behind the backfill and is removed before the stream has read it is told as lost.
+    What was stored behind the backfill and is removed before the stream has read it is told as
+    lost.
 """
 
 from __future__ import annotations
@@ -59,7 +61,9 @@ def rows_behind(view: View, start: ReadBound) -> dict[int, int]:
 
 
 def lost_behind(view: View, start: ReadBound) -> Iterator[LostRange]:
-    """What is removed with its partition, of what a start asks for by offsets: a backfill's end, or the option itself."""
+    """What is removed with its partition, of what a start asks for by offsets: a backfill's end, or
+    the option itself.
+    """
     named = start.by_partition.keys()
     replaced = frozenset().union(*view.lineage.replaced.values()) if start.manifest else frozenset()
     for number, branch in view.lineage.branches.items():

@@ -1,9 +1,11 @@
-"""How far streams are behind what is stored, from the progress that Spark tells listeners.  Needs pyspark.
+"""How far streams are behind what is stored, from the progress that Spark tells listeners.  Needs
+pyspark.
 
     lag = StreamLag(print)
     spark.streams.addListener(lag)
 
-Source: Spark asks Python sources for no metrics; the lag follows from the two offsets in the progress of a query.
+Source: Spark asks Python sources for no metrics; the lag follows from the two offsets in the
+progress of a query.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ class QueryLag:
     name: str | None
     batch_id: int
     by_partition: Mapping[int, int]
-    """Partition id → messages that are stored and not read, of the partitions that are not read to their end."""
+    """Partition id → messages that are stored and not read, of the partitions that are not read to
+    their end.
+    """
 
     @property
     def messages(self) -> int:
@@ -54,7 +58,9 @@ class StreamLag(StreamingQueryListener):
         self._lags: dict[str, QueryLag] = {}
 
     def of(self, query_id: str) -> QueryLag | None:
-        """The lag of the query with this id (`str(query.id)`); None before its first batch, and after its end."""
+        """The lag of the query with this id (`str(query.id)`); None before its first batch, and
+        after its end.
+        """
         return self._lags.get(query_id)
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802 - a name of PySpark
@@ -92,7 +98,8 @@ def lag_by_partition(offsets: Iterable[tuple[str | None, str | None]]) -> dict[i
         offsets: of each source the end of its last batch and the end of what is stored, as JSON.
 
     Returns:
-        None if no source is a stream of keylane that says what is stored; before PySpark 4.2 none does.
+        None if no source is a stream of keylane that says what is stored; before PySpark 4.2 none
+        does.
     """
     lags: dict[int, int] | None = None
     for end, latest in offsets:
@@ -102,7 +109,8 @@ def lag_by_partition(offsets: Iterable[tuple[str | None, str | None]]) -> dict[i
             continue
         lags = lags or {}
         for number, upto in stored.offsets.items():
-            # Of two streams of one partition, as in a join of a subject with itself, the slower one counts.
+            # Of two streams of one partition, as in a join of a subject with itself, the slower one
+            # counts.
             lags[number] = max(lags.get(number, 0), upto - read.at(number))
     return lags
 

@@ -1,6 +1,8 @@
-"""What PySpark asks of a stream about limits, in its versions: 4.2 brought read limits and Trigger.AvailableNow.
+"""What PySpark asks of a stream about limits, in its versions: 4.2 brought read limits and
+Trigger.AvailableNow.
 
-Older versions ask for the latest offset without saying where the batch begins, and run Trigger.AvailableNow as one batch.
+Older versions ask for the latest offset without saying where the batch begins, and run
+Trigger.AvailableNow as one batch.
 """
 
 from __future__ import annotations

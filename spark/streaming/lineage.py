@@ -81,10 +81,14 @@ class Lineage:
                 parents = frozenset({number})
             above[number] = parents
         self.replaced = self._replaced(every)
-        """Partition of rows that took the place of messages → the partitions that had these; see `ReplacingRows`."""
+        """Partition of rows that took the place of messages → the partitions that had these; see
+        `ReplacingRows`.
+        """
 
     def _replaced(self, every: Mapping[int, Branch]) -> dict[int, frozenset[int]]:
-        """By what partitions continue at once: past one that is not read, a partition continues more than it does at once."""
+        """By what partitions continue at once: past one that is not read, a partition continues
+        more than it does at once.
+        """
         parents = {number: branch.partition.parents for number, branch in every.items()}
         read = self.branches.keys()
         return {
@@ -97,7 +101,8 @@ class Lineage:
         """
         The partitions that have to be read before this one.
 
-        Instead of a parent that was abandoned, and whose end is not known, they are its own parents.
+        Instead of a parent that was abandoned, and whose end is not known, they are its own
+        parents.
         """
         numbers: set[int] = set()
         for parent in self.parents[partition_id]:
@@ -154,7 +159,9 @@ class View:
 
     lineage: Lineage
     stored: Mapping[int, StoredOffsets] = field(default_factory=dict)
-    """Partition id → what its broker stores; not of partitions that are gone, or were abandoned and are silent."""
+    """Partition id → what its broker stores; not of partitions that are gone, or were abandoned and
+    are silent.
+    """
 
     def end_of(self, partition_id: int) -> int | None:
         """Where a partition ends; None: it does not yet, or its end is not known."""

@@ -1,6 +1,8 @@
-"""The offset of a stream, as Spark writes it to its checkpoint: partition id → next offset, and what waits.  Pure.
+"""The offset of a stream, as Spark writes it to its checkpoint: partition id → next offset, and
+what waits.  Pure.
 
-    {"keylane": 2, "subjects": {"flights": 7}, "keys": "", "offsets": {"3": 120, "4": 80}, "waiting": {"9": 5}}
+    {"keylane": 2, "subjects": {"flights": 7}, "keys": "", "offsets": {"3": 120, "4": 80},
+    "waiting": {"9": 5}}
 
     keylane    version of this form; 1: an earlier keylane wrote it, without `keys`
     subjects   subject → its id, which tells it from another subject of the same name
@@ -10,13 +12,14 @@
     initial    true: the start of batch 0, which Spark asks for again when it replays that batch
     origin     in the end of batch 0: where that batch began
 
-A partition that is in neither map is read from its first message once its parents are, or was read to its end: then
-one of its children, or of theirs, is in `offsets`.
+A partition that is in neither map is read from its first message once its parents are, or was read
+to its end: then one of its children, or of theirs, is in `offsets`.
 
 Invariants
     The same offset is the same text: Spark compares texts.
-    An offset counts messages of all keys, also where some are read: to others it would say that theirs were read.
-    The end of batch 0 says where the batch began, so that "latest" means the same when the batch is replayed.
+    An offset counts messages of all keys, also where some are read: to others it would say that
+    theirs were read. The end of batch 0 says where the batch began, so that "latest" means the same
+    when the batch is replayed.
 """
 
 from __future__ import annotations
@@ -54,7 +57,9 @@ class StreamOffset:
 
 
 def to_json(offset: StreamOffset) -> dict[str, Any]:
-    """The offset as Spark takes it: a dict of numbers, texts and flags; fields that say nothing are left out."""
+    """The offset as Spark takes it: a dict of numbers, texts and flags; fields that say nothing are
+    left out.
+    """
     version = WITHOUT_KEYS if offset.keys is None else VERSION
     form: dict[str, Any] = {"keylane": version, "subjects": dict(sorted(offset.subjects.items()))}
     if offset.keys is not None:
@@ -80,7 +85,8 @@ def from_json(form: object) -> StreamOffset:
         )
     if form["keylane"] not in (VERSION, WITHOUT_KEYS):
         raise CheckpointMismatchError(
-            f"the checkpoint has offsets of version {form['keylane']!r:.40}, and this keylane reads versions up to {VERSION}"
+            f"the checkpoint has offsets of version {form['keylane']!r:.40}, and this keylane "
+            f"reads versions up to {VERSION}"
         )
     try:
         read = msgspec.convert(dict(form), _Form)
@@ -105,11 +111,15 @@ def keys_text(keys: Collection[bytes] | None) -> str:
 
 
 def check_keys(offset: StreamOffset, keys: str) -> None:
-    """Raises CheckpointMismatchError: the offset is of other order keys than these, as `keys_text` names them."""
+    """Raises CheckpointMismatchError: the offset is of other order keys than these, as `keys_text`
+    names them.
+    """
     if offset.keys is not None and offset.keys != keys:
         raise CheckpointMismatchError(
-            f"the checkpoint is of {offset.keys or 'all keys'}, and the stream reads {keys or 'all keys'}: it counts the messages "
-            "of every key as read, so give it the option `keys` of before, or a checkpointLocation of its own",
+            f"the checkpoint is of {offset.keys or 'all keys'}, and the stream reads "
+            f"{keys or 'all keys'}: it counts the messages "
+            "of every key as read, so give it the option `keys` of before, or a "
+            "checkpointLocation of its own",
             checkpoint_of=offset.keys or "all keys",
             reads=keys or "all keys",
         )
@@ -127,7 +137,8 @@ def check_subjects(offset: StreamOffset, subjects: Mapping[str, int]) -> None:
     """
     if offset.subjects.keys() != subjects.keys():
         raise CheckpointMismatchError(
-            f"the checkpoint is of {', '.join(sorted(offset.subjects))}, and the stream reads {', '.join(sorted(subjects))}",
+            f"the checkpoint is of {', '.join(sorted(offset.subjects))}, and the stream reads "
+            f"{', '.join(sorted(subjects))}",
             checkpoint_of=", ".join(sorted(offset.subjects)),
             reads=", ".join(sorted(subjects)),
         )
@@ -135,7 +146,8 @@ def check_subjects(offset: StreamOffset, subjects: Mapping[str, int]) -> None:
         known = offset.subjects[subject]
         if known and subject_id and known != subject_id:
             raise CheckpointMismatchError(
-                f"the checkpoint is of an earlier subject {subject}, which was deleted: its id was {known}, "
+                f"the checkpoint is of an earlier subject {subject}, which was deleted: "
+                f"its id was {known}, "
                 f"and this one's is {subject_id}",
                 checkpoint_of=f"{subject} {known}",
                 reads=f"{subject} {subject_id}",

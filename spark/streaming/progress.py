@@ -1,9 +1,10 @@
-"""The cursors of a consumer group that follow a stream, for those who watch its lag and for retention.  Network only.
+"""The cursors of a consumer group that follow a stream, for those who watch its lag and for
+retention.  Network only.
 
     Spark asks for the batch behind `start`  ═  the sink has committed everything before it  ─▶  cursors of the group
 
-Spark has the progress; the group is told of it.  It is set as an operator sets it (`keylane group reset`), so no lock is
-taken, and a group with live consumers is refused.
+Spark has the progress; the group is told of it.  It is set as an operator sets it (`keylane group
+reset`), so no lock is taken, and a group with live consumers is refused.
 
 Invariants
     A cursor is never ahead of what the sink has committed, and never goes back.
@@ -31,7 +32,9 @@ COMMIT_MS = 1_000
 
 
 def committed(view: View, offset: StreamOffset) -> dict[int, int]:
-    """Partition id → the first message that a stream at this offset has not read, of partitions that a group can be at."""
+    """Partition id → the first message that a stream at this offset has not read, of partitions
+    that a group can be at.
+    """
     if offset.initial:
         return {}
     ends = {number: view.end_of(number) for number in finished(view, offset)}
@@ -79,7 +82,8 @@ class GroupProgress:
         """
         Have the group follow, at most once in COMMIT_MS unless the stream is `idle`.
 
-        A server that does not answer, and consumers in the group, are logged: the next call sets what this one has not.
+        A server that does not answer, and consumers in the group, are logged: the next call sets
+        what this one has not.
 
         Raises:
             KeylaneError: the group, or the subject, is gone.
@@ -106,7 +110,10 @@ class GroupProgress:
                 if error.retry is RetryRule.NEVER and not isinstance(error, GroupBusyError):
                     raise
                 log.warning(
-                    "commitGroup: %s of %s is not set: %s", self._group, subject, error.message
+                    "commitGroup: cannot set group %s of %s: %s",
+                    self._group,
+                    subject,
+                    error.message,
                 )
             else:
                 self._set |= cursors

@@ -6,7 +6,8 @@
 Invariants
     What a batch reads follows from its two offsets, which Spark has in its checkpoint.
     Reading changes nothing at the broker: no lock, no ack; progress is Spark's own.
-    A reader that is made, pickled and not called opens nothing: Spark makes one only to pickle `read`.
+    A reader that is made, pickled and not called opens nothing: Spark makes one only to pickle
+    `read`.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ log = logging.getLogger("keylane.spark")
 POLL_S = 0.1
 """Between two looks that find nothing: Spark asks every 10 ms."""
 TASK_ROWS = 32_768
-"""Small ranges share a task up to this number of rows, which takes about as long to read as a task takes to start."""
+"""Small ranges share a task up to this number of rows, which takes about as long to read as a task
+takes to start.
+"""
 T = TypeVar("T")
 TaskReader = Callable[[ReadOptions, Sequence[PlannedRange]], Iterator[pa.RecordBatch]]
 
@@ -85,13 +88,13 @@ class KeylaneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_driver": None}
 
-    # ── on the driver ────────────────────────────────────────────────────────────────────────────────
+    # ── on the driver ─────────────────────────────────────────────────────────────────────────────
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - a name of PySpark
         """
         Where batch 0 begins; the same in each call of one reader.
 
-        What stands against the start is raised when a batch is asked for behind it: a batch 0 that is replayed begins where
-        its checkpoint says.
+        What stands against the start is raised when a batch is asked for behind it: a batch 0 that
+        is replayed begins where its checkpoint says.
         """
         return self._call(lambda driver: driver.initial())
 
@@ -123,7 +126,9 @@ class KeylaneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._call(lambda driver: driver.fix_target())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[StreamTask]:
-        """The tasks of a batch: the same for the same two offsets, but for the addresses of brokers."""
+        """The tasks of a batch: the same for the same two offsets, but for the addresses of
+        brokers.
+        """
         return self._call(lambda driver: driver.tasks(start, end))
 
     def commit(self, end: dict[str, Any]) -> None:
@@ -143,7 +148,7 @@ class KeylaneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._driver = _Driver(self._options, self._settings)
             return self._driver.run(work(self._driver))
 
-    # ── in tasks ─────────────────────────────────────────────────────────────────────────────────────
+    # ── in tasks ──────────────────────────────────────────────────────────────────────────────────
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one task, range by range."""
         assert isinstance(partition, StreamTask)
@@ -198,8 +203,9 @@ class _Driver:
         Where batch 0 begins.
 
         Raises:
-            DataLossError, ManifestError, PartitionUnknownError, OffsetOutOfRangeError: what the options ask for is not
-                there, and a Spark that tells no start has a new batch 0 for it.
+            DataLossError, ManifestError, PartitionUnknownError, OffsetOutOfRangeError: what the
+                options ask for is not there, and a Spark that tells no start has a new batch 0 for
+                it.
         """
         if self._initial is None:
             await self._fix_initial()
@@ -226,7 +232,9 @@ class _Driver:
         return to_json(replace(offset, keys=self._keys))
 
     def _read(self, form: dict[str, Any]) -> StreamOffset:
-        """The offset, which has to be of the keys that are read.  Raises CheckpointMismatchError."""
+        """The offset, which has to be of the keys that are read.  Raises
+        CheckpointMismatchError.
+        """
         offset = from_json(form)
         check_keys(offset, self._keys)
         return offset
@@ -248,7 +256,8 @@ class _Driver:
                 self._lose(view, LostRange(number, begin, stored.first))
             if begin > stored.end:
                 raise OffsetOutOfRangeError(
-                    f"start: offset {begin} is not in partition {number}, which has [{stored.first}, {stored.end})",
+                    f"start: offset {begin} is not in partition {number}, which has "
+                    f"[{stored.first}, {stored.end})",
                     partition_id=number,
                     offset=begin,
                     first_offset=stored.first,
@@ -280,7 +289,9 @@ class _Driver:
         return start if end is offset else self._written(end)
 
     async def everything(self) -> dict[str, Any]:
-        """The end of a batch of all that is stored, for a Spark that does not tell where it begins."""
+        """The end of a batch of all that is stored, for a Spark that does not tell where it
+        begins.
+        """
         origin = await self._origin()
         if self._idle:
             await asyncio.sleep(POLL_S)
@@ -292,7 +303,8 @@ class _Driver:
         ]
         if silent:
             raise NotSentError(
-                f"the broker of partition {silent[0]} does not answer, which this version of PySpark cannot pass over",
+                f"the broker of partition {silent[0]} does not answer, which this version of "
+                f"PySpark cannot pass over",
                 partition_id=silent[0],
             )
         end = self._written(everything(view, self._watch.subjects, origin))
@@ -302,9 +314,11 @@ class _Driver:
 
     async def _origin(self) -> StreamOffset | None:
         """
-        Where batch 0 begins, for a Spark that asks for its end first; None: what the options ask for is removed.
+        Where batch 0 begins, for a Spark that asks for its end first; None: what the options ask
+        for is removed.
 
-        A stream that goes on from its checkpoint needs it no more.  Of another one Spark asks for it next: `initial` raises.
+        A stream that goes on from its checkpoint needs it no more.  Of another one Spark asks for
+        it next: `initial` raises.
         """
         if self._initial is None:
             await self._fix_initial()
@@ -330,8 +344,9 @@ class _Driver:
 
         Raises:
             SubjectDeletedError: a subject that the stream has read is gone.
-            CheckpointMismatchError: the checkpoint, which has `reached`, is of other subjects; or a broker stores less, and for
-                READ_GIVE_UP_MS has not stored more: it stands on an older copy of its data folder.
+            CheckpointMismatchError: the checkpoint, which has `reached`, is of other subjects; or a
+                broker stores less, and for READ_GIVE_UP_MS has not stored more: it stands on an
+                older copy of its data folder.
         """
 
         def too_little(view: View) -> CheckpointMismatchError | None:
@@ -344,7 +359,8 @@ class _Driver:
             if error.subject not in reached.subjects:
                 raise
             raise SubjectDeletedError(
-                f"subject {error.subject!r}, which this stream has read, was deleted: a stream of a later subject of this name "
+                f"subject {error.subject!r}, which this stream has read, was deleted: a stream of "
+                f"a later subject of this name "
                 "needs a checkpointLocation of its own",
                 subject=error.subject,
             ) from error
@@ -358,7 +374,10 @@ class _Driver:
             if lost.end is None
             else f"{count} messages, [{lost.start}, {lost.end}),"
         )
-        text = f"{what} of partition {lost.partition_id} of {subject} are removed, and the stream had not read them"
+        text = (
+            f"{what} of partition {lost.partition_id} of {subject} are removed, and the stream had "
+            f"not read them"
+        )
         if self._options.fail_on_data_loss:
             raise DataLossError(
                 text,
@@ -372,7 +391,7 @@ class _Driver:
             self._told.add(lost)
             log.warning("%s", text)
 
-    # ── batches ──────────────────────────────────────────────────────────────────────────────────────
+    # ── batches ───────────────────────────────────────────────────────────────────────────────────
     async def tasks(self, start: dict[str, Any], end: dict[str, Any]) -> list[StreamTask]:
         """The tasks of the batch between two offsets."""
         if start == end:
@@ -414,12 +433,15 @@ class _Driver:
 
 
 def _too_little(view: View, reached: StreamOffset) -> CheckpointMismatchError | None:
-    """The error of the first partition that stores less than the stream has reached; None: there is none."""
+    """The error of the first partition that stores less than the stream has reached; None: there is
+    none.
+    """
     for number, at in reached.offsets.items():
         stored = view.stored.get(number)
         if stored is not None and at > stored.end:
             return CheckpointMismatchError(
-                f"the checkpoint is at offset {at} of partition {number}, which ends at {stored.end}",
+                f"the checkpoint is at offset {at} of partition {number}, which ends at "
+                f"{stored.end}",
                 partition_id=number,
                 offset=at,
                 next_offset=stored.end,
@@ -432,7 +454,8 @@ def _check_read(view: View, ranges: Sequence[BatchRange]) -> None:
     for wanted in ranges:
         if wanted.partition_id not in view.lineage.branches:
             raise CheckpointMismatchError(
-                f"the checkpoint has partition {wanted.partition_id}, which the stream does not read",
+                f"the checkpoint has partition {wanted.partition_id}, which the "
+                f"stream does not read",
                 partition_id=wanted.partition_id,
                 offset=wanted.start,
             )

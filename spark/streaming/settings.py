@@ -4,7 +4,8 @@ maxRowsPerTrigger   the most rows of a batch                     no limit; PySpa
 end                 where the stream ends: as of a batch         it does not end; PySpark 4.2
 commitGroup         a group whose cursors follow the sink         no cursor moves; PySpark 4.2
 
-Older versions of PySpark do not tell where a batch begins, so it cannot be limited, and what the sink has is not known.
+Older versions of PySpark do not tell where a batch begins, so it cannot be limited, and what the
+sink has is not known.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ class StreamSettings:
     bounded: bool = False
     """The option `end` was given."""
     refused: KeylaneError | None = None
-    """Why this cannot be streamed: raised by the first call, because PySpark hides what `streamReader` raises."""
+    """Why this cannot be streamed: raised by the first call, because PySpark hides what
+    `streamReader` raises.
+    """
 
 
 def stream_settings(

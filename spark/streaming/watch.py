@@ -1,6 +1,8 @@
-"""Looks at the partitions of a stream: their lineage at the metaserver, what is stored at the brokers.  Network only.
+"""Looks at the partitions of a stream: their lineage at the metaserver, what is stored at the
+brokers.  Network only.
 
-The lineage is asked for again only after a partition was sealed or a call failed: what is new continues something sealed.
+The lineage is asked for again only after a partition was sealed or a call failed: what is new
+continues something sealed.
 """
 
 from __future__ import annotations
@@ -53,7 +55,8 @@ class Watch:
 
     Raises:
         UnreachableError: it was away for longer.
-        SubjectUnknownError, PartitionUnknownError: there is no such subject, or no such partition in the options.
+        SubjectUnknownError, PartitionUnknownError: there is no such subject, or no such partition
+            in the options.
     """
 
     def __init__(self, options: ReadOptions, *, environment: Environment | None = None) -> None:
@@ -68,13 +71,17 @@ class Watch:
         self._continued: set[int] = set()
         """Partitions that have children, which are open or were."""
         self._unknown: set[int] = set()
-        """Sealed partitions whose continuation was asked for after they were seen sealed, and was not known."""
+        """Sealed partitions whose continuation was asked for after they were seen sealed, and was
+        not known.
+        """
         self._learnt_ms = 0
         self.subjects: dict[str, int] = {}
         """Subject → its id; known after a look."""
 
     def open(self) -> None:
-        """Open the connections in the running event loop.  Raises ConfigError: a file of the TLS or the token."""
+        """Open the connections in the running event loop.  Raises ConfigError: a file of the TLS or
+        the token.
+        """
         network = self._environment.network
         if network is None:
             network = self._own = open_network(self._options.secured)
@@ -109,7 +116,8 @@ class Watch:
         self, offset: StreamOffset, check: Callable[[View], KeylaneError | None]
     ) -> View:
         """
-        As `look`, again and again for READ_GIVE_UP_MS while `check` says that a broker stores too little.
+        As `look`, again and again for READ_GIVE_UP_MS while `check` says that a broker stores too
+        little.
 
         Raises:
             KeylaneError: what `check` says still.
@@ -127,9 +135,12 @@ class Watch:
             await asyncio.sleep(self._pauses.next_ms() / 1000)
 
     async def places(self, view: View, bound: ReadBound) -> dict[int, int]:
-        """The offset that a bound means in each partition of a view whose data is not gone; times are placed in order."""
+        """The offset that a bound means in each partition of a view whose data is not gone; times
+        are placed in order.
+        """
         lineage = view.lineage
-        # The options may leave out partitions that a backfill has, or that a bound names: keys may lie in others.
+        # The options may leave out partitions that a backfill has, or that a bound names: keys may
+        # lie in others.
         unknown = sorted(bound.by_partition.keys() - self._every)
         if unknown:
             option = "start" if bound is self._options.start else "end"
@@ -170,7 +181,7 @@ class Watch:
             self._pauses.reset()
             return result
 
-    # ── lineage ──────────────────────────────────────────────────────────────────────────────────────
+    # ── lineage ───────────────────────────────────────────────────────────────────────────────────
     async def _learn(self) -> Lineage:
         branches: list[Branch] = []
         subjects: dict[str, int] = {}
@@ -215,7 +226,9 @@ class Watch:
         }
 
     def no_data(self, option: str, partition_id: int) -> PartitionUnknownError:
-        """The error of a stream that is to begin in a partition whose data is gone; `option` names it."""
+        """The error of a stream that is to begin in a partition whose data is gone; `option` names
+        it.
+        """
         subjects = ", ".join(self._options.subjects)
         return PartitionUnknownError(
             f"{option}: subject {subjects} has no data in partition {partition_id}",
@@ -231,7 +244,7 @@ class Watch:
             subject=subjects,
         )
 
-    # ── what is stored ───────────────────────────────────────────────────────────────────────────────
+    # ── what is stored ────────────────────────────────────────────────────────────────────────────
     async def _look(self, offset: StreamOffset | None) -> View:
         lineage = self._lineage or await self._learn()
         stored: dict[int, StoredOffsets] = {}
@@ -252,7 +265,9 @@ class Watch:
     async def _stored(
         self, lineage: Lineage, offset: StreamOffset | None, known: dict[int, StoredOffsets]
     ) -> dict[int, StoredOffsets]:
-        """What the brokers store of each partition that is neither gone nor finished, beside what is known."""
+        """What the brokers store of each partition that is neither gone nor finished, beside what
+        is known.
+        """
         done = set() if offset is None else finished(View(lineage), offset)
         asked = [
             number

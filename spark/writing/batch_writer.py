@@ -1,4 +1,5 @@
-"""`df.write.format("keylane")`: tasks fill a hidden subject, the driver's commit publishes it.  Needs pyspark.
+"""`df.write.format("keylane")`: tasks fill a hidden subject, the driver's commit publishes it.
+Needs pyspark.
 
 writer()   driver   the hidden subject is made
 write()    tasks    rows of the task, numbered; a retry or a second attempt stores nothing twice
@@ -78,8 +79,10 @@ class KeylaneBatchWriter(DataSourceArrowWriter):
         options = parse_write_options(given)
         if overwrite:
             raise ConfigError(
-                'mode "overwrite" would delete what is stored, with the progress of consumers: use mode("append"); to '
-                'replace a subject, write with option("publish", "false") and option("hidden", NAME), look at it, then '
+                'mode "overwrite" would delete what is stored, with the progress of consumers: use '
+                'mode("append"); to '
+                'replace a subject, write with option("publish", "false") and option("hidden", '
+                "NAME), look at it, then "
                 "keylane subject publish NAME SUBJECT --replace"
             )
         check_columns(schema)
@@ -115,7 +118,7 @@ class KeylaneBatchWriter(DataSourceArrowWriter):
         )
         self._is_published = not self._subject_id
         if self._is_published:
-            log.info("job %s of %s was published before", self.options.once, self.options.subject)
+            log.info("job %s of %s was already published", self.options.once, self.options.subject)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskDone:
         """Write the rows of one task."""
@@ -176,5 +179,7 @@ class KeylaneBatchWriter(DataSourceArrowWriter):
             run_with_network(work, self.options.secured)
 
     def _filled(self, network: Network) -> HiddenSubject:
-        """The hidden subject that was made for this job, and none that another one has made since under its name."""
+        """The hidden subject that was made for this job, and none that another one has made since
+        under its name.
+        """
         return HiddenSubject(network, self.options, self.hidden, subject_id=self._subject_id)

@@ -1,8 +1,10 @@
-"""Refuses rows of a key whose offsets do not rise in their source partition: their order would be lost.  Pure.
+"""Refuses rows of a key whose offsets do not rise in their source partition: their order would be
+lost.  Pure.
 
-The columns `partition` (or `queue`) and `offset` (or `logic_offset`) say where a row was read; with several subjects
-`subject` as well.  Offsets have to rise within each source partition and logical partition of a task: that keeps each key in
-order, and `keylane.spark.ordered` gives the logical partitions of a source partition one after another.
+The columns `partition` (or `queue`) and `offset` (or `logic_offset`) say where a row was read; with
+several subjects `subject` as well.  Offsets have to rise within each source partition and logical
+partition of a task: that keeps each key in order, and `keylane.spark.ordered` gives the logical
+partitions of a source partition one after another.
 """
 
 from __future__ import annotations
@@ -51,8 +53,10 @@ def guarded_columns(
         )
     if key_was_read:
         raise RowOrderError(
-            "the column key was read from a subject, and the columns partition and offset, which show that the order of "
-            "each key is kept, were dropped: keep them, or set order=none where the rows of a key have no order"
+            "the column key was read from a subject, and the columns partition and offset, which "
+            "show that the order of "
+            "each key is kept, were dropped: keep them, or set order=none where the rows of a key "
+            "have no order"
         )
     return None
 
@@ -130,7 +134,9 @@ class OrderGuard:
     def _follow(
         self, source: str, firsts: Any, lasts: Any, offsets: Any, logical: Any, rows: Any
     ) -> None:
-        """Check that the groups of a source partition, one of each logical partition, go on behind those before."""
+        """Check that the groups of a source partition, one of each logical partition, go on behind
+        those before.
+        """
         latest = self._latest.get(source)
         if latest is None:
             latest = self._latest[source] = np.full(_NO_KEY + 1, -1, np.int64)
@@ -149,7 +155,8 @@ class OrderGuard:
 
     def _wrong(self, source: str, row: int, offset: int, before: int) -> RowOrderError:
         return RowOrderError(
-            f"row {row} of task {self._task} has offset {offset} of {self._partition} {source}, after offset {before}",
+            f"row {row} of task {self._task} has offset {offset} of {self._partition} {source}, "
+            f"after offset {before}",
             task=self._task,
             row=row,
             offset=offset,

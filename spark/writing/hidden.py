@@ -1,6 +1,7 @@
 """The hidden subject of a job: made, counted, published or deleted.  Network only.
 
-Each call is tried again until the metaserver answers, for the time that the options say: it may be started anew meanwhile.
+Each call is tried again until the metaserver answers, for the time that the options say: it may be
+started anew meanwhile.
 """
 
 from __future__ import annotations
@@ -55,8 +56,10 @@ class HiddenSubject:
     The hidden subject `name` of a job.
 
     Args:
-        subject_id: its id, once it is made: another subject of its name is not counted, published or deleted.  0: not known.
-        filled_by: the job that fills it, for people; the one of another job is refused when it is made.
+        subject_id: its id, once it is made: another subject of its name is not counted, published
+            or deleted.  0: not known.
+        filled_by: the job that fills it, for people; the one of another job is refused when it is
+            made.
     """
 
     def __init__(
@@ -86,7 +89,8 @@ class HiddenSubject:
             cut: also begin to continue the target behind it; see `cut`.
 
         Raises:
-            PublishOutdatedError: the target's partitions have changed since it was made, so they cannot be cut.
+            PublishOutdatedError: the target's partitions have changed since it was made, so they
+                cannot be cut.
             HiddenTakenError: another job fills it.
             SubjectUnknownError: the target does not exist, and the options do not say to create it.
             AccessDeniedError: the job has not all rights; names each that it will need.
@@ -102,7 +106,9 @@ class HiddenSubject:
         return await self._trying(lambda: self._meta.hide_subject(self._options.subject, ask))
 
     async def _check_rights(self) -> None:
-        """Look at the rights that the whole job needs: else a grant that lacks is told when rows are made already."""
+        """Look at the rights that the whole job needs: else a grant that lacks is told when rows
+        are made already.
+        """
         try:
             shown = await self._trying(lambda: self._meta.call(CAPABILITY, AskCapability()))
         except AccessOffError:
@@ -118,13 +124,15 @@ class HiddenSubject:
 
     async def cut(self) -> tuple[SubjectView, frozenset[int]]:
         """
-        Make it, and continue the target behind it: what it is made of is sealed, and what is sent now lies behind both.
+        Make it, and continue the target behind it: what it is made of is sealed, and what is sent
+        now lies behind both.
 
-        One without messages is made anew if the target's partitions have changed before the cut; another one that was made
-        under its name meanwhile stays.
+        One without messages is made anew if the target's partitions have changed before the cut;
+        another one that was made under its name meanwhile stays.
 
         Returns:
-            The hidden subject, and the ids of all partitions of the target that lie before the cut and have data.
+            The hidden subject, and the ids of all partitions of the target that lie before the cut
+            and have data.
 
         Raises:
             What `make` raises; NotSentError: the cut is not done in time.
@@ -152,12 +160,15 @@ class HiddenSubject:
                 return view, frozenset(each for each in older if each < first)
             if self._clock.boot_ms() >= until:
                 raise NotSentError(
-                    f"partitions of {self._options.subject!r} are not sealed yet; `keylane operations` says why"
+                    f"partitions of {self._options.subject!r} are not sealed yet; `keylane "
+                    f"operations` says why"
                 )
             await asyncio.sleep(POLL_S)
 
     async def _delete_empty(self) -> bool:
-        """Delete the one that has the name, of which the messages are counted; False: it has some."""
+        """Delete the one that has the name, of which the messages are counted; False: it has
+        some.
+        """
         try:
             route = await self._trying(lambda: self._meta.route(self.name))
             check_same(route, self._subject_id)
@@ -181,7 +192,8 @@ class HiddenSubject:
         As `stored`, if all of them are still there.
 
         Raises:
-            RowsRemovedError: retention has removed some, as it may where the target's retention is TIME.
+            RowsRemovedError: retention has removed some, as it may where the target's retention is
+                TIME.
         """
         statuses = await self._statuses()
         for partition_id, status in statuses.items():
@@ -228,7 +240,8 @@ class HiddenSubject:
 
         Raises:
             CommitUnknownError: the metaserver has not answered in time.
-            PublishOutdatedError: the target's partitions were changed, or the publication was canceled.
+            PublishOutdatedError: the target's partitions were changed, or the publication was
+                canceled.
             SubjectDeletedError: another subject has the name, or was published under it.
             KeylaneError: the metaserver's refusal; nothing is published.
         """
@@ -250,7 +263,8 @@ class HiddenSubject:
             if error.retry is RetryRule.NEVER:
                 raise
             raise CommitUnknownError(
-                f"{self.name!r} may be published in {self._options.subject!r} or not: {error.message}",
+                f"{self.name!r} may be published in {self._options.subject!r} or not: "
+                f"{error.message}",
                 subject=self.name,
                 target=self._options.subject,
             ) from error
@@ -296,10 +310,13 @@ class HiddenSubject:
 
 
 def check_kept(hidden: str, partition_id: int, first_offset: int) -> None:
-    """Raises RowsRemovedError: the partition of the hidden subject begins behind its first row, as retention has removed some."""
+    """Raises RowsRemovedError: the partition of the hidden subject begins behind its first row, as
+    retention has removed some.
+    """
     if first_offset:
         raise RowsRemovedError(
-            f"retention has removed {counted(first_offset, 'row')} of partition {partition_id} of {hidden!r} before their "
+            f"retention has removed {counted(first_offset, 'row')} of partition {partition_id} of "
+            f"{hidden!r} before their "
             "publication",
             subject=hidden,
             partition_id=partition_id,

@@ -1,11 +1,12 @@
 """What a write is: its options, its tasks' reports, and whether a job may be published.  Pure.
 
-    tasks: rows ─▶ hidden subject;  each task ends with a TaskReport ─▶ driver: check_job ─▶ publish, once
+    tasks: rows ─▶ hidden subject;  each task ends with a TaskReport ─▶ driver: check_job ─▶
+        publish, once
 
 Invariants
-    A job is published only if the hidden subject has exactly the rows of one successful attempt of each task.
-    Of two tasks with rows of one source partition, none has a logical partition of the other: else a key's rows could be
-    stored in any order.
+    A job is published only if the hidden subject has exactly the rows of one successful attempt of
+    each task. Of two tasks with rows of one source partition, none has a logical partition of the
+    other: else a key's rows could be stored in any order.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ NAMES = (
 SPARK_ADDS = ("path", "checkpointlocation", "provider", "owner", "querycontext")
 """Options that Spark hands over and that are not ours; and every one that begins with `option.`."""
 SQL_WRITES = (
-    "INSERT and CREATE TABLE … AS SELECT of SQL hand a write no options, also not those of the table: "
+    "INSERT and CREATE TABLE … AS SELECT of SQL hand a write no options, also not "
+    "those of the table: "
     'write by frame.write.format("keylane")'
 )
 ONCE_CHARS_MAX = 100
@@ -145,7 +147,8 @@ def _job_of(once: str) -> str:
     """The job that the option `once` names: of `landing/17` it is `landing-17`."""
     match = _ONCE.fullmatch(once)
     if match is None or len(once) > ONCE_CHARS_MAX:
-        # Without a number all batches of a query would be one job, of which the first alone is published.
+        # Without a number all batches of a query would be one job, of which the first alone is
+        # published.
         raise ValueError(
             f"a name and the number of the batch are wanted, as landing/17, not {once!r:.80}"
         )
@@ -176,7 +179,8 @@ _PARSERS: Mapping[str, Callable[[str], object]] = {
 
 def check_unused(hidden: str, subject: str, stored: Mapping[int, int]) -> None:
     """
-    Check that a job may fill the hidden subject that its options name: a job that fails deletes what it has filled.
+    Check that a job may fill the hidden subject that its options name: a job that fails deletes
+    what it has filled.
 
     Args:
         stored: partition id of the hidden subject → messages.
@@ -186,7 +190,8 @@ def check_unused(hidden: str, subject: str, stored: Mapping[int, int]) -> None:
     """
     if count := sum(stored.values()):
         problem = (
-            f"{hidden!r} has {count} messages of another job: publish them (keylane subject publish {hidden} {subject}), "
+            f"{hidden!r} has {count} messages of another job: publish them (keylane subject "
+            f"publish {hidden} {subject}), "
             f"delete them (keylane subject delete {hidden}), or give another name"
         )
         raise ConfigError(f"the options cannot work: hidden: {problem}")
@@ -204,13 +209,16 @@ def check_same(route: Route, subject_id: int) -> None:
     """
     if subject_id and route.subject_id and route.subject_id != subject_id:
         raise SubjectDeletedError(
-            f"subject {route.subject!r} with id {subject_id} was deleted, and another one has its name: it is not of this job",
+            f"subject {route.subject!r} with id {subject_id} was deleted, and another one has its "
+            f"name: it is not of this job",
             subject=str(route.subject),
         )
 
 
 def producer_id(*parts: object) -> int:
-    """The id under which the rows of a task are numbered: the same for each attempt of the same task."""
+    """The id under which the rows of a task are numbered: the same for each attempt of the same
+    task.
+    """
     text = "\0".join(map(str, parts)).encode()
     return xxhash.xxh3_64_intdigest(text) >> 1 | 1
 
@@ -247,20 +255,24 @@ def check_job(reports: Sequence[TaskReport | None], stored: Mapping[int, int]) -
         there = stored.get(partition_id, 0)
         if there != wanted[partition_id]:
             raise RowsDifferError(
-                f"partition {partition_id} has {there} messages, and the tasks have written {wanted[partition_id]}",
+                f"partition {partition_id} has {there} messages, and the tasks have written "
+                f"{wanted[partition_id]}",
                 partition_id=partition_id,
             )
     return wanted.total()
 
 
 def check_sources(reports: Sequence[TaskReport]) -> None:
-    """Raises RowOrderError if rows of one source partition and one logical partition are in two tasks."""
+    """Raises RowOrderError if rows of one source partition and one logical partition are in two
+    tasks.
+    """
     seen: dict[str, int] = {}
     for report in reports:
         for source, logical in report.sources.items():
             if seen.get(source, 0) & logical:
                 raise RowOrderError(
-                    f"rows of one key of source partition {source} may be in task {report.task} and in another one: "
+                    f"rows of one key of source partition {source} may be in task {report.task} "
+                    f"and in another one: "
                     "tasks run at the same time",
                     task=report.task,
                 )

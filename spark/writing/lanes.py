@@ -1,19 +1,23 @@
-"""Sends the rows of one task: a lane for each partition, in numbered batches that brokers know again.
+"""Sends the rows of one task: a lane for each partition, in numbered batches that brokers know
+again.
 
-    rows ─by range─▶ lanes ─cut─▶ batches: producer id of (job, task, partition, range), sequence = number of the row ─▶ broker
+    rows ─by range─▶ lanes ─cut─▶ batches: producer id of (job, task, partition, range), sequence =
+        number of the row ─▶ broker
                        │ sealed: rows that it has not stored
                        └▶ lanes of its children, numbered anew
 
-A task begins with the oldest partitions that have data, sealed ones too: an earlier attempt may have stored rows there.  A
-sealed partition answers "duplicate" for what it has, and refuses the rest, which goes to its children.  So an attempt gives
-the rows of a lane the same numbers, also behind partitions that have expired between two attempts without rows of the first:
-lanes end where the ranges of expired partitions end, which the history of the subject tells.
-Where they had some, the lanes behind them get other rows than before, which their brokers refuse.
+A task begins with the oldest partitions that have data, sealed ones too: an earlier attempt may
+have stored rows there.  A sealed partition answers "duplicate" for what it has, and refuses the
+rest, which goes to its children.  So an attempt gives the rows of a lane the same numbers, also
+behind partitions that have expired between two attempts without rows of the first: lanes end where
+the ranges of expired partitions end, which the history of the subject tells. Where they had some,
+the lanes behind them get other rows than before, which their brokers refuse.
 
 Invariants
-    Each row has a lane: lanes cover all logical partitions, whichever of a partition's parents have expired.
-    The rows of a lane are stored in their order; a row is stored once, however often the task is repeated.
-    A lane gives its rows to the children of its partition only after every earlier batch is answered.
+    Each row has a lane: lanes cover all logical partitions, whichever of a partition's parents have
+    expired. The rows of a lane are stored in their order; a row is stored once, however often the
+    task is repeated. A lane gives its rows to the children of its partition only after every
+    earlier batch is answered.
 """
 
 from __future__ import annotations
@@ -64,7 +68,8 @@ class TaskSender:
     Sends rows of a task to a subject.
 
     Args:
-        identity: what the task is known by, the same for each attempt: job or query and batch, then the task's number.
+        identity: what the task is known by, the same for each attempt: job or query and batch, then
+            the task's number.
         sent_at_ns: the time of rows that have none.
         timeout_ms: how long one batch waits for its broker.
         subject_id: the subject's id: another one of its name gets no row.  0: the one of this name.
@@ -123,7 +128,9 @@ class TaskSender:
         return route
 
     async def trying(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Await `ask()` until it is answered; errors that do not pass are raised, and the last one after `timeout_ms`."""
+        """Await `ask()` until it is answered; errors that do not pass are raised, and the last one
+        after `timeout_ms`.
+        """
         until = self.clock.boot_ms() + self.timeout_ms
         pauses = _BACKOFF.pauses(self.rng)
         while True:
@@ -172,7 +179,9 @@ class TaskSender:
             await self._ask()
 
     async def shares_behind(self, sealed: Partition, bounds: tuple[int, int]) -> list[RangeShare]:
-        """What continues a sealed partition in the logical partitions [start, end); waits until the route has all of it."""
+        """What continues a sealed partition in the logical partitions [start, end); waits until the
+        route has all of it.
+        """
         _, shares = await self.trying(lambda: self._shares(bounds, behind=int(sealed.partition_id)))
         return shares
 
@@ -207,7 +216,9 @@ class _Batch:
 
 
 class Lane:
-    """The rows of a task that go to one partition, and from there, once it is sealed, to its children."""
+    """The rows of a task that go to one partition, and from there, once it is sealed, to its
+    children.
+    """
 
     def __init__(
         self,
@@ -237,7 +248,7 @@ class Lane:
         self._progress = asyncio.Event()
         """Batches were answered or handed down; `room` and `finish` wait for it."""
 
-    # ── filling ──────────────────────────────────────────────────────────────────────────────────────
+    # ── filling ───────────────────────────────────────────────────────────────────────────────────
     def add(self, span: Span) -> None:
         """Take the next rows."""
         if self._children is not None:
@@ -274,7 +285,9 @@ class Lane:
             self.task.result()
 
     async def finish(self) -> None:
-        """Send the rest, and wait until every batch is answered; the rest of a sealed partition is its children's."""
+        """Send the rest, and wait until every batch is answered; the rest of a sealed partition is
+        its children's.
+        """
         if self._children is None and (rest := self._cutter.rest()):
             self._queue(rest)
         while self._batches and self._children is None:
@@ -298,7 +311,7 @@ class Lane:
         if self.task is not None:
             self.task.cancel()
 
-    # ── sending ──────────────────────────────────────────────────────────────────────────────────────
+    # ── sending ───────────────────────────────────────────────────────────────────────────────────
     async def _run(self) -> None:
         """Send until the partition refuses the rows, which its children then get."""
         pauses = _BACKOFF.pauses(self._sender.rng)
@@ -325,8 +338,8 @@ class Lane:
         Raise what does not pass.
 
         Args:
-            again: the batch that was refused was the first to be sent.  One that was sent behind others may have been
-                refused before these were stored.
+            again: the batch that was refused was the first to be sent.  One that was sent behind
+                others may have been refused before these were stored.
         """
         where = {"task": self._sender.task, "partition_id": self._partition.partition_id}
         if isinstance(error, SequenceReusedError):
@@ -347,7 +360,9 @@ class Lane:
             raise error
 
     async def _stream(self) -> None:
-        """Send batches, several at a time, for ever; after a failure wait for all calls under way, then raise it."""
+        """Send batches, several at a time, for ever; after a failure wait for all calls under way,
+        then raise it.
+        """
         channel = await self._sender.broker_of(self._partition).channel()
         calls: deque[asyncio.Task[None]] = deque()
         try:
@@ -384,7 +399,9 @@ class Lane:
         self._progress.set()
 
     async def _hand_down(self) -> None:
-        """Give the rows that the sealed partition has not stored to its children, and all that come from now on."""
+        """Give the rows that the sealed partition has not stored to its children, and all that come
+        from now on.
+        """
         shares = await self._sender.shares_behind(self._partition, self.bounds)
         lanes = self._sender.lanes(shares)
         for span in chain(*(batch.spans for batch in self._batches), self._cutter.rest()):

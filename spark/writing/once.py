@@ -4,11 +4,13 @@
     taken        ─▶ a driver was killed before it had published: delete what it has left, make it anew
     published    ─▶ nothing to write
 
-The hidden subject has the job's name, and the metaserver notes which ones were published, for its `history_retention_ms`.
+The hidden subject has the job's name, and the metaserver notes which ones were published, for its
+`history_retention_ms`.
 
 Invariants
     What is deleted was not published, and a driver that fills it still is refused from then on.
-    A job counts as published only when its publication is done; after a canceled one it has another hidden subject.
+    A job counts as published only when its publication is done; after a canceled one it has another
+    hidden subject.
 
 Source: a batch of `foreachBatch` is run again if Spark has not noted its end, with the same number.
 """
@@ -40,7 +42,8 @@ async def make_once(
         timeout_ms: how long what is left of an earlier run may take to be deleted.
 
     Returns:
-        The name of the hidden subject, and its id; 0: the job was published, and there is nothing to write.
+        The name of the hidden subject, and its id; 0: the job was published, and there is nothing
+        to write.
 
     Raises:
         HiddenTakenError: other drivers write the same job, and make it anew again and again.

@@ -1,10 +1,12 @@
 """A column of properties as messages have them, in MessagePack: no Python object a row.  Pure.
 
-    maps ─▶ one list of pieces: head of the map, then of each entry head of the name, name, head of the text, text
+    maps ─▶ one list of pieces: head of the map, then of each entry head of the name, name, head of
+        the text, text
          ─take─▶ their bytes one after another, and where those of each row begin
 
 Invariants
-    The bytes of a row are those of `pack_properties`; None where they cannot be, so that its caller packs row by row.
+    The bytes of a row are those of `pack_properties`; None where they cannot be, so that its caller
+    packs row by row.
 """
 
 from __future__ import annotations
@@ -61,7 +63,8 @@ def packed_maps(maps: Any) -> Any | None:
         texts.cast(pa.binary()),
     ]
     of_map, of_name = len(heads), len(heads) + most + 1
-    # A row has a piece for the head of its map, and four for each entry; rows without entries have the empty head.
+    # A row has a piece for the head of its map, and four for each entry; rows without entries have
+    # the empty head.
     ends = np.cumsum(1 + ENTRY_PIECES * counts)
     begins = ends - (1 + ENTRY_PIECES * counts)
     pieces = np.empty(int(ends[-1]) if len(ends) else 0, np.int64)
@@ -124,7 +127,9 @@ def _text_heads() -> Any:
 
 @cache
 def _map_heads() -> Any:
-    """What stands before the entries of a map of each size; a message without properties has no bytes."""
+    """What stands before the entries of a map of each size; a message without properties has no
+    bytes.
+    """
     short = [b"", *(bytes([0x80 | size]) for size in range(1, 16))]
     long = [b"\xde" + size.to_bytes(2, "big") for size in range(16, HEADS)]
     return _texts([*short, *long])

@@ -1,12 +1,15 @@
-"""Rows of a task as columns of bytes: checked, hashed, cut into batches that are the same each time.  No Python object a row.
+"""Rows of a task as columns of bytes: checked, hashed, cut into batches that are the same each
+time.  No Python object a row.
 
-    record batch ─▶ rows: keys, values, properties, times, logical partitions ─sort─▶ spans of lanes ─cut─▶ bodies of batches
+    record batch ─▶ rows: keys, values, properties, times, logical partitions ─sort─▶ spans of lanes
+        ─cut─▶ bodies of batches
 
-The bytes of a row are copied twice: when the rows are sorted by lane, and into the body of their batch.
+The bytes of a row are copied twice: when the rows are sorted by lane, and into the body of their
+batch.
 
 Invariants
-    Where batches are cut depends on the rows alone, not on the record batches in which Spark gives them: a repeated task
-    gives the same batches.
+    Where batches are cut depends on the rows alone, not on the record batches in which Spark gives
+    them: a repeated task gives the same batches.
 """
 
 from __future__ import annotations
@@ -97,7 +100,8 @@ class Span(NamedTuple):
 
     def by_bounds(self, bounds: Sequence[tuple[int, int]]) -> Iterator[tuple[int, Span]]:
         """
-        The rows of each of the ranges of logical partitions that has any, in their order, and the number of the range.
+        The rows of each of the ranges of logical partitions that has any, in their order, and the
+        number of the range.
 
         Args:
             bounds: [start, end) each; no two have a logical partition in common.
@@ -155,7 +159,9 @@ class Body:
             properties=properties,
         )
         self.digest = crc32c.crc32c(memoryview(self.data)[8 * count :], before)
-        """Of all rows of the lane up to here, without their times: a repeated stream does not know them again."""
+        """Of all rows of the lane up to here, without their times: a repeated stream does not know
+        them again.
+        """
 
 
 def _times(span: Span) -> bytes:
@@ -177,7 +183,9 @@ def _pieces(parts: Sequence[tuple[Column | None, Span]]) -> tuple[bytes, list[me
 
 
 class BatchCutter:
-    """Cuts the rows of a lane into batches; a batch ends where a row would make it too large, or with its number of rows."""
+    """Cuts the rows of a lane into batches; a batch ends where a row would make it too large, or
+    with its number of rows.
+    """
 
     def __init__(self) -> None:
         self._open: list[Span] = []
@@ -213,7 +221,8 @@ class RowReader:
     Makes rows of the record batches of a task.
 
     Args:
-        salt: says which task of which job this is: its rows without a key go to the same partitions each time.
+        salt: says which task of which job this is: its rows without a key go to the same partitions
+            each time.
         message_bytes_max: the subject's limit.
         task: number of the task, for errors.
         of_a_job: properties of keylane's own are let through.
@@ -234,7 +243,8 @@ class RowReader:
         The rows of a record batch.
 
         Raises:
-            RowsInvalidError: a value is null or too large, a property is no text, or a time has no nanoseconds of 64 bits.
+            RowsInvalidError: a value is null or too large, a property is no text, or a time has no
+                nanoseconds of 64 bits.
         """
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         values = Column(columns["value"])

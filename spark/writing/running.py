@@ -14,7 +14,9 @@ T = TypeVar("T")
 
 
 def run_with_network(work: Callable[[Network], Awaitable[T]], secured: Secured = PLAIN) -> T:
-    """Run `work(network)` to its end, and close the network.  Blocks; needs a thread without event loop."""
+    """Run `work(network)` to its end, and close the network.  Blocks; needs a thread without event
+    loop.
+    """
 
     async def run() -> T:
         network = open_network(secured)

@@ -61,7 +61,8 @@ def check_columns(schema: StructType) -> None:
             problems.append(f"{each.name} is {each.dataType.simpleString()}, not {names}")
     if problems:
         raise RowsInvalidError(
-            f"{'; '.join(problems)}.  A row has value (binary or string), and if wanted key (binary or string), "
+            f"{'; '.join(problems)}.  A row has value (binary or string), and if wanted key "
+            f"(binary or string), "
             "properties (map<string,string>) and timestamp"
         )
 

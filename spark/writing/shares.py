@@ -3,13 +3,15 @@
     1 [0, 512) expired ─┐
     2 [512, 1024) ──────┴▶ 3 [0, 1024)        shares: 3 has [0, 512), 2 has [512, 1024), and behind 2 comes 3
 
-A share ends where the range of any older partition of the subject ends, an expired one too.  So 3 always has two shares, and
-the rows of a share are the same whichever of the partitions before it have expired.
+A share ends where the range of any older partition of the subject ends, an expired one too.  So 3
+always has two shares, and the rows of a share are the same whichever of the partitions before it
+have expired.
 
 Invariants
     Shares cover every logical partition that is asked for, once.
-    The shares of a partition follow from the partitions that were planned before it, and from no state.
-    Of one logical partition each partition continues one with a lower id: ids are given when partitions are planned.
+    The shares of a partition follow from the partitions that were planned before it, and from no
+    state. Of one logical partition each partition continues one with a lower id: ids are given when
+    partitions are planned.
 """
 
 from __future__ import annotations
@@ -37,13 +39,16 @@ class PastRanges:
     """
     The ranges of the partitions that a subject ever had, as far as they are known.
 
-    A partition of a route may continue some that the route no longer has: `lacks` says whether to ask for the history.
+    A partition of a route may continue some that the route no longer has: `lacks` says whether to
+    ask for the history.
     """
 
     def __init__(self) -> None:
         self._ranges: dict[int, tuple[int, int]] = {}
         self._untold: set[int] = set()
-        """Partitions that the history did not have, such as those that a hidden subject continues."""
+        """Partitions that the history did not have, such as those that a hidden subject
+        continues.
+        """
 
     def learn(self, partitions: Iterable[Partition]) -> None:
         """Note the ranges of partitions; one that is only planned may never open."""
@@ -75,7 +80,9 @@ class PastRanges:
         self._untold |= _parents(route) - self._ranges.keys()
 
     def borders(self) -> list[int]:
-        """Of each logical partition the lowest id of the partitions whose range begins or ends there; `NO_BORDER` without one."""
+        """Of each logical partition the lowest id of the partitions whose range begins or ends
+        there; `NO_BORDER` without one.
+        """
         lowest = [NO_BORDER] * (LOGICAL_PARTITIONS + 1)
         for partition_id, edges in self._ranges.items():
             for edge in edges:
@@ -91,7 +98,8 @@ def oldest_shares(
     behind: int = 0,
 ) -> list[RangeShare]:
     """
-    The oldest partition with data of each logical partition in [start, end), by range, cut where older ranges begin and end.
+    The oldest partition with data of each logical partition in [start, end), by range, cut where
+    older ranges begin and end.
 
     Args:
         past: the ranges of all partitions that these ones continue.

@@ -1,8 +1,9 @@
-"""`df.writeStream.format("keylane")`: rows of a micro-batch, stored once however often the batch is replayed.  Needs pyspark.
+"""`df.writeStream.format("keylane")`: rows of a micro-batch, stored once however often the batch is
+replayed.  Needs pyspark.
 
-Spark runs a batch again after a crash, with the same query id, batch id and rows.  Each task numbers its rows under an id
-made of (query id, batch id, number of the task), so brokers know a row again.  Rows are visible as they are stored: the
-commit of a batch has nothing to publish.
+Spark runs a batch again after a crash, with the same query id, batch id and rows.  Each task
+numbers its rows under an id made of (query id, batch id, number of the task), so brokers know a row
+again.  Rows are visible as they are stored: the commit of a batch has nothing to publish.
 """
 
 from __future__ import annotations
@@ -66,11 +67,13 @@ class KeylaneStreamWriter(DataSourceStreamArrowWriter):
         wrong = [name for name in NOT_OF_STREAMS if name in {each.lower() for each in given}]
         if wrong:
             raise ConfigError(
-                f"the options cannot work: of batch writes only: {', '.join(wrong)}; a stream writes to a subject that exists"
+                f"the options cannot work: of batch writes only: {', '.join(wrong)}; a stream "
+                f"writes to a subject that exists"
             )
         if overwrite:
             raise ConfigError(
-                'a stream is written with outputMode("append"); rows that change, as counts by key, are written by foreachBatch'
+                'a stream is written with outputMode("append"); rows that change, as counts by '
+                "key, are written by foreachBatch"
             )
         check_columns(schema)
         guarded_columns(schema.names, options.order, key_was_read=key_was_read(schema))
@@ -107,9 +110,13 @@ class KeylaneStreamWriter(DataSourceStreamArrowWriter):
             return TaskDone(run_with_network(work, self._options.secured))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """End a batch: its rows are stored.  Raises RowOrderError if two tasks may have had rows of one key."""
+        """End a batch: its rows are stored.  Raises RowOrderError if two tasks may have had rows of
+        one key.
+        """
         with readable_errors():
             check_sources([each.report for each in messages if isinstance(each, TaskDone)])
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """End a batch that failed: Spark runs it again, and what is stored of it is not stored twice."""
+        """End a batch that failed: Spark runs it again, and what is stored of it is not stored
+        twice.
+        """

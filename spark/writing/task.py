@@ -38,11 +38,14 @@ async def write_task(
         identity: the same for each attempt of the task, and of no other task.
         sent_at_ns: the time of rows that have none.
         subject_id: the subject's id; 0: of the one that has the name when the task begins.
-        of_a_job: the rows are those of `keylane spark reprocess`, which have properties of keylane's own.
+        of_a_job: the rows are those of `keylane spark reprocess`, which have properties of
+            keylane's own.
 
     Raises:
-        RowsInvalidError, RowOrderError, RowsDifferError: the rows cannot be written, or an earlier attempt had others.
-        KeylaneError: a broker or the metaserver refuses, or does not answer in time; another subject has the name.
+        RowsInvalidError, RowOrderError, RowsDifferError: the rows cannot be written, or an earlier
+            attempt had others.
+        KeylaneError: a broker or the metaserver refuses, or does not answer in time; another
+            subject has the name.
     """
     sender = TaskSender(
         network,

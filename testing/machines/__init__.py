@@ -1,1 +1,3 @@
-"""What a simulated cluster runs on: an event loop in virtual time, machines, a network, disks, a database."""
+"""What a simulated cluster runs on: an event loop in virtual time, machines, a network, disks, a
+database.
+"""

@@ -1,4 +1,6 @@
-"""One simulated connection of the data plane: two queues of frames that keep their order, until it breaks."""
+"""One simulated connection of the data plane: two queues of frames that keep their order, until it
+breaks.
+"""
 
 from __future__ import annotations
 
@@ -155,7 +157,7 @@ class Connection:
         """The server reads the calls that came before the end; its answers are lost."""
         self._internet.loop.post(self.server.process, self._serve, frame)
 
-    # ── in the server's process ───────────────────────────────────────────────────────────────────────
+    # ── in the server's process ───────────────────────────────────────────────────────────────────
     def _serve(self, frame: bytes) -> None:
         assert self.server.data_service is not None
         correlation_id, request, payload = decode_request(frame)

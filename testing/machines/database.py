@@ -1,7 +1,8 @@
-"""The metaserver's database in memory: SQLite with the metaserver's schema, its SQL functions run in place.
+"""The metaserver's database in memory: SQLite with the metaserver's schema, its SQL functions run
+in place.
 
-One connection serves every cluster of a process, one after another: SQLAlchemy compiles each statement once, and a new
-cluster begins with a copy of the empty database.
+One connection serves every cluster of a process, one after another: SQLAlchemy compiles each
+statement once, and a new cluster begins with a copy of the empty database.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ class BootClock(Protocol):
 
 
 class ClockOfNow:
-    """The clock of the machine that has the database in this cluster; the connection outlives clusters."""
+    """The clock of the machine that has the database in this cluster; the connection outlives
+    clusters.
+    """
 
     def __init__(self) -> None:
         self.machine: BootClock | None = None
@@ -50,7 +53,9 @@ class ClockOfNow:
         return 0 if self.machine is None else self.read(self.machine)
 
     def read(self, machine: BootClock) -> int:
-        """Return the machine's boot clock; looked up at each call, as the connection keeps the bound `boot_ms`."""
+        """Return the machine's boot clock; looked up at each call, as the connection keeps the
+        bound `boot_ms`.
+        """
         return machine.boot_ms()
 
     def boot_ns(self) -> int:
@@ -76,7 +81,9 @@ class Connected(NamedTuple):
 
 
 def memory_engine(clock: Clock) -> tuple[sa.Engine, sqlite3.Connection]:
-    """An empty database in memory and its one connection, which is closed once the engine is gone: SQLite warns otherwise."""
+    """An empty database in memory and its one connection, which is closed once the engine is gone:
+    SQLite warns otherwise.
+    """
     raw = sqlite3.connect(":memory:", check_same_thread=False, cached_statements=STATEMENTS_MAX)
     engine = sa.create_engine(
         "sqlite://",
@@ -105,7 +112,9 @@ def forget_database() -> None:
 
 
 class MemoryDatabase:
-    """One cluster's database; it outlives the metaserver's processes.  See `metaserver.sql.database.Database`."""
+    """One cluster's database; it outlives the metaserver's processes.  See
+    `metaserver.sql.database.Database`.
+    """
 
     name = "memory"
 

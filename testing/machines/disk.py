@@ -1,8 +1,9 @@
-"""A disk in memory with a page cache: what was not synced may be lost, kept in part, or torn at a crash.
+"""A disk in memory with a page cache: what was not synced may be lost, kept in part, or torn at a
+crash.
 
-It keeps the contract of `keylane.broker.storage.files.Files`.  `crash_at` numbers the operations that change
-something; `Crashed` rises in the middle of the chosen one, and `after_crash` is what the machine finds when it
-comes up again.
+It keeps the contract of `keylane.broker.storage.files.Files`.  `crash_at` numbers the operations
+that change something; `Crashed` rises in the middle of the chosen one, and `after_crash` is what
+the machine finds when it comes up again.
 """
 
 from __future__ import annotations
@@ -25,11 +26,15 @@ BLOCK_BYTES = 512
 
 
 class Crashed(SystemExit):
-    """The machine is gone: no code of ours catches this, and event loops let it through from any task."""
+    """The machine is gone: no code of ours catches this, and event loops let it through from any
+    task.
+    """
 
 
 class _Content:
-    """One file: the bytes that programs see, those on the platter, and the writes between the two."""
+    """One file: the bytes that programs see, those on the platter, and the writes between the
+    two.
+    """
 
     def __init__(self, data: bytes = b"") -> None:
         self.data = bytearray(data)
@@ -38,10 +43,14 @@ class _Content:
         self.torn = False
         """The last write has lost one of its blocks, and nothing else is missing."""
         self.reserved_to = 0
-        """The end of the bytes that were reserved since the last sync; the disk notes all of them or none."""
+        """The end of the bytes that were reserved since the last sync; the disk notes all of them
+        or none.
+        """
 
     def sync(self) -> None:
-        """Only what was written since the last sync goes to the platter: a failed sync has lost it from there."""
+        """Only what was written since the last sync goes to the platter: a failed sync has lost it
+        from there.
+        """
         platter = self.synced
         platter.extend(bytes(max(0, self.reserved_to - len(platter))))
         for start, data in self.written:
@@ -218,7 +227,7 @@ class SimDisk:
             disk._named[folder] = dict(kept)
         return disk
 
-    # ── Files ─────────────────────────────────────────────────────────────────────────────────────────
+    # ── Files ─────────────────────────────────────────────────────────────────────────────────────
     def name(self) -> str:
         """See `Files.name`."""
         return "simulated disk"

@@ -1,9 +1,11 @@
-"""An event loop in virtual time that runs many simulated processes, each in order, interleaved by a seed.
+"""An event loop in virtual time that runs many simulated processes, each in order, interleaved by a
+seed.
 
-A process is a context variable: the tasks, timers and callbacks that a process creates belong to it.  Within a process
-callbacks run first in, first out, as asyncio promises; between processes the random generator chooses.  Time stands still while
-anything can run and jumps to the next timer when nothing can.  A process's timers go at the rate of its clock; a
-paused process runs what was due when it is resumed; a dead one never runs again.
+A process is a context variable: the tasks, timers and callbacks that a process creates belong to
+it.  Within a process callbacks run first in, first out, as asyncio promises; between processes the
+random generator chooses.  Time stands still while anything can run and jumps to the next timer when
+nothing can.  A process's timers go at the rate of its clock; a paused process runs what was due
+when it is resumed; a dead one never runs again.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from typing import Any
 
 PROCESS: contextvars.ContextVar[Process] = contextvars.ContextVar("process")
 STEPS_MAX = 200_000
-"""In one virtual second; several times what most seeds need in all: a loop that never lets time pass is a fault."""
+"""In one virtual second; several times what most seeds need in all: a loop that never lets time
+pass is a fault.
+"""
 FAULTS_OF_CODE = (TypeError, AttributeError, NameError, ImportError, AssertionError)
 """A task must not end with one of these, even if its result is never asked for."""
 
@@ -68,7 +72,9 @@ CANCELLATIONS_MAX = 200
 
 
 def _end(coro: Any) -> None:
-    """End a coroutine where it stands: it is cancelled there, and in each await that its clean-up begins."""
+    """End a coroutine where it stands: it is cancelled there, and in each await that its clean-up
+    begins.
+    """
     try:
         for _ in range(CANCELLATIONS_MAX):
             if coro.cr_frame is None:
@@ -109,7 +115,7 @@ class SimLoop(asyncio.BaseEventLoop):
         if not unasked or isinstance(error, FAULTS_OF_CODE):
             self.faults.append(error or message)
 
-    # ── what asyncio asks of a loop ───────────────────────────────────────────────────────────────────
+    # ── what asyncio asks of a loop ───────────────────────────────────────────────────────────────
     def time(self) -> float:
         """The time by the clock of the process that runs."""
         return self.now * self._current.rate
@@ -154,7 +160,7 @@ class SimLoop(asyncio.BaseEventLoop):
             future.set_exception(error)
         return future
 
-    # ── what the simulation asks ──────────────────────────────────────────────────────────────────────
+    # ── what the simulation asks ──────────────────────────────────────────────────────────────────
     def post(self, process: Process, callback: Callable[..., Any], *args: Any) -> None:
         """Have a process run `callback` in its turn; nothing if it is dead."""
         if process.alive:
@@ -172,7 +178,7 @@ class SimLoop(asyncio.BaseEventLoop):
             process.queued = True
             self._can_run.append(process)
 
-    # ── running ───────────────────────────────────────────────────────────────────────────────────────
+    # ── running ───────────────────────────────────────────────────────────────────────────────────
     def _queue(self, process: Process, handle: events.Handle) -> None:
         if not process.alive:
             return
@@ -223,7 +229,9 @@ class SimLoop(asyncio.BaseEventLoop):
             raise StuckError("time does not pass any more")
 
     def exited(self, process: Process, _error: SystemExit) -> None:
-        """Code of a process raised SystemExit; here only a machine that stops in the middle of a write does."""
+        """Code of a process raised SystemExit; here only a machine that stops in the middle of a
+        write does.
+        """
         assert not process.alive
 
     def _jump(self) -> None:

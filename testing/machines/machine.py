@@ -7,8 +7,8 @@ from .loop import SimLoop
 
 class Machine:
     """
-    `rate` is how fast its clocks go: 1.05 gains five seconds in a hundred.  The boot clock never jumps but at a
-    boot; the calendar jumps when it is told to.
+    `rate` is how fast its clocks go: 1.05 gains five seconds in a hundred.  The boot clock never
+    jumps but at a boot; the calendar jumps when it is told to.
     """
 
     def __init__(self, loop: SimLoop, name: str, *, rate: float, boot_s: float) -> None:

@@ -1,11 +1,12 @@
 """A network between simulated processes: delay, loss, late and doubled calls, one-way cuts, resets.
 
     data plane     like TCP: in order until it breaks; a cut holds what is under way, healing delivers it or breaks it;
-                   a server may read what came on a connection after its client has given it up and opened another
+                   a server may read what came on a connection after its client has given it up and
+                   opened another
     control calls  each on its own: late, twice, lost on the way there, or lost on the way back, after their effect
 
-Handlers are the real ones: `BrokerService.handle` for frames, the tables of `ControlRoute` for control calls; what
-crosses is bytes.
+Handlers are the real ones: `BrokerService.handle` for frames, the tables of `ControlRoute` for
+control calls; what crosses is bytes.
 """
 
 from __future__ import annotations
@@ -50,9 +51,13 @@ class Weather:
     loss_chance: float = 0.0
     twice_chance: float = 0.0
     ghost_chance: float = 0.0
-    """What was under way to a server when its connection ended is served all the same, perhaps much later."""
+    """What was under way to a server when its connection ended is served all the same, perhaps much
+    later.
+    """
     held_chance: float = 0.5
-    """What is under way when a link is cut arrives after the cut, instead of breaking its connection."""
+    """What is under way when a link is cut arrives after the cut, instead of breaking its
+    connection.
+    """
 
 
 @cache
@@ -102,7 +107,9 @@ class Internet:
         self.on_call: Callable[[Process, str], None] = lambda _process, _call: None
         """Told of each control call and of each new connection, as text, before it leaves."""
         self.on_frame: Callable[[Process, Request, bool], None] = lambda *_: None
-        """Told of each request on a connection, and whether the connection is still there to carry it."""
+        """Told of each request on a connection, and whether the connection is still there to carry
+        it.
+        """
 
     def listen(self, address: str, listener: Listener) -> None:
         """Have a process serve at an address."""
@@ -110,7 +117,9 @@ class Internet:
         self.machines[address] = listener.machine
 
     def gone(self, process: Process, *, machine_down: bool) -> None:
-        """A process ended: its address refuses calls and its connections break, unless its machine fell silent."""
+        """A process ended: its address refuses calls and its connections break, unless its machine
+        fell silent.
+        """
         for address, listener in list(self.listeners.items()):
             if listener.process is process:
                 del self.listeners[address]
@@ -164,7 +173,9 @@ class Internet:
         self.cut.add((source, target))
 
     def heal_link(self, source: str, target: str) -> None:
-        """Let everything through in this direction: what was held arrives, or breaks its connection."""
+        """Let everything through in this direction: what was held arrives, or breaks its
+        connection.
+        """
         self.cut.discard((source, target))
         for connection in list(self.connections):
             if {connection.client.name, connection.server.process.name} == {source, target}:

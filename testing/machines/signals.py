@@ -1,4 +1,6 @@
-"""SIGTERM for simulated processes: what `Consumer.run` waits for, without the signals of the process that simulates."""
+"""SIGTERM for simulated processes: what `Consumer.run` waits for, without the signals of the
+process that simulates.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ class SimStopSignals:
 
 
 def send_stop(process: Process) -> bool:
-    """Tell a process to stop; False if it does not listen: then the signal's default ends it at once."""
+    """Tell a process to stop; False if it does not listen: then the signal's default ends it at
+    once.
+    """
     listeners = list(process.on_stop)
     for tell in listeners:
         tell()

@@ -1,4 +1,6 @@
-"""The broker's commands by their command lines: what a folder holds, what is wrong with it, how a broker is."""
+"""The broker's commands by their command lines: what a folder holds, what is wrong with it, how a
+broker is.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,9 @@ def test_verify_counts_a_folder_without_damage(folder):
 
 
 def test_verify_names_the_damage_of_a_folder(folder):
-    """Damage is named by position, partition and offsets, with status 1; nothing is repaired on the way."""
+    """Damage is named by position, partition and offsets, with status 1; nothing is repaired on the
+    way.
+    """
     path = folder / segment_path(0)
     data = bytearray(path.read_bytes())
     data[1500] ^= 1
@@ -91,15 +95,26 @@ def test_verify_names_the_damage_of_a_folder(folder):
 
 
 def test_dump_prints_records_by_position_or_offset(folder):
-    """Records are printed one a line, by position or by offset of one partition, as many as asked for."""
+    """Records are printed one a line, by position or by offset of one partition, as many as asked
+    for.
+    """
     lines = keylane("dump", str(folder), "--limit", "1000").stdout.splitlines()
     kinds = [line.split()[1] for line in lines]
     assert kinds.count("MESSAGES") == 40
     assert {"PARTITION", "FENCE", "CURSOR", "SEAL"} < set(kinds)
     done = keylane(
-        "dump", str(folder), "--partition", "2", "--from", "31", "--limit", "4", "--messages",
-        "-o", "json",
-    )  # fmt: skip
+        "dump",
+        str(folder),
+        "--partition",
+        "2",
+        "--from",
+        "31",
+        "--limit",
+        "4",
+        "--messages",
+        "-o",
+        "json",
+    )
     records = [json.loads(line) for line in done.stdout.splitlines()]
     assert [record["kind"] for record in records] == ["PARTITION", "TOLD", "MESSAGES", "MESSAGES"]
     assert [record.get("base_offset") for record in records] == [None, None, 30, 32]
@@ -138,9 +153,11 @@ def test_dump_shows_properties_beside_key_and_value(tmp_path):
     """Properties are shown beside key and value; bytes that are none do not stop the dump."""
     fill_folder(
         tmp_path / "data",
-        sent_at_ns=[1, 2, 3], keys=[b"a", b"b", b"c"], values=[b"x", b"y", b"z"],
+        sent_at_ns=[1, 2, 3],
+        keys=[b"a", b"b", b"c"],
+        values=[b"x", b"y", b"z"],
         properties=[pack_properties({"from": "JFK"}), b"", b"no properties"],
-    )  # fmt: skip
+    )
     dumped = dumped_batch(tmp_path / "data")
     assert dumped["messages"] == [
         {"key": "a", "value": "x", "properties": {"from": "JFK"}},
@@ -158,9 +175,11 @@ def test_packed_batches_are_dumped_and_verified_as_others(tmp_path, compression)
     values = ["value " * 9 + str(number) for number in range(9)]
     fill_folder(
         tmp_path / "data",
-        sent_at_ns=[1] * 9, keys=[b"a"] * 9, values=[value.encode() for value in values],
+        sent_at_ns=[1] * 9,
+        keys=[b"a"] * 9,
+        values=[value.encode() for value in values],
         compression=compression,
-    )  # fmt: skip
+    )
     dumped = dumped_batch(tmp_path / "data")
     assert dumped["compression"] == compression.name
     assert dumped["messages"] == [{"key": "a", "value": value} for value in values]

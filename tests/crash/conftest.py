@@ -1,4 +1,6 @@
-"""What the tests of killed brokers share: brokers that start fast, and a disk on which a kill loses nothing written."""
+"""What the tests of killed brokers share: brokers that start fast, and a disk on which a kill loses
+nothing written.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,18 @@ def forks() -> Iterator[Forks]:
 
 @pytest.fixture(scope="session")
 def is_killed(request: pytest.FixtureRequest) -> Callable[[int], bool]:
-    """True of a passage of a point, from 1 on, at which it is killed: of all with --whole, else the first two, and every eighth."""
+    """True of a passage of a point, from 1 on, at which it is killed: of all with --whole, else the
+    first two, and every eighth.
+    """
     whole = bool(request.config.getoption("--whole"))
     return lambda passage: whole or passage <= FIRST_PASSAGES or passage % EVERY_PASSAGE == 0
 
 
 @pytest.fixture(scope="module")
 def disk() -> Iterator[Path]:
-    """In memory where the machine has such a disk: a killed process loses nothing that it wrote, synced or not."""
+    """In memory where the machine has such a disk: a killed process loses nothing that it wrote,
+    synced or not.
+    """
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
         yield Path(folder)
@@ -37,6 +43,8 @@ def disk() -> Iterator[Path]:
 
 @pytest.fixture
 def folder(disk: Path) -> Iterator[Path]:
-    """A folder of the test's own on the disk, so that a test that failed leaves nothing in the way of the next."""
+    """A folder of the test's own on the disk, so that a test that failed leaves nothing in the way
+    of the next.
+    """
     with tempfile.TemporaryDirectory(dir=disk) as folder:
         yield Path(folder)

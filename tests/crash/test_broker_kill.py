@@ -1,4 +1,6 @@
-"""A real broker killed under load and started again: nothing answered is lost, nothing is stored twice."""
+"""A real broker killed under load and started again: nothing answered is lost, nothing is stored
+twice.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def process(tmp_path) -> Iterator[BrokerProcess]:
 
 
 class BatchSender:
-    """Sends its batches in order, several in flight, and after an error again from the first without an answer."""
+    """Sends its batches in order, several in flight, and after an error again from the first
+    without an answer.
+    """
 
     def __init__(self, producer_id: int) -> None:
         self.producer_id = producer_id
@@ -88,7 +92,9 @@ async def read_all(client: BrokerClient, partition_id: int) -> list[tuple[int, i
 
 
 async def test_broker_loses_nothing_when_killed_under_load(process):
-    """SIGKILL at any moment: every answered batch is at the offset that was answered, every message there once."""
+    """SIGKILL at any moment: every answered batch is at the offset that was answered, every message
+    there once.
+    """
     rng = random.Random(3)
     network = HttpNetwork()
     senders = [BatchSender(producer_id) for producer_id in range(1, PRODUCERS + 1)]
@@ -126,7 +132,9 @@ async def test_broker_loses_nothing_when_killed_under_load(process):
 
 
 async def test_killed_broker_keeps_fence_cursor_and_sequence(process):
-    """After SIGKILL the older owner is still fenced, the cursor stands, and a batch sent again is recognised."""
+    """After SIGKILL the older owner is still fenced, the cursor stands, and a batch sent again is
+    recognised.
+    """
     process.start()
     network = HttpNetwork()
     client = BrokerClient(network, process.address)

@@ -1,10 +1,12 @@
-"""`keylane broker index rebuild` and `switch`, killed at every point of their work: the broker starts after it.
+"""`keylane broker index rebuild` and `switch`, killed at every point of their work: the broker
+starts after it.
 
-Each is killed at each point when it passes it for the first time, the second time, and so on until it comes to its
-end.  Then a real broker is started in the folder, with either index, and has everything that was acked before.
+Each is killed at each point when it passes it for the first time, the second time, and so on until
+it comes to its end.  Then a real broker is started in the folder, with either index, and has
+everything that was acked before.
 
-`make test` kills one work of each command, at the first two passages of a point and at every eighth; `make kills`
-kills all four at every passage.
+`make test` kills one work of each command, at the first two passages of a point and at every
+eighth; `make kills` kills all four at every passage.
 """
 
 from __future__ import annotations
@@ -24,13 +26,32 @@ pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]
 
 OTHER = {"file": "rocksdb", "rocksdb": "file"}
 IN_FILES = {
-    "create", "created", "write", "write~", "written", "sync", "synced", "rename", "renamed",
-    "remove", "removed", "sync-folder", "folder-synced", "make-folder", "folder-made",
-}  # fmt: skip
+    "create",
+    "created",
+    "write",
+    "write~",
+    "written",
+    "sync",
+    "synced",
+    "rename",
+    "renamed",
+    "remove",
+    "removed",
+    "sync-folder",
+    "folder-synced",
+    "make-folder",
+    "folder-made",
+}
 IN_LIBRARY = {
-    "index-write", "index-written", "index-sync", "index-synced", "index-flush", "index-flushed",
-    "index-clear", "index-cleared",
-}  # fmt: skip
+    "index-write",
+    "index-written",
+    "index-sync",
+    "index-synced",
+    "index-flush",
+    "index-flushed",
+    "index-clear",
+    "index-cleared",
+}
 PASSED = {
     "rebuild-file": IN_FILES,
     "rebuild-rocksdb": IN_FILES | IN_LIBRARY,
@@ -39,7 +60,9 @@ PASSED = {
 }
 """Work, and the points that it has to pass."""
 IN_SAMPLE = ("rebuild-rocksdb", "switch-file")
-"""What `make test` runs: between them they pass every point, of files and of the library, in both directions."""
+"""What `make test` runs: between them they pass every point, of files and of the library, in both
+directions.
+"""
 WORKS = [
     pytest.param(work, marks=[] if work in IN_SAMPLE else [pytest.mark.whole]) for work in PASSED
 ]
@@ -66,7 +89,9 @@ def check(run: Run) -> None:
 
 @pytest.mark.parametrize("work", WORKS)
 def test_broker_starts_after_work_on_an_index_was_killed(work, forks, filled, folder, is_killed):
-    """Killed at any point, the work leaves a folder in which a broker has every acked message, under either index."""
+    """Killed at any point, the work leaves a folder in which a broker has every acked message,
+    under either index.
+    """
     command, to = work.split("-")
     before = filled[to if command == "rebuild" else OTHER[to]]
     passed = set()

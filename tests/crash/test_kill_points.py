@@ -1,13 +1,14 @@
-"""A real broker killed at every point of its work on the disk: nothing acked is lost, nothing is stored twice.
+"""A real broker killed at every point of its work on the disk: nothing acked is lost, nothing is
+stored twice.
 
-For each named point the broker is killed when it passes it for the first time, the second time, and so on until a
-whole run no longer gets there.  After each kill it is started again, and the client sends again what was not acked,
-under the same sequences.
+For each named point the broker is killed when it passes it for the first time, the second time, and
+so on until a whole run no longer gets there.  After each kill it is started again, and the client
+sends again what was not acked, under the same sequences.
 
-`make test` kills at every point in a new folder and at all points of RocksDB's library; in an old folder it kills at
-every sixth point, and at each that only an old folder has, and stops at every sixth moment with the file index, at
-every tenth with RocksDB.  Of the passages of a point it takes the first two, and every eighth.  `make kills`, a part
-of `make proof`, leaves nothing out.
+`make test` kills at every point in a new folder and at all points of RocksDB's library; in an old
+folder it kills at every sixth point, and at each that only an old folder has, and stops at every
+sixth moment with the file index, at every tenth with RocksDB.  Of the passages of a point it takes
+the first two, and every eighth.  `make kills`, a part of `make proof`, leaves nothing out.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ def old(forks, disk) -> dict[str, Run]:
 def passages(
     point: str, begin: Callable[[], Run], is_killed: Callable[[int], bool], *, retain: bool
 ) -> int:
-    """Kill the broker at passages of the point, and check that nothing is lost; returns how often it was killed."""
+    """Kill the broker at passages of the point, and check that nothing is lost; returns how often
+    it was killed.
+    """
     kills = 0
     for passage in filter(is_killed, count(1)):
         run = begin()
@@ -74,13 +77,17 @@ def passages(
 
 @pytest.mark.parametrize("point", [point for point in FILE_POINTS if point not in LATER])
 def test_broker_loses_nothing_when_killed_in_a_new_folder(point, forks, folder, is_killed):
-    """A broker killed at this point of its first life, at any passage of it, has lost nothing that it had acked."""
+    """A broker killed at this point of its first life, at any passage of it, has lost nothing that
+    it had acked.
+    """
     assert passages(point, lambda: Run(forks, folder / "new", batches=4), is_killed, retain=False)
 
 
 @pytest.mark.parametrize(("kind", "point"), PLACES + LIBRARY)
 def test_broker_loses_nothing_when_killed_in_an_old_folder(kind, point, old, folder, is_killed):
-    """The same in a folder where a torn end is cut, segments and snapshots are removed, and an index is rebuilt."""
+    """The same in a folder where a torn end is cut, segments and snapshots are removed, and an
+    index is rebuilt.
+    """
     begin = partial(old[kind].copy, folder / "life", batches=2)
     assert passages(point, begin, is_killed, retain=True)
 
@@ -108,7 +115,9 @@ STOPS = [
 
 @pytest.mark.parametrize(("kind", "after_s"), STOPS)
 def test_broker_loses_nothing_when_stopped_in_an_old_folder(kind, after_s, old, folder):
-    """A broker asked to end while it serves and removes segments has lost nothing that it had acked."""
+    """A broker asked to end while it serves and removes segments has lost nothing that it had
+    acked.
+    """
     run = old[kind].copy(folder / "life", batches=4)
     assert asyncio.run(run.live(retain=True, stop_s=after_s)) == 0
     for _ in range(2):
@@ -117,7 +126,9 @@ def test_broker_loses_nothing_when_stopped_in_an_old_folder(kind, after_s, old, 
 
 
 def test_broker_starts_after_kills_at_every_operation_of_its_starts(forks, tmp_path):
-    """A broker killed at every operation of its start, one start after the other, serves in the end."""
+    """A broker killed at every operation of its start, one start after the other, serves in the
+    end.
+    """
     run = Run(forks, tmp_path / "data")
     assert asyncio.run(run.live("synced:5")) == KILLED
     for point in ("create", "created", "write", "write~", "written", "sync", "synced"):

@@ -1,4 +1,6 @@
-"""The metaserver as a program: its start, its errors when it cannot start, and its state after a SIGKILL."""
+"""The metaserver as a program: its start, its errors when it cannot start, and its state after a
+SIGKILL.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ def test_metaserver_ends_on_a_signal(tmp_path: Path, number: signal.Signals) -> 
 
 @pytest.mark.crash
 async def test_killed_metaserver_keeps_sessions_and_tokens(tmp_path: Path) -> None:
-    """After SIGKILL the same subjects, sessions and tokens are served again; the next grant is a higher token."""
+    """After SIGKILL the same subjects, sessions and tokens are served again; the next grant is a
+    higher token.
+    """
     network = HttpNetwork()
     with started(tmp_path) as (process, address):
         meta = MetaClient(network, [address])

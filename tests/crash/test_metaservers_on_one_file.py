@@ -1,4 +1,6 @@
-"""Two metaservers share the SQLite file of one folder, on one machine: when one is killed, clients go on with the other."""
+"""Two metaservers share the SQLite file of one folder, on one machine: when one is killed, clients
+go on with the other.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ TTL_MS = 2_000
 
 
 async def test_clients_go_on_when_one_of_two_metaservers_on_a_file_is_killed(tmp_path: Path):
-    """Nothing is lost, each key keeps its order, no lease ends, new clients open, and a resize ends; first one dies, then the other."""
+    """Nothing is lost, each key keeps its order, no lease ends, new clients open, and a resize
+    ends; first one dies, then the other.
+    """
     shared = ("keylane.metaserver", "--data", str(tmp_path / "meta"))
     metas = [Program(*shared).ready() for _ in range(2)]
     addresses = [meta.address for meta in metas]
@@ -31,8 +35,13 @@ async def test_clients_go_on_when_one_of_two_metaservers_on_a_file_is_killed(tmp
                 await asyncio.sleep(0.05)
             await admin.create_subject("s", partitions=2)
         consumer = Consumer(
-            addresses, subject="s", group="g", handler=handled.append, ttl_ms=TTL_MS, on_lost=lost.append
-        )  # fmt: skip
+            addresses,
+            subject="s",
+            group="g",
+            handler=handled.append,
+            ttl_ms=TTL_MS,
+            on_lost=lost.append,
+        )
         async with asyncio.timeout(200), Producer(addresses) as producer, consumer:
             await eventually(lambda: len(consumer.assignment) == 2)
             for victim, count in zip(metas, (3, 2), strict=True):

@@ -1,4 +1,6 @@
-"""Programs with one outbox killed at their statements: each committed order is stored once, in order, and no other."""
+"""Programs with one outbox killed at their statements: each committed order is stored once, in
+order, and no other.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from support.cluster import Cluster
 from support.outbox.writer import ORDERS, SETTINGS, SUBJECT, user_engine
 
 STEPS = 120
-"""A life ends at one of its first 119 steps: each of its first transactions is killed at every statement."""
+"""A life ends at one of its first 119 steps: each of its first transactions is killed at every
+statement.
+"""
 PROGRAMS = 2
 LIFE_S = 30
 
@@ -50,7 +54,9 @@ async def test_committed_orders_are_stored_once_in_order_when_programs_are_kille
 
 
 async def kill_programs(cluster: Cluster, database: Path, kills: int) -> None:
-    """Run several programs at a time until `kills` of them have killed themselves; resize and kill a broker meanwhile."""
+    """Run several programs at a time until `kills` of them have killed themselves; resize and kill
+    a broker meanwhile.
+    """
     rng = random.Random(kills)
     begun = 0
 

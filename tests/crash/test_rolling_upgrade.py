@@ -1,4 +1,6 @@
-"""A cluster is upgraded under load, program by program: nothing is lost, late or out of order, and clients hardly wait."""
+"""A cluster is upgraded under load, program by program: nothing is lost, late or out of order, and
+clients hardly wait.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Three hosts over TLS and PostgreSQL, cut off from each other one way, lossy, slow, gone, back with a wrong clock."""
+"""Three hosts over TLS and PostgreSQL, cut off from each other one way, lossy, slow, gone, back
+with a wrong clock.
+"""
 
 from __future__ import annotations
 

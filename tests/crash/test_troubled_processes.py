@@ -1,5 +1,6 @@
-"""Real programs, stopped, killed, cut off from each other and with wrong calendars: the checker finds nothing, and
-does find something once the fence or the drain rule is taken out."""
+"""Real programs, stopped, killed, cut off from each other and with wrong calendars: the checker
+finds nothing, and does find something once the fence or the drain rule is taken out.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ SEED = 1
 
 
 async def test_cluster_keeps_its_promises_through_every_fault(tmp_path: Path):
-    """2 → 4 → 8 → 3 partitions under load while every fault comes once: nothing lost, late, stale or out of order."""
+    """2 → 4 → 8 → 3 partitions under load while every fault comes once: nothing lost, late, stale
+    or out of order.
+    """
     async with Stage(tmp_path, keys=1_000, per_second=400) as stage:
         story = Story(stage, random.Random(SEED), pause_ttls_max=3.0)
         await story.run((4, 8, 3), faults_each=4, gap_s=0.5)
@@ -43,7 +46,9 @@ async def test_cluster_keeps_its_promises_through_every_fault(tmp_path: Path):
 
 
 async def test_consumer_stopped_at_the_first_line_of_a_handler_does_no_harm(tmp_path: Path):
-    """A stop between the look at the lease and the first line: the next owner handles again, and the fence refuses the late ack."""
+    """A stop between the look at the lease and the first line: the next owner handles again, and
+    the fence refuses the late ack.
+    """
     async with Stage(tmp_path, keys=100, per_second=300, partitions=3) as stage:
         await stage.freeze_at_start("c0", 2.5 * stage.ttl_s)
         findings, events = await stage.judge()
@@ -80,7 +85,9 @@ async def test_dead_program_is_told_with_its_last_words(tmp_path: Path):
 
 
 async def test_calendar_of_one_program_is_moved_alone(tmp_path: Path):
-    """Messages carry the calendar of their producer, even when every other calendar is an hour off."""
+    """Messages carry the calendar of their producer, even when every other calendar is an hour
+    off.
+    """
     async with Stage(tmp_path, keys=10, per_second=100, consumers=1) as stage:
 
         async def more_messages() -> None:
@@ -104,14 +111,18 @@ async def test_calendar_of_one_program_is_moved_alone(tmp_path: Path):
 
 
 async def test_without_the_fence_a_stopped_consumer_does_harm(tmp_path: Path):
-    """A broker that does not look at tokens serves a consumer that woke up too late, and the checker says so."""
+    """A broker that does not look at tokens serves a consumer that woke up too late, and the
+    checker says so.
+    """
     findings = await run_without_fence(tmp_path)
     assert findings.counts["stale effect"], findings.examples
     assert second_opinion(tmp_path)["findings"]["not linearizable"]
 
 
 async def test_without_the_drain_rule_a_resize_breaks_the_order(tmp_path: Path):
-    """A metaserver that lets children be read before their parents are drained, and the checker says so."""
+    """A metaserver that lets children be read before their parents are drained, and the checker
+    says so.
+    """
     findings = await run_without_drain_rule(tmp_path)
     assert findings.counts["skip"], findings.examples
     assert second_opinion(tmp_path)["findings"]["handled too early"]

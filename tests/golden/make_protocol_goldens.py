@@ -1,7 +1,7 @@
 """Writes the golden files of the protocol anew: `python tests/golden/make_protocol_goldens.py`.
 
-A change of a golden file is a change of what is stored on disks and spoken on wires: a decision, never a
-repair of a test.
+A change of a golden file is a change of what is stored on disks and spoken on wires: a decision,
+never a repair of a test.
 """
 
 from __future__ import annotations

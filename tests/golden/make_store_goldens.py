@@ -1,4 +1,6 @@
-"""Writes store_v1.json: the files a broker leaves on its disk, in hex.  Run it after a decision to change a format."""
+"""Writes store_v1.json: the files a broker leaves on its disk, in hex.  Run it after a decision to
+change a format.
+"""
 
 from __future__ import annotations
 

@@ -24,7 +24,9 @@ def test_identity_has_its_golden_bytes():
 
 
 def test_index_block_has_its_golden_bytes():
-    """A block is magic, checksum, partition and count, and 127 units: base offset, position, time, length, count."""
+    """A block is magic, checksum, partition and count, and 127 units: base offset, position, time,
+    length, count.
+    """
     disk = SimDisk()
     queues = FileConsumeQueues(disk)
     first = Unit(1, 1 << 16, 1 << 40, 1 << 20, 1 << 41)
@@ -43,7 +45,9 @@ def test_index_block_has_its_golden_bytes():
 
 
 def test_index_journal_has_its_golden_bytes():
-    """A frame is magic, checksum, length, position and end; a part is a partition's facts, columns and tail."""
+    """A frame is magic, checksum, length, position and end; a part is a partition's facts, columns
+    and tail.
+    """
     disk = SimDisk()
     queues = FileConsumeQueues(disk)
     queues.dispatch([(12, Unit(1, 2, 3, 4, 5)), (12, Unit(3, 1 << 16, 1 << 40, 1 << 20, 1 << 41))])
@@ -59,7 +63,9 @@ def test_index_journal_has_its_golden_bytes():
 
 
 def test_records_of_the_broker_have_their_golden_bytes():
-    """Partition, fence, cursor, told and seal: their kinds and the msgpack of their bodies, in the order of writing."""
+    """Partition, fence, cursor, told and seal: their kinds and the msgpack of their bodies, in the
+    order of writing.
+    """
     disk, clock = SimDisk(), ManualClock()
 
     async def fill() -> None:

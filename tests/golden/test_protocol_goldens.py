@@ -87,7 +87,9 @@ def test_packed_golden_batches_are_read(name, packed):
 
 
 def test_golden_batch_reads_as_its_drawing_says():
-    """Read with nothing but the drawing in protocol/record.py and protocol/batch.py, the golden bytes mean this."""
+    """Read with nothing but the drawing in protocol/record.py and protocol/batch.py, the golden
+    bytes mean this.
+    """
     data = golden_batch()
     assert struct.unpack_from("<III", data) == (0x314C4B42, crc32c_by_bits(data[8:96]), len(data))
     assert tuple(data[12:16]) == (1, 1, 0, 0)

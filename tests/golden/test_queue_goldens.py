@@ -26,7 +26,9 @@ def of_today() -> dict[str, bytes]:
 
 
 def test_files_have_their_golden_bytes():
-    """PARTITION with `static`, FENCE and CURSOR of a reset, and the image of the partition, have these bytes."""
+    """PARTITION with `static`, FENCE and CURSOR of a reset, and the image of the partition, have
+    these bytes.
+    """
     files = of_today()
     assert sorted(files) == sorted(GOLDEN)
     for path, data in GOLDEN.items():

@@ -1,4 +1,6 @@
-"""Keys and values of the RocksDB index, byte for byte: written as they always were, and read by every later version."""
+"""Keys and values of the RocksDB index, byte for byte: written as they always were, and read by
+every later version.
+"""
 
 from __future__ import annotations
 

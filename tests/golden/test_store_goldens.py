@@ -1,4 +1,6 @@
-"""The files of a broker, byte for byte: written as they always were, and read by every later version."""
+"""The files of a broker, byte for byte: written as they always were, and read by every later
+version.
+"""
 
 from __future__ import annotations
 

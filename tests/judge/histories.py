@@ -1,4 +1,6 @@
-"""Small random histories of a lease, right and wrong ones, and a check of them that tries every order."""
+"""Small random histories of a lease, right and wrong ones, and a check of them that tries every
+order.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ NO_HOLDER: LeaseState = ("", 0)
 
 
 def random_history(rng: random.Random, calls: int) -> list[Operation[LeaseCall]]:
-    """A history of a right lease whose instants are stretched, in one of two then spoiled at random."""
+    """A history of a right lease whose instants are stretched, in one of two then spoiled at
+    random.
+    """
     state = NO_HOLDER
     history: list[Operation[LeaseCall]] = []
     for instant in range(0, 10 * calls, 10):
@@ -33,8 +37,12 @@ def random_history(rng: random.Random, calls: int) -> list[Operation[LeaseCall]]
     if rng.random() < 0.8:
         index = rng.randrange(calls)
         call = history[index].call
-        other = rng.choice((call._replace(session="b" if call.session == "a" else "a"),
-                            call._replace(token=max(1, call.token - 1))))  # fmt: skip
+        other = rng.choice(
+            (
+                call._replace(session="b" if call.session == "a" else "a"),
+                call._replace(token=max(1, call.token - 1)),
+            )
+        )
         history[index] = history[index]._replace(call=other)
     rng.shuffle(history)
     return history

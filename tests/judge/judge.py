@@ -3,10 +3,11 @@
     python judge.py FOLDER        FOLDER has one data folder per broker, *.events of producers and consumers, and
                                   *.orders: SQLite databases of users with outboxes
 
-Imports nothing of the product: all that it knows is in docs/FORMATS.md and below.  Prints one JSON object; exit status 1
-if anything is wrong.
+Imports nothing of the product: all that it knows is in docs/FORMATS.md and below.  Prints one JSON
+object; exit status 1 if anything is wrong.
 
-An .events file is a sequence of u32 length (little-endian) and msgpack `[boot clock in ns, kind, [field, …]]`:
+An .events file is a sequence of u32 length (little-endian) and msgpack `[boot clock in ns, kind,
+[field, …]]`:
 
     0 Sent      value, key, producer session, number in it, strict
     1 Settled   value, "stored" | "not done" | "unknown", partition, offset, reordered, twice
@@ -14,8 +15,9 @@ An .events file is a sequence of u32 length (little-endian) and msgpack `[boot c
     3 Ended     group, partition, offset, token, …                          a handler returned
     7 to 9                                                                  calls on leases and fences, see leases.py
 
-Of an .orders database only the user's own table is read: `orders (value, order_key, number)` has a row for each
-committed transaction, which added that message to the outbox; the numbers of a key rise in the order of the commits.
+Of an .orders database only the user's own table is read: `orders (value, order_key, number)` has a
+row for each committed transaction, which added that message to the outbox; the numbers of a key
+rise in the order of the commits.
 
 What is judged
     committed means stored   what a committed transaction added to an outbox is in the segments, once; nothing else is
@@ -176,7 +178,9 @@ def _dead_letters(partitions: Mapping[int, Partition], group_name: str) -> set[P
 
 
 def _parked(partitions: Mapping[int, Partition], group_name: str) -> set[Place]:
-    """What the group has set aside at the end; of a partition whose children have all of it, what these say."""
+    """What the group has set aside at the end; of a partition whose children have all of it, what
+    these say.
+    """
     parked: set[Place] = set()
     for partition in partitions.values():
         group = partition.groups.get(group_name, Group())
@@ -244,7 +248,9 @@ def _judge_removed(value: bytes, place: Place, clients: Clients, findings: Findi
 def _lanes(
     places: Mapping[bytes, list[Place]], clients: Clients
 ) -> dict[tuple[str, bytes], list[tuple[int, Place]]]:
-    """By producer session and key: (number, place) of what has a promised order, in the order of the numbers."""
+    """By producer session and key: (number, place) of what has a promised order, in the order of
+    the numbers.
+    """
     lanes: defaultdict[tuple[str, bytes], list[tuple[int, Place]]] = defaultdict(list)
     for value, stored in places.items():
         sending = clients.sendings[value]

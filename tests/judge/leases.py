@@ -1,4 +1,5 @@
-"""The calls on leases and fences that clients and brokers wrote down, as histories for `linearizable.py`.
+"""The calls on leases and fences that clients and brokers wrote down, as histories for
+`linearizable.py`.
 
      7 Served    kind, group, partition, token, began, …              a broker accepted a call; the instant is its answer's
      8 Calling   number, call, session, group, partition, token, holding [[partition, token], …]
@@ -9,7 +10,8 @@ A lease, one for each (group, partition): the session that has it, and its token
               higher token than any before
     release   the session that has it with this token gives it up; a heartbeat whose `holding` lacks it does the same
     end       the session left, or has been silent for its ttl since the last call that was answered
-A fence, one for each (group, partition) at its broker: a call is accepted with the highest token only, an acquire raises it.
+A fence, one for each (group, partition) at its broker: a call is accepted with the highest token
+only, an acquire raises it.
 """
 
 from __future__ import annotations
@@ -159,9 +161,10 @@ class Calls:
                 for name, session in self._sessions.items()
                 if session.group == group and name in known
                 for invoked, returned in (
-                    *session.left, (session.answered_ns + session.ttl_ns, FOREVER)
+                    *session.left,
+                    (session.answered_ns + session.ttl_ns, FOREVER),
                 )
-            ]  # fmt: skip
+            ]
         return dict(self._leases), dict(self._fences)
 
     def judge(self) -> Iterable[tuple[str, str]]:

@@ -1,10 +1,11 @@
 """Whether a history of calls that overlap could have been made one at a time.  Pure.
 
-A call takes effect at one instant between its invocation and its return.  A history is linearizable if such instants can be
-chosen so that a sequential object, the model, would have given the answers that were given.
+A call takes effect at one instant between its invocation and its return.  A history is linearizable
+if such instants can be chosen so that a sequential object, the model, would have given the answers
+that were given.
 
-Source: Wing and Gong's search with Lowe's memory of (calls taken, state), as in Porcupine, against which `cross_check.py`
-holds it.
+Source: Wing and Gong's search with Lowe's memory of (calls taken, state), as in Porcupine, against
+which `cross_check.py` holds it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 FOREVER = 1 << 62
-"""The return of a call without an answer: it takes effect at any time after its invocation, or, at the end, unseen."""
+"""The return of a call without an answer: it takes effect at any time after its invocation, or, at
+the end, unseen.
+"""
 STEPS_MAX = 2_000_000
 """Of a search; more is no verdict."""
 
@@ -55,7 +58,8 @@ def is_linearizable(
     True if the history could have happened one call at a time.
 
     Args:
-        step: the state after a call, or None if the object in this state would not have answered so.
+        step: the state after a call, or None if the object in this state would not have answered
+            so.
 
     Raises:
         UndecidedError: more than STEPS_MAX steps.
@@ -93,7 +97,9 @@ def is_linearizable(
 
 
 def _linked(operations: Sequence[Operation[Call]]) -> _Entry:
-    """All invocations and returns by their instants; at one instant invocations come first, as they overlap."""
+    """All invocations and returns by their instants; at one instant invocations come first, as they
+    overlap.
+    """
     events: list[tuple[int, int, _Entry]] = []
     for index, operation in enumerate(operations):
         invocation, answer = _Entry(index), _Entry(index)

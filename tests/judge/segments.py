@@ -1,9 +1,11 @@
-"""Reads the commit log of a broker's data folder as docs/FORMATS.md describes it.  Imports nothing of the product.
+"""Reads the commit log of a broker's data folder as docs/FORMATS.md describes it.  Imports nothing
+of the product.
 
-    folder/log/{base position, 20 digits}.log ─▶ records ─▶ Partition: messages by offset, lineage, seal, groups
+    folder/log/{base position, 20 digits}.log ─▶ records ─▶ Partition: messages by offset, lineage,
+        seal, groups
 
-Every difference from the description is a Problem: a wrong checksum, a gap between positions or offsets, a message behind
-the seal, a fence that falls.
+Every difference from the description is a Problem: a wrong checksum, a gap between positions or
+offsets, a message behind the seal, a fence that falls.
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ class Group:
     reset: bool = False
     """An operator has set the cursor; what was acked before is no measure any more."""
     parked: dict[tuple[int, int], bytes | None] = field(default_factory=dict)
-    """(partition that has the message, offset) → the key under which it is set aside now; None: a dead letter."""
+    """(partition that has the message, offset) → the key under which it is set aside now; None: a
+    dead letter.
+    """
     dead: set[tuple[int, int]] = field(default_factory=set)
     """What was ever a dead letter: later messages of its key do not wait for it."""
     adopted: set[int] = field(default_factory=set)
@@ -98,7 +102,8 @@ class DamageError(Exception):
 
 def read_records(folder: Path) -> Iterator[Record]:
     """
-    The records of all segments, in the order of their positions; an unfinished end of the last segment is left out.
+    The records of all segments, in the order of their positions; an unfinished end of the last
+    segment is left out.
 
     Raises:
         DamageError: a record before the end does not hold.
@@ -122,9 +127,20 @@ def _record(data: bytes, at: int, base: int, path: Path) -> tuple[Record | None,
     if len(data) - at < HEADER.size:
         return None, 0
     (
-        magic, header_crc, length, version, kind, compression, _flags, body_crc, count,
-        partition_id, base_offset, position, *_rest,
-    ) = HEADER.unpack_from(data, at)  # fmt: skip
+        magic,
+        header_crc,
+        length,
+        version,
+        kind,
+        compression,
+        _flags,
+        body_crc,
+        count,
+        partition_id,
+        base_offset,
+        position,
+        *_rest,
+    ) = HEADER.unpack_from(data, at)
     whole = magic == MAGIC and header_crc == crc32c.crc32c(data[at + 8 : at + HEADER.size])
     if not whole or not HEADER.size <= length <= LENGTH_MAX or at + length > len(data):
         if MAGIC in data[at + 1 :]:

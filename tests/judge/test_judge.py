@@ -1,4 +1,6 @@
-"""The judge finds each kind of harm that is planted in a folder, and nothing in one that is well."""
+"""The judge finds each kind of harm that is planted in a folder, and nothing in one that is
+well.
+"""
 
 from __future__ import annotations
 
@@ -45,9 +47,26 @@ class FolderWriter:
     ) -> None:
         length = segments.HEADER.size + len(body)
         header = segments.HEADER.pack(
-            b"BKL1", 0, length, 1, kind, compression, 0, crc32c.crc32c(body), count,
-            partition_id, base_offset, len(self._data), 0, 0, 0, 0, 0, 0, 0,
-        )  # fmt: skip
+            b"BKL1",
+            0,
+            length,
+            1,
+            kind,
+            compression,
+            0,
+            crc32c.crc32c(body),
+            count,
+            partition_id,
+            base_offset,
+            len(self._data),
+            0,
+            0,
+            0,
+            0,
+            0,
+            0,
+            0,
+        )
         crc = crc32c.crc32c(header[8:]).to_bytes(4, "little")
         self._data += header[:4] + crc + header[8:] + body
         self._path.write_bytes(self._data)
@@ -97,7 +116,9 @@ class Log:
 
 
 def write_good_run(folder: Path) -> tuple[FolderWriter, FolderWriter, Log]:
-    """Three messages of a key, two in a parent and one in its child on another broker; all handled in order."""
+    """Three messages of a key, two in a parent and one in its child on another broker; all handled
+    in order.
+    """
     first, second, log = FolderWriter(folder, "b0"), FolderWriter(folder, "b1"), Log(folder)
     first.partition(1)
     first.messages(1, 0, (b"k", b"v0"), (b"k", b"v1"))
@@ -206,7 +227,9 @@ FAILURE = ("ValueError", "", "c", 0, 3)
 
 
 def write_parked_run(folder: Path, *, dead: bool = False) -> tuple[FolderWriter, FolderWriter, Log]:
-    """As the good run, but with two more messages in a parent, both parked, adopted by the child and not handled yet."""
+    """As the good run, but with two more messages in a parent, both parked, adopted by the child
+    and not handled yet.
+    """
     first, second, log = FolderWriter(folder, "b0"), FolderWriter(folder, "b1"), Log(folder)
     key = None if dead else b"k"
     first.partition(1)
@@ -382,7 +405,9 @@ def test_judge_finds_damage_in_packed_messages(tmp_path: Path, compression: int,
 
 
 def test_judge_leaves_out_an_unfinished_end(tmp_path: Path):
-    """A broker that was killed may leave a part of its last write, and a program a part of an event."""
+    """A broker that was killed may leave a part of its last write, and a program a part of an
+    event.
+    """
     write_good_run(tmp_path)
     for path in (tmp_path / "b1" / "log" / f"{0:020}.log", tmp_path / "all.events"):
         with path.open("ab") as file:

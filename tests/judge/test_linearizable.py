@@ -1,4 +1,6 @@
-"""The search for an order of overlapping calls agrees with trying every order, and finds what is planted."""
+"""The search for an order of overlapping calls agrees with trying every order, and finds what is
+planted.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""One program of a stage, as a process: how it is started, stopped and killed, and its last output."""
+"""One program of a stage, as a process: how it is started, stopped and killed, and its last
+output.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +39,10 @@ class Actor:
     ) -> None:
         """
         Args:
-            anew: a Python of its own, with imports of its own, as a program of another version needs; else a fork of a
-                process that has imported our programs.
-            place: where it runs: entered by a fork before all else, or while the process is started.  It can be pickled.
+            anew: a Python of its own, with imports of its own, as a program of another version
+                needs; else a fork of a process that has imported our programs.
+            place: where it runs: entered by a fork before all else, or while the process is
+                started.  It can be pickled.
         """
         self.name = name
         self.command = command

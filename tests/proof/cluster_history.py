@@ -1,4 +1,6 @@
-"""What brokers of a cluster under watch have stored, and whether it is handled; asked over the network."""
+"""What brokers of a cluster under watch have stored, and whether it is handled; asked over the
+network.
+"""
 
 from __future__ import annotations
 

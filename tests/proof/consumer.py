@@ -31,7 +31,9 @@ from support.observation import Telling, dropped, ended, started
 
 
 class _RecordingNetwork(HttpNetwork):
-    """Notes what the consumer tells the metaserver of its leases, at the moment of telling, and each answer."""
+    """Notes what the consumer tells the metaserver of its leases, at the moment of telling, and
+    each answer.
+    """
 
     def __init__(self, record: Recorder, group: str) -> None:
         super().__init__(tls_of_environment())
@@ -72,7 +74,9 @@ READ_NS: ContextVar[int] = ContextVar("read_ns", default=0)
 
 
 class _Looks(SystemClock):
-    """The consumer's clock; what a worker's task read last is its look at the lease, when its handler begins."""
+    """The consumer's clock; what a worker's task read last is its look at the lease, when its
+    handler begins.
+    """
 
     def boot_ns(self) -> int:  # type: ignore[override]  # a callable there, a method here
         read_ns = boot_ns()

@@ -1,4 +1,6 @@
-"""Control runs: a rule is taken out of the running programs, and the same checker has to find the harm."""
+"""Control runs: a rule is taken out of the running programs, and the same checker has to find the
+harm.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ PAUSES_MAX = 8
 
 
 async def run_without_fence(folder: Path) -> Findings:
-    """Brokers that let every token through, and consumers that are stopped until others have their partitions."""
+    """Brokers that let every token through, and consumers that are stopped until others have their
+    partitions.
+    """
     bugs = {"broker": "no_token_check"}
     rng = random.Random(1)
     async with Stage(folder, keys=100, per_second=300, ttl_ms=TTL_MS, bugs=bugs) as stage:

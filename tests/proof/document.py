@@ -1,4 +1,6 @@
-"""docs/PROOF.md out of docs/proof.jsonl: runs, their versions, their findings.  Pure but for the paths."""
+"""docs/PROOF.md out of docs/proof.jsonl: runs, their versions, their findings.  Pure but for the
+paths.
+"""
 
 from __future__ import annotations
 
@@ -179,7 +181,9 @@ def document(shares: str) -> str:
 def _by_version(
     read: list[dict[str, Any]], name: str
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The shares with a part: those of the newest version that it was run on, and those of earlier ones."""
+    """The shares with a part: those of the newest version that it was run on, and those of earlier
+    ones.
+    """
     having = [share for share in read if name in share]
     last = having[-1]["version"] if having else ""
     newest = [share for share in having if share["version"] == last]
@@ -205,28 +209,37 @@ def _summary(read: list[dict[str, Any]]) -> str:
     wrong = sum(sum(run["counts"].values()) for run in runs)
     lines = [
         (
-            "**Promised**: a message that was acked is kept; messages of one key are handled in the order in which they "
+            "**Promised**: a message that was acked is kept; messages of one key are handled in "
+            "the order in which they "
             "were sent; no consumer handles what was granted to another."
         ),
         (
-            f"**Done to break it**: {faults:,} faults (programs killed, power cut, disks and networks broken, clocks set "
+            f"**Done to break it**: {faults:,} faults (programs killed, power cut, disks and "
+            f"networks broken, clocks set "
             f"wrong) in {_sum(sims, 'seeds'):,} simulated runs and in runs of real programs with "
-            f"{_sum(runs, 'messages'):,} messages; in {_sum(sims, 'with_users'):,} of the simulated ones users did what "
+            f"{_sum(runs, 'messages'):,} messages; in {_sum(sims, 'with_users'):,} of the "
+            f"simulated ones users did what "
             "manuals warn of."
         ),
         (
-            f"**Random**: {drawn:,} of the simulated runs have seeds drawn from a thousand million; the others have "
+            f"**Random**: {drawn:,} of the simulated runs have seeds drawn from a thousand "
+            f"million; the others have "
             "numbers that follow each other."
         ),
         (
-            f"**Found**: {bad:,} of the simulated runs ended with a fault, of the product or of the simulation itself; "
-            f"before, on earlier versions, {_sum(before, 'seeds'):,} runs had {bad_before:,}.  Each was mended, and is "
+            f"**Found**: {bad:,} of the simulated runs ended with a fault, of the product or of "
+            f"the simulation itself; "
+            f"before, on earlier versions, {_sum(before, 'seeds'):,} runs had {bad_before:,}.  "
+            f"Each was mended, and is "
             "replayed by the tests since.  In the runs of real programs one judge counted "
-            f"{wrong:,} violations, and another, which shares no code with the product and reads the disks, "
-            f"{sum(sum(verdict['findings'].values()) for verdict in judged):,} among {_sum(judged, 'acked'):,} acked messages."
+            f"{wrong:,} violations, and another, which shares no code with the product and reads "
+            f"the disks, "
+            f"{sum(sum(verdict['findings'].values()) for verdict in judged):,} among "
+            f"{_sum(judged, 'acked'):,} acked messages."
         ),
         (
-            f"**The judge, judged**: of {len(hunt):,} faults built into the programs on purpose, one at a time, "
+            f"**The judge, judged**: of {len(hunt):,} faults built into the programs on purpose, "
+            f"one at a time, "
             f"{sum(mutant['caught'] for mutant in hunt):,} were caught."
         ),
     ]
@@ -287,7 +300,10 @@ def _performed_earlier(parts: list[dict[str, Any]]) -> str:
     faults = sum(sum(part["faults"].values()) for part in parts)
     wrong = sum(sum(part["counts"].values()) for part in parts)
     messages = _sum(parts, "messages")
-    return f"{_counted(len(parts), 'run')} with {messages:,} messages and {faults:,} faults, {wrong:,} violations"
+    return (
+        f"{_counted(len(parts), 'run')} with {messages:,} messages and {faults:,} faults, "
+        f"{wrong:,} violations"
+    )
 
 
 def _killed(part: dict[str, Any]) -> tuple[object, ...]:
@@ -306,7 +322,10 @@ def _hunted(part: dict[str, Any]) -> tuple[object, ...]:
 def _hunted_earlier(parts: list[dict[str, Any]]) -> str:
     last = parts[-1]["found"]
     caught = sum(mutant["caught"] for mutant in last)
-    return f"{_counted(len(parts), 'hunt')}, the last of {len(last):,} mutants, of which {caught:,} were caught"
+    return (
+        f"{_counted(len(parts), 'hunt')}, the last of {len(last):,} mutants, of which {caught:,} "
+        f"were caught"
+    )
 
 
 def _counted(count: int, noun: str) -> str:

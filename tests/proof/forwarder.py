@@ -1,7 +1,7 @@
 """A way between two programs over loopback that can be cut in one direction or in both.
 
-What is under way when it is cut waits in the sockets, as on a network that loses packets; healing lets it go on, or
-breaks the connections.
+What is under way when it is cut waits in the sockets, as on a network that loses packets; healing
+lets it go on, or breaks the connections.
 """
 
 from __future__ import annotations

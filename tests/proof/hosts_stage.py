@@ -1,4 +1,5 @@
-"""A cluster of three hosts over TLS and PostgreSQL: network namespaces, programs under watch, and what they did.
+"""A cluster of three hosts over TLS and PostgreSQL: network namespaces, programs under watch, and
+what they did.
 
 a, b, c   a metaserver, a broker, a consumer each; on a a producer too
 d         PostgreSQL
@@ -61,7 +62,7 @@ class HostsStage:
         self._closing = contextlib.AsyncExitStack()
         self._environment: dict[str, str] = {}
 
-    # ── the cast ─────────────────────────────────────────────────────────────────────────────────────
+    # ── the cast ──────────────────────────────────────────────────────────────────────────────────
     async def __aenter__(self) -> Self:
         try:
             await self._open()
@@ -71,7 +72,8 @@ class HostsStage:
         return self
 
     async def _open(self) -> None:
-        made = run_keylane(  # it starts the process that the tests fork from, which must not be on a host
+        # it starts the process that the tests fork from, which must not be on a host
+        made = run_keylane(
             *("cluster", "init", str(self.folder / "made"), "--data", str(self.folder / "data")),
             *(f"--host={self.network.address(host)}" for host in SERVERS),
             *("--meta-port", str(META_PORT), "--broker-port", str(BROKER_PORT)),
@@ -172,13 +174,16 @@ class HostsStage:
     def netem(self) -> str:
         """What is to be said of the kernel."""
         if netem_is_here(self.network.namespace(WATCH)):
-            return "This kernel has netem; delays, losses and cuts are those of tests/support/hosts/wire.py."
+            return (
+                "This kernel has netem; delays, losses and cuts are those of "
+                "tests/support/hosts/wire.py."
+            )
         return (
             "THIS KERNEL HAS NO NETEM: delays, losses and cuts between the hosts are made by"
             " tests/support/hosts/wire.py, which passes every frame on itself."
         )
 
-    # ── what happens to the hosts ────────────────────────────────────────────────────────────────────
+    # ── what happens to the hosts ─────────────────────────────────────────────────────────────────
     def _programs(self, host: str) -> list[str]:
         return [name for name in self.actors if name.endswith(f"-{host}")]
 
@@ -199,7 +204,7 @@ class HostsStage:
         for kind in order:
             await self._start_all([actor for actor in actors if actor.name.startswith(kind)])
 
-    # ── the end ──────────────────────────────────────────────────────────────────────────────────────
+    # ── the end ───────────────────────────────────────────────────────────────────────────────────
     async def drain(self, *, seconds: float = 90.0) -> bool:
         """Heal the wire and end the producers; return True once everything stored is acked."""
         self.network.rule()

@@ -1,7 +1,8 @@
-"""Events of real processes: each writes its own to a file, with the instant; together they are one history.
+"""Events of real processes: each writes its own to a file, with the instant; together they are one
+history.
 
-All processes of a machine read the same boot-time clock, so the order of the instants is the order of events.
-One event is one `write`: a process that is killed leaves whole events only.
+All processes of a machine read the same boot-time clock, so the order of the instants is the order
+of events. One event is one `write`: a process that is killed leaves whole events only.
 """
 
 from __future__ import annotations
@@ -33,10 +34,11 @@ from keylane.checker.events import (
 
 class Frozen(NamedTuple):
     """
-    A process was stopped between its look at the lease and the first line of the handler, past the lease's end.
+    A process was stopped between its look at the lease and the first line of the handler, past the
+    lease's end.
 
-    No look can be close enough for that: the broker's fence keeps what such a handler does from counting.  No
-    process writes it down: `starts_placed` finds it.
+    No look can be close enough for that: the broker's fence keeps what such a handler does from
+    counting.  No process writes it down: `starts_placed` finds it.
     """
 
     partition_id: int
@@ -70,12 +72,25 @@ class Answered(NamedTuple):
 
 
 KINDS: tuple[type[Any], ...] = (
-    Sent, Settled, Started, Ended, Dropped, LetGo, Holds, Served, Calling, Answered
-)  # fmt: skip
-"""The place of a kind is its number in the file, which `tests/judge/` knows too: new ones go last."""
+    Sent,
+    Settled,
+    Started,
+    Ended,
+    Dropped,
+    LetGo,
+    Holds,
+    Served,
+    Calling,
+    Answered,
+)
+"""The place of a kind is its number in the file, which `tests/judge/` knows too: new ones go
+last.
+"""
 LENGTH_BYTES = 4
 LOOK_AHEAD_NS = 2_000_000
-"""The most between a worker's look at the lease and the handler's first line; the margin of a lease is 50 ms or more."""
+"""The most between a worker's look at the lease and the handler's first line; the margin of a lease
+is 50 ms or more.
+"""
 STOP_SLACK_NS = 2_000_000
 """How far from the instant that is noted a process may really have been stopped, or gone on."""
 Timed = tuple[int, Event]
@@ -144,10 +159,11 @@ def starts_placed(timed: Iterable[Timed], stops: Sequence[Stop]) -> Iterator[Tim
     """
     The events of one consumer, with each handler's beginning at its place in time.
 
-    Its record says of each the instant of its first line, and as `clock_ns` the worker's look at the lease.  A
-    handler begins with its first line.  Only where the lease ended between the two it begins with the look: if that
-    was a moment before, for which the lease's margin is there, or if its process was stopped in between; then it is
-    `Frozen`.  Anything else between the two is the product's own delay.
+    Its record says of each the instant of its first line, and as `clock_ns` the worker's look at
+    the lease.  A handler begins with its first line.  Only where the lease ended between the two it
+    begins with the look: if that was a moment before, for which the lease's margin is there, or if
+    its process was stopped in between; then it is `Frozen`.  Anything else between the two is the
+    product's own delay.
     """
     for first_line_ns, event in timed:
         if type(event) is not Started:
@@ -170,7 +186,9 @@ def starts_placed(timed: Iterable[Timed], stops: Sequence[Stop]) -> Iterator[Tim
 
 
 def one_history(timed: Iterable[Timed], log: Iterable[Stored]) -> list[Event]:
-    """All events by their instants, those without an outcome settled as gone, the final log behind them."""
+    """All events by their instants, those without an outcome settled as gone, the final log behind
+    them.
+    """
     judged = (
         timed_event for timed_event in timed if type(timed_event[1]) not in {Calling, Answered}
     )

@@ -1,6 +1,8 @@
-"""`make proof`: seeds, mutants, kill points and the long story of real processes; adds what was run to docs/PROOF.md.
+"""`make proof`: seeds, mutants, kill points and the long story of real processes; adds what was run
+to docs/PROOF.md.
 
-Each call is a share: its results are a line of docs/proof.jsonl, out of which the document is written anew.
+Each call is a share: its results are a line of docs/proof.jsonl, out of which the document is
+written anew.
 """
 
 from __future__ import annotations
@@ -69,8 +71,8 @@ def simulate(seeds: Sequence[int], workers: int, *, seconds: float) -> dict[str,
 
 def simulate_drawn(count: int, drawing: int, workers: int, *, seconds: float) -> dict[str, Any]:
     """
-    Seeds drawn at random.  The drawing's number is written down, from which `draw_seeds` gives them again, and the
-    digest of their list.
+    Seeds drawn at random.  The drawing's number is written down, from which `draw_seeds` gives them
+    again, and the digest of their list.
     """
     seeds = draw_seeds(drawing, count)
     drawn = {"drawing": drawing, "drawn": count, "digest": digest(seeds)}

@@ -1,4 +1,6 @@
-"""Has the judge, a program that knows nothing of the product's code, look at the folder of a stage that has ended."""
+"""Has the judge, a program that knows nothing of the product's code, look at the folder of a stage
+that has ended.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Real programs under watch: started, stopped in the middle of a handler, killed, cut off; and what they did."""
+"""Real programs under watch: started, stopped in the middle of a handler, killed, cut off; and what
+they did.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,8 @@ SECONDS = struct.Struct("<q")
 
 class Stage:
     """
-    One metaserver, two brokers, consumers of one group, a producer; every way but the producer's can be cut.
+    One metaserver, two brokers, consumers of one group, a producer; every way but the producer's
+    can be cut.
 
     `bugs` puts a mutant into the programs of a kind: "metaserver", "broker".
     """
@@ -89,7 +92,7 @@ class Stage:
         """How far apart the calendars were, by the messages' own times."""
         return (max(self.stamps_ns) - min(self.stamps_ns)) / 3_600e9
 
-    # ── the cast ─────────────────────────────────────────────────────────────────────────────────────
+    # ── the cast ──────────────────────────────────────────────────────────────────────────────────
     async def __aenter__(self) -> Self:
         try:
             await self._open()
@@ -154,7 +157,9 @@ class Stage:
         await self._start(name, *await self._detour(name), "proof.consumer", *arguments)
 
     async def start_producer(self) -> None:
-        """Start the producer under a new session; messages of the old session are settled or lost."""
+        """Start the producer under a new session; messages of the old session are settled or
+        lost.
+        """
         self.sessions += 1
         session = f"p{self.sessions}"
         load = [str(self._keys), str(self._per_second), session]
@@ -185,7 +190,7 @@ class Stage:
                 await self.actors[name].stop(seconds=5.0)
         await self.networks.aclose()
 
-    # ── what happens to them ─────────────────────────────────────────────────────────────────────────
+    # ── what happens to them ──────────────────────────────────────────────────────────────────────
     async def pause_in_handler(self, seconds: float, busy: set[str], rng: random.Random) -> None:
         """
         Stop a consumer that is inside a handler, as a frozen machine does, and resume it.
@@ -204,7 +209,9 @@ class Stage:
             busy.discard(name)
 
     async def freeze_at_start(self, name: str, seconds: float) -> None:
-        """Stop a consumer between its look at the lease and a handler's first line, and resume it."""
+        """Stop a consumer between its look at the lease and a handler's first line, and resume
+        it.
+        """
         actor = self.actors[name]
         going_ns = boot_ns()
         actor.signal(signal.SIGUSR1)
@@ -253,13 +260,17 @@ class Stage:
         way.heal(reset=reset)
 
     def set_calendar(self, seconds: int, names: Iterable[str] | None = None) -> None:
-        """The wall clock of these programs, or of every one, jumps to so far from the right time."""
+        """The wall clock of these programs, or of every one, jumps to so far from the right
+        time.
+        """
         for name in self.actors if names is None else names:
             with (self.folder / f"{name}.wall").open("r+b") as file:
                 file.write(SECONDS.pack(seconds))
 
     async def resize(self, partitions: int) -> None:
-        """Change the number of partitions, and wait until that is done; programs may fail meanwhile."""
+        """Change the number of partitions, and wait until that is done; programs may fail
+        meanwhile.
+        """
         ask = Reshape(kind=OperationKind.RESIZE, subject=SUBJECT, partitions=partitions)
         async with asyncio.timeout(120):
             while True:
@@ -270,7 +281,7 @@ class Stage:
                     await asyncio.sleep(0.1)
         await done_operation(self.meta, view, seconds=120)
 
-    # ── the end ──────────────────────────────────────────────────────────────────────────────────────
+    # ── the end ───────────────────────────────────────────────────────────────────────────────────
     async def drain(self, *, seconds: float = 120.0) -> bool:
         """Open all ways and end the producer; return True once everything stored is acked."""
         for forwarder in self.ways.values():

@@ -92,7 +92,7 @@ class Story:
         findings, events = await self._stage.judge()
         return StoryResult(findings, Counter(type(event).__name__ for event in events), self.faults)
 
-    # ── faults ───────────────────────────────────────────────────────────────────────────────────────
+    # ── faults ────────────────────────────────────────────────────────────────────────────────────
     async def _free(self, names: Sequence[str]) -> str:
         """Reserve an actor that no other fault uses."""
         while True:

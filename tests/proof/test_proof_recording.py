@@ -87,7 +87,9 @@ def test_handlers_that_died_with_their_process_are_forgotten(tmp_path: Path):
 
 
 def test_ack_asked_before_a_higher_token_is_no_stale_effect_after_many_calls() -> None:
-    """Calls of the metaserver are for another judge: they do not count where an ack stands in the history."""
+    """Calls of the metaserver are for another judge: they do not count where an ack stands in the
+    history.
+    """
     calls = [(number, Calling(number, "join", "s", "audit", 0, 0, None)) for number in range(10)]
     answers = [(number, Answered(number, "", 0, ())) for number in range(10)]
 

@@ -1,4 +1,6 @@
-"""Two metaservers on PostgreSQL, two brokers, old and new clients; each program of the version that the test names."""
+"""Two metaservers on PostgreSQL, two brokers, old and new clients; each program of the version that
+the test names.
+"""
 
 from __future__ import annotations
 
@@ -145,7 +147,9 @@ class UpgradeStage:
         return check_history(events), events
 
     def waits_ms(self, began_ns: int, ended_ns: int) -> list[float]:
-        """How long each message that was sent in this time waited for its receipt, the shortest first."""
+        """How long each message that was sent in this time waited for its receipt, the shortest
+        first.
+        """
         waits = []
         for path in self.folder.glob("producer-*.events"):
             sent: dict[bytes, int] = {}

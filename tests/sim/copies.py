@@ -1,7 +1,8 @@
-"""In some seeds a running broker's folder is copied, and the copy runs later in place of the newer folder, for a while.
+"""In some seeds a running broker's folder is copied, and the copy runs later in place of the newer
+folder, for a while.
 
-It draws from a generator of its own.  Metaservers and networks are whole in these seeds: while no metaserver answers, a
-broker cannot know that another folder stands for its group.
+It draws from a generator of its own.  Metaservers and networks are whole in these seeds: while no
+metaserver answers, a broker cannot know that another folder stands for its group.
 """
 
 from __future__ import annotations
@@ -21,8 +22,14 @@ if TYPE_CHECKING:
 WHOLE = ("meta_", "cut_", "one_way", "reset", "loss", "late", "twice", "ghosts", "broker_moves")
 """The names of faults that begin so are left out."""
 BROKER_FAULTS = (
-    "broker_flush", "broker_full", "broker_torn", "broker_power", "broker_stall", "broker_commit", "broker_pause",
-)  # fmt: skip
+    "broker_flush",
+    "broker_full",
+    "broker_torn",
+    "broker_power",
+    "broker_stall",
+    "broker_commit",
+    "broker_pause",
+)
 """These change the disk while it is copied, or keep a broker from reporting what it has written."""
 REPORTED_S = 3 * META_SETTINGS.broker_heartbeat_ms / 1000
 """Seconds after which a broker has reported its last writes."""

@@ -1,4 +1,5 @@
-"""A store in the shape of a broker's, its files as bytes, and what its readers must still get after any damage.
+"""A store in the shape of a broker's, its files as bytes, and what its readers must still get after
+any damage.
 
     segments     0 ──────── 1 ──────── 2 ──────── 3 ──────── 4 ───     each with its trail
     snapshots               ▲ whole          ▲ changes                 and the index on disk as of the second
@@ -101,7 +102,9 @@ def image(files: Files) -> Found:
 
 
 async def fill(files: Files, rng: random.Random, *, index: str = "file", count: int = 1) -> Whole:
-    """Batches of up to `count` messages over three partitions, with fences and acks between them."""
+    """Batches of up to `count` messages over three partitions, with fences and acks between
+    them.
+    """
     whole = Whole()
     clock = ManualClock()
     store = open_store(files, clock=clock, index=index, segment_bytes=SEGMENT)
@@ -197,7 +200,9 @@ class Owed:
         return [index for index in indexes if self.whole.records[index].kind == Kind.MESSAGES]
 
     def _cut_from(self) -> int:
-        """Behind the last barrier that is whole, the first record that is not: a commit never made durable, to all looks."""
+        """Behind the last barrier that is whole, the first record that is not: a commit never made
+        durable, to all looks.
+        """
         records = self.whole.records
         last = self.bases[-1] if self.bases else 0
         proven = max(
@@ -246,7 +251,9 @@ class Owed:
 async def check(
     owed: Owed, files: Files, *, append: bool = True, again: bool = False, **settings: object
 ) -> dict[int, tuple[int, bytes]]:
-    """One start: everything that is whole is served, nothing else is, and what is missing is missed loudly.  Appended now."""
+    """One start: everything that is whole is served, nothing else is, and what is missing is missed
+    loudly.  Appended now.
+    """
     appended: dict[int, tuple[int, bytes]] = {}
     clock = ManualClock()
     settings = {"segment_bytes": SEGMENT, "cache_bytes": 0} | settings
@@ -300,7 +307,9 @@ async def _check_partition(owed: Owed, desk: Desk, number: int, *, index_hurt: b
 async def _served(
     desk: Desk, number: int, batches: list[tuple[int, bytes]], *, index_hurt: bool
 ) -> tuple[set[int], set[int]]:
-    """Offsets that are served, each byte as it was appended, and those at which reading is refused."""
+    """Offsets that are served, each byte as it was appended, and those at which reading is
+    refused.
+    """
     served: set[int] = set()
     refused: set[int] = set()
     offset, end = 0, desk.store.state.partition(number).readable_offset
@@ -332,7 +341,9 @@ def started(files: Found) -> SimDisk:
 
 
 async def check_twice(owed: Owed) -> None:
-    """The same holds for the next start, with a damaged index made anew; messages acked in it are there at the start after it."""
+    """The same holds for the next start, with a damaged index made anew; messages acked in it are
+    there at the start after it.
+    """
     disk = started(owed.files)
     await check(owed, disk, append=False)
     appended = await check(owed, disk, again=True)

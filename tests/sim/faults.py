@@ -1,4 +1,6 @@
-"""The faults: what each does to a world, and how it ends.  Every fault mends itself after a while, or is healed at the end."""
+"""The faults: what each does to a world, and how it ends.  Every fault mends itself after a while,
+or is healed at the end.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ class Faults(NetworkFaults):
             self._world.trace(f"fault {name}")
             self._kinds[name]()
 
-    # ── processes ─────────────────────────────────────────────────────────────────────────────────────
+    # ── processes ─────────────────────────────────────────────────────────────────────────────────
     def restart(self, host: Host) -> None:
         """Start a host that is down; a broker that dies while starting is started again."""
         if isinstance(host, BrokerHost) and host.gone:
@@ -119,7 +121,7 @@ class Faults(NetworkFaults):
         if len(self._world.consumers) < 8:
             self._world.add_consumer().start()
 
-    # ── brokers ───────────────────────────────────────────────────────────────────────────────────────
+    # ── brokers ───────────────────────────────────────────────────────────────────────────────────
     def _broker_crash(self) -> None:
         self._crash(list(self._world.brokers), down_s=2.0)
 
@@ -141,7 +143,9 @@ class Faults(NetworkFaults):
             self._later(4.0, self.restart, host)
 
     def _broker_commit(self) -> None:
-        """The broker dies right after one of the next syncs, before any caller is answered; most of the callers send again."""
+        """The broker dies right after one of the next syncs, before any caller is answered; most of
+        the callers send again.
+        """
         host = self._some(list(self._world.brokers))
         if isinstance(host, BrokerHost):
             host.crash_after_commits = self._rng.randint(1, 4)
@@ -149,7 +153,9 @@ class Faults(NetworkFaults):
             self._later(3.0, self.restart, host)
 
     def _broker_stall(self) -> None:
-        """A broker's disk does not answer for a while; in half of the cases the power fails meanwhile."""
+        """A broker's disk does not answer for a while; in half of the cases the power fails
+        meanwhile.
+        """
         host = self._some(list(self._world.brokers))
         if isinstance(host, BrokerHost):
             seconds = 0.5 + 2 * self._rng.random()
@@ -193,7 +199,7 @@ class Faults(NetworkFaults):
             host.port += 10
             self._later(self._rng.random(), self.restart, host)
 
-    # ── metaservers ───────────────────────────────────────────────────────────────────────────────────
+    # ── metaservers ───────────────────────────────────────────────────────────────────────────────
     def _meta_crash(self) -> None:
         self._crash(list(self._world.metas))
 
@@ -224,7 +230,9 @@ class Faults(NetworkFaults):
             self._later(3.0, self.restart, host)
 
     def _meta_told(self) -> None:
-        """A metaserver dies at a step between hosting the new partitions and the later calls, and stays down for seconds."""
+        """A metaserver dies at a step between hosting the new partitions and the later calls, and
+        stays down for seconds.
+        """
         host = self._some(list(self._world.metas))
         if isinstance(host, MetaHost):
             host.crash_at_step = self._rng.choice(
@@ -233,15 +241,16 @@ class Faults(NetworkFaults):
             self._later(3.0 + 3 * self._rng.random(), self.restart, host)
             self._move()
 
-    # ── consumer groups ───────────────────────────────────────────────────────────────────────────────
+    # ── consumer groups ───────────────────────────────────────────────────────────────────────────
     def _dead_group(self) -> None:
-        """A consumer of a new group is granted partitions and dies before it has asked a broker for any; at times while
-        brokers cannot hear of the group."""
+        """A consumer of a new group is granted partitions and dies before it has asked a broker for
+        any; at times while brokers cannot hear of the group.
+        """
         if self._rng.random() < 0.5:
             self._broker_crash()
         self._world.add_dead_group()
 
-    # ── partitions ────────────────────────────────────────────────────────────────────────────────────
+    # ── partitions ────────────────────────────────────────────────────────────────────────────────
     def _resize(self) -> None:
         count = self._rng.randint(1, 6)
         self._world.operate(Reshape(kind=OperationKind.RESIZE, subject=SUBJECT, partitions=count))
@@ -262,7 +271,7 @@ class Faults(NetworkFaults):
     def _cordon(self) -> None:
         self._world.cordon(self._rng.choice(("g0", "g1")), 2 * self._rng.random())
 
-    # ── the end ───────────────────────────────────────────────────────────────────────────────────────
+    # ── the end ───────────────────────────────────────────────────────────────────────────────────
     def heal(self) -> None:
         """Bring everything up, connected and calm; the faults under way end within seconds."""
         self.healed = True

@@ -1,4 +1,5 @@
-"""How long judges wait for messages that are late for a reason which their owner cannot help: the broker's disk is slow.
+"""How long judges wait for messages that are late for a reason which their owner cannot help: the
+broker's disk is slow.
 
 suspects   the owner before ended without a release: they are handled one at a time, and each takes a sync, so that
            the careful part may last for CAREFUL_MS, longer than a silent owner takes to expire
@@ -35,7 +36,9 @@ class Reasons:
         """One past the last message that was pulled at the last look."""
 
     def look(self, late: Late) -> set[Place]:
-        """The places whose owner handles suspects, or has pulled more and not yet anything that is late."""
+        """The places whose owner handles suspects, or has pulled more and not yet anything that is
+        late.
+        """
         excused: set[Place] = set()
         for host in self._consumers:
             if not host.running or host.consumer is None:
@@ -78,7 +81,8 @@ async def misallocated(shelf: Shelf, limit_s: float) -> list[str]:
     """
     What is wrong with who was granted what, and, once all is quiet, with who has how much.
 
-    The members of a group have as many partitions then, but for one; a hand-over that is under way has `limit_s`.
+    The members of a group have as many partitions then, but for one; a hand-over that is under way
+    has `limit_s`.
     """
     loop = asyncio.get_running_loop()
     until_s = loop.time() + limit_s

@@ -49,8 +49,9 @@ class NetworkFaults:
 
     def _lost_lease(self) -> None:
         """
-        A consumer falls silent in the middle of its work, to the metaservers alone or altogether, until others have
-        what it held; or until its time is over by its own reckoning, and by the database's not quite.
+        A consumer falls silent in the middle of its work, to the metaservers alone or altogether,
+        until others have what it held; or until its time is over by its own reckoning, and by the
+        database's not quite.
         """
         world, rng = self._world, self._rng
         host = self._some(list(world.consumers))
@@ -64,7 +65,8 @@ class NetworkFaults:
         if rng.random() < 0.4:
             silent_s = ttl_s * (0.45 + 0.55 * rng.random())
         elif "broker_power" in world.swarm.faults:
-            # The brokers' machines stop while the new owners come, and the old one wakes up when they are back.
+            # The brokers' machines stop while the new owners come, and the old one wakes up when
+            # they are back.
             down_s = ttl_s * (0.9 + 0.7 * rng.random())
             silent_s = down_s + 0.8 * rng.random()
             for broker in world.brokers:
@@ -130,8 +132,8 @@ class NetworkFaults:
 
     def _ghosts(self) -> None:
         """
-        Frames of a producer to a broker are stuck until its connection breaks.  The next connection works, and the
-        stuck frames reach the broker later; their answers are lost.
+        Frames of a producer to a broker are stuck until its connection breaks.  The next connection
+        works, and the stuck frames reach the broker later; their answers are lost.
         """
         world, rng = self._world, self._rng
         producer = rng.choice(world.producers)

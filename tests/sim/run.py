@@ -1,4 +1,5 @@
-"""`make sim SEEDS=n`, `make sim SEED=k`, `make sim MUTANTS=1`: runs seeds and mutants, ends with one JSON line.
+"""`make sim SEEDS=n`, `make sim SEED=k`, `make sim MUTANTS=1`: runs seeds and mutants, ends with
+one JSON line.
 
 Every process runs with the same hash seed, so that a seed is the same run wherever it is run.
 """
@@ -55,8 +56,10 @@ NO_CATCH = tuple(
     for name, kind in vars(builtins).items()
     if isinstance(kind, type) and issubclass(kind, Exception) and kind is not AssertionError
 )
-"""An exception of the language itself says that something broke, not what: the mutant's own code may be at fault.  A
-typed error of ours, and an assertion that says what should hold, name what they found."""
+"""An exception of the language itself says that something broke, not what: the mutant's own code
+may be at fault.  A typed error of ours, and an assertion that says what should hold, name what they
+found.
+"""
 
 
 class TooSlow(KeyboardInterrupt):
@@ -115,7 +118,9 @@ def run_many(seeds: list[int]) -> list[dict[str, Any]]:
 
 
 def hunt(name: str, limit: int) -> dict[str, Any]:
-    """Runs seeds with one mutant until it is caught: first the one that caught it before, then those of worlds that may show it."""
+    """Runs seeds with one mutant until it is caught: first the one that caught it before, then
+    those of worlds that may show it.
+    """
     from sim.mutants.bank import MUTANTS, seeds_for
     from sim.mutants.catches import CATCHES
 
@@ -175,8 +180,8 @@ def seeds_of(world: str, first: int, count: int) -> list[int]:
     Seeds to run.
 
     Args:
-        world: a name of `FIRSTS` (where `first` counts from the kind's first seed on), or "all": of the other kinds a
-            share besides.
+        world: a name of `FIRSTS` (where `first` counts from the kind's first seed on), or "all": of
+            the other kinds a share besides.
     """
     if world != "all":
         begin = first if first >= FIRSTS[world] else FIRSTS[world] + first
@@ -225,7 +230,8 @@ def hunts(
 def _tell(outcome: dict[str, Any]) -> None:
     counts = {kind: n for kind, n in outcome["findings"]["counts"].items() if n}
     print(
-        f"seed {outcome['seed']}: {counts} {len(outcome['problems'])} problems; replay: make sim SEED={outcome['seed']}"
+        f"seed {outcome['seed']}: {counts} {len(outcome['problems'])} problems; replay: make sim "
+        f"SEED={outcome['seed']}"
     )
     for line in outcome["findings"]["examples"][:8] + outcome["problems"][:5]:
         print("   ", line)

@@ -1,4 +1,6 @@
-"""Whether consumer groups are served once everything is healed: all messages in the end, and no partition late."""
+"""Whether consumer groups are served once everything is healed: all messages in the end, and no
+partition late.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,15 @@ PATIENCE_S = 10.0
 
 
 IDLE_LOOKS = 4
-"""So often in a row a consumer may have been seen with messages that no worker looks at: between two looks it turns."""
+"""So often in a row a consumer may have been seen with messages that no worker looks at: between
+two looks it turns.
+"""
 
 
 class Idleness:
-    """Whether consumers leave messages unhandled while their workers are in no handler; looked at throughout the seed."""
+    """Whether consumers leave messages unhandled while their workers are in no handler; looked at
+    throughout the seed.
+    """
 
     def __init__(self) -> None:
         self._looks: dict[str, int] = {}
@@ -38,9 +44,10 @@ class Service:
     """
     Looks at the brokers' partitions from time to time.
 
-    A partition may be read when it has something unread, and its group is through with all that it continues.  Then
-    it waits, from the moment it is seen so or from the group's last progress there, for no longer than a silent owner
-    takes to expire and a silent broker to be found, each by a clock that drifts, and `PATIENCE_S`.
+    A partition may be read when it has something unread, and its group is through with all that it
+    continues.  Then it waits, from the moment it is seen so or from the group's last progress
+    there, for no longer than a silent owner takes to expire and a silent broker to be found, each
+    by a clock that drifts, and `PATIENCE_S`.
     """
 
     def __init__(
@@ -76,7 +83,9 @@ class Service:
 
     @property
     def drained(self) -> bool:
-        """Whether every broker runs, every message is durable, and every group has acked all of them."""
+        """Whether every broker runs, every message is durable, and every group has acked all of
+        them.
+        """
         if not all(broker.running and broker.store is not None for broker in self._brokers):
             return False
         return all(
@@ -128,7 +137,9 @@ class Service:
             )
 
     def _before(self, name: int, partitions: dict[int, HostedPartition]) -> set[int]:
-        """All that a partition continues, near and far, as far as brokers have it, or had it on a lost disk."""
+        """All that a partition continues, near and far, as far as brokers have it, or had it on a
+        lost disk.
+        """
         ancestors: set[int] = set()
         left = [name]
         while left:

@@ -1,4 +1,6 @@
-"""A world with slow disks, whose consumer ends with much in hand: the next one handles most of a partition one message at a time."""
+"""A world with slow disks, whose consumer ends with much in hand: the next one handles most of a
+partition one message at a time.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a seed draws before it begins: the cluster's size, settings, and its own subset of faults.  Pure."""
+"""What a seed draws before it begins: the cluster's size, settings, and its own subset of faults.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +9,49 @@ from dataclasses import dataclass, field
 from typing import Any
 
 FAULTS = (
-    "consumer_crash", "consumer_leave", "consumer_suspend", "consumer_pause", "consumer_join", "producer_crash",
-    "producer_close", "producer_pause", "broker_crash", "broker_power", "broker_torn", "broker_commit", "broker_pause", "broker_stall",
-    "broker_flush", "broker_full", "broker_moves", "meta_crash", "meta_commit", "meta_power", "meta_pause",
-    "cut_consumer_meta", "lost_lease", "cut_consumer_broker", "cut_broker_meta", "cut_producer", "one_way",
-    "reset", "loss", "late", "twice", "ghosts", "wall_jump", "drift",
-    "resize", "move", "split", "merge", "evacuate", "cancel", "cordon", "meta_step",
-)  # fmt: skip
+    "consumer_crash",
+    "consumer_leave",
+    "consumer_suspend",
+    "consumer_pause",
+    "consumer_join",
+    "producer_crash",
+    "producer_close",
+    "producer_pause",
+    "broker_crash",
+    "broker_power",
+    "broker_torn",
+    "broker_commit",
+    "broker_pause",
+    "broker_stall",
+    "broker_flush",
+    "broker_full",
+    "broker_moves",
+    "meta_crash",
+    "meta_commit",
+    "meta_power",
+    "meta_pause",
+    "cut_consumer_meta",
+    "lost_lease",
+    "cut_consumer_broker",
+    "cut_broker_meta",
+    "cut_producer",
+    "one_way",
+    "reset",
+    "loss",
+    "late",
+    "twice",
+    "ghosts",
+    "wall_jump",
+    "drift",
+    "resize",
+    "move",
+    "split",
+    "merge",
+    "evacuate",
+    "cancel",
+    "cordon",
+    "meta_step",
+)
 
 
 BAD_KEYS = 0.3
@@ -38,7 +76,9 @@ class Swarm:
     messages: int
     """Of each producer."""
     pace: float
-    """How long a producer waits between bursts, as a multiple: some are done early, some work to the end."""
+    """How long a producer waits between bursts, as a multiple: some are done early, some work to
+    the end.
+    """
     padding_bytes: int
     """How much longer a value may be than its name."""
     ttl_ms: int
@@ -63,17 +103,23 @@ TWINS_EVERY = 6
 
 
 def has_twins(seed: int) -> bool:
-    """In some seeds the producers' first ids are the same: brokers have to tell them apart by what they send."""
+    """In some seeds the producers' first ids are the same: brokers have to tell them apart by what
+    they send.
+    """
     return seed % TWINS_EVERY == 1
 
 
 COMPANY_EVERY = 7
 COMPANY_SEEDS = range(1_000, 10**9)
-"""Others are what they were before: mutants are known by the first, and the last ones have outboxes or a feature."""
+"""Others are what they were before: mutants are known by the first, and the last ones have outboxes
+or a feature.
+"""
 
 
 def has_company(seed: int) -> bool:
-    """In some seeds a second consumer is in each consumer's process, and they share what waits at the metaserver."""
+    """In some seeds a second consumer is in each consumer's process, and they share what waits at
+    the metaserver.
+    """
     return seed in COMPANY_SEEDS and seed % COMPANY_EVERY == 3
 
 
@@ -81,7 +127,9 @@ KEYLESS_EVERY = 13
 
 
 def keyed_share(seed: int) -> float:
-    """The share of messages with a key: in some seeds so small that most batches have messages without one too."""
+    """The share of messages with a key: in some seeds so small that most batches have messages
+    without one too.
+    """
     return 0.7 if seed in COMPANY_SEEDS and seed % KEYLESS_EVERY == 7 else 0.97
 
 

@@ -183,7 +183,9 @@ def test_try_is_told_when_it_comes_before_its_time():
 
 
 def test_try_is_told_when_the_message_was_handled_for_good():
-    """By the same owner, or by one that has released; an owner that was lost may not have told its broker."""
+    """By the same owner, or by one that has released; an owner that was lost may not have told its
+    broker.
+    """
     handled = _try(1, 5, 0, "handled")
     assert "under this token" in _wrong(handled, _try(2, 5, 1))
     assert not _wrong(handled, _try(1, 6, 1))
@@ -191,7 +193,7 @@ def test_try_is_told_when_the_message_was_handled_for_good():
     assert "has released" in _wrong(handled, _try(1, 6, 1), history=(released,))
 
 
-# ── cut-overs ─────────────────────────────────────────────────────────────────────────────────────────
+# ── cut-overs ─────────────────────────────────────────────────────────────────────────────────────
 def _handles(partition_id: int, offset: int, value: bytes) -> list[Any]:
     return [
         Started(GROUP, "s", partition_id, offset, value, 1, 0, 1),
@@ -237,7 +239,9 @@ def test_message_is_told_when_it_comes_again_after_a_cut_over_or_while_it_is_rep
 
 
 def test_message_may_come_again_when_a_later_cut_over_has_put_it_behind_an_unhandled_one():
-    """What comes between the two cut-overs is told still, and where the group was not behind the row at the later one."""
+    """What comes between the two cut-overs is told still, and where the group was not behind the
+    row at the later one.
+    """
     rows = [Row((1, n), b"k", b"v0.1:%d" % n) for n in (0, 1)]
     places = {b"v0.1:0": (2, 0), b"v0.1:1": (2, 1)}
     cut = Round("h", rows=rows, cursors={1: 2}, stored=places, published_at=8)
@@ -252,7 +256,7 @@ def test_message_may_come_again_when_a_later_cut_over_has_put_it_behind_an_unhan
     assert "(1, 1) was handled, and came again" in back
 
 
-# ── loops ─────────────────────────────────────────────────────────────────────────────────────────────
+# ── loops ─────────────────────────────────────────────────────────────────────────────────────────
 def _of_a_key(*more: Any, offsets: tuple[int, ...] = (0, 1, 2)) -> list[Any]:
     """Three messages of a key, at these offsets."""
     sent = [Sent(b"p.1:%d" % number, b"k", "p.1", number, strict=True) for number in range(3)]
@@ -269,7 +273,9 @@ def _aside(offset: int, **how: bool) -> SetAside:
 
 
 def test_message_is_told_when_it_is_begun_before_an_earlier_one_of_its_key_was_handled():
-    """By the numbers of its producer, and not by its offset; it is told once, also when it comes again."""
+    """By the numbers of its producer, and not by its offset; it is told once, also when it comes
+    again.
+    """
     assert overtaken(_of_a_key(*_handled_all(0, 1, 2))) == []
     (passed,) = overtaken(_of_a_key(*_handled_all(0, 2, 1, 2)))
     assert "(1, 2) of b'k', number 2 of p.1, was begun before number 1" in passed

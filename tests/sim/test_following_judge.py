@@ -18,7 +18,9 @@ KEY = b"k0"
 
 
 def stored_at(*places: tuple[int, int], **more: Any) -> Truth:
-    """The truth of messages of one key, sent and acked one after the other, number n at the n-th place."""
+    """The truth of messages of one key, sent and acked one after the other, number n at the n-th
+    place.
+    """
     history: list[Any] = [Ranged(number, 0, 1024) for number in {place[0] for place in places}]
     for number, place in enumerate(places):
         value = b"p0.1:%d" % number
@@ -69,7 +71,9 @@ def test_follower_is_told_of_when_it_was_given_too_little_too_often_or_out_of_or
 
 def test_queue_is_told_of_when_logic_offsets_do_not_rise():
     truth = stored_at(*THREE, static=True)
-    assert "logic offset 0 of queue 0" in told([FIRST, *ALL[:2], ALL[2]._replace(logic_offset=0)], truth)  # fmt: skip
+    assert "logic offset 0 of queue 0" in told(
+        [FIRST, *ALL[:2], ALL[2]._replace(logic_offset=0)], truth
+    )
 
 
 def test_follower_may_be_given_again_only_what_came_behind_the_kept_positions():
@@ -108,7 +112,9 @@ def test_broadcast_may_be_given_messages_of_other_keys_in_any_order():
 ROWS = ((1, 0), (1, 1), (3, 0))
 CARRIED = stored_at(*ROWS, carried=True, members={2, 3})
 CARRIED.stored |= {(2, 0): (KEY, b"p0.1:0"), (2, 1): (KEY, b"p0.1:1")}
-"""Two messages of partition 1, which is gone, the rows in partition 2 that took their place, and a message behind them."""
+"""Two messages of partition 1, which is gone, the rows in partition 2 that took their place, and a
+message behind them.
+"""
 MESSAGES = [given(number, place) for number, place in enumerate(ROWS)]
 IN_ROWS = [given(0, (2, 0)), given(1, (2, 1))]
 
@@ -124,9 +130,12 @@ def test_follower_is_clean_when_each_message_came_once_as_itself_or_as_its_row()
     [
         ([*MESSAGES[:2], IN_ROWS[1], MESSAGES[2]], "was given (2, 1) again, as (1, 1)"),
         ([MESSAGES[0], MESSAGES[2]], "was not given b'p0.1:1' at (2, 1)"),
-        ([MESSAGES[0], MESSAGES[2], IN_ROWS[1]], "number 1 of p0.1 and b'k0' at (2, 1) behind number 2"),
+        (
+            [MESSAGES[0], MESSAGES[2], IN_ROWS[1]],
+            "number 1 of p0.1 and b'k0' at (2, 1) behind number 2",
+        ),
     ],
-)  # fmt: skip
+)
 def test_follower_is_told_of_when_a_message_and_its_row_came_or_none_of_them(notes, problem):
     assert problem in told([FIRST, *notes], CARRIED)
 
@@ -136,7 +145,9 @@ for partition_id in (2, 3):
     TWICE_CARRIED.stored |= {
         (partition_id, number): (KEY, b"p0.1:%d" % number) for number in (0, 1)
     }
-"""Two messages of partition 1, the rows in 2 that took their place, and in 3 the rows that took the place of these."""
+"""Two messages of partition 1, the rows in 2 that took their place, and in 3 the rows that took the
+place of these.
+"""
 ROWS_OF_ROWS = [given(0, (3, 0)), given(1, (3, 1))]
 
 
@@ -164,7 +175,9 @@ def test_row_of_a_row_may_come_after_its_message_when_the_follower_had_a_part_of
 def test_row_of_a_row_comes_once_when_the_follower_of_one_key_was_behind_the_partition(
     position, problem
 ):
-    """The last message of the partition has another key: what the follower was given does not tell whether it had read it."""
+    """The last message of the partition has another key: what the follower was given does not tell
+    whether it had read it.
+    """
     truth = stored_at((1, 0), carried=True, members={3})
     truth.stored |= {(number, 0): (KEY, b"p0.1:0") for number in (2, 3)}
     truth.stored[1, 1] = (b"other", b"p0.1:1")
@@ -218,8 +231,10 @@ def test_follower_is_not_through_when_it_is_yet_to_be_told_of_what_was_removed()
     """A run that ends before its next read would judge it as never told."""
     lineage = LineageOrder()
     emptied: Any = SimpleNamespace(
-        first_offset=3, readable_offset=3, facts=SimpleNamespace(partition=SimpleNamespace(partition_id=1))
-    )  # fmt: skip
+        first_offset=3,
+        readable_offset=3,
+        facts=SimpleNamespace(partition=SimpleNamespace(partition_id=1)),
+    )
     assert not _is_through(emptied, 2, lineage)
     assert not _is_through(emptied, None, lineage)
     assert _is_through(emptied, 3, lineage)

@@ -25,7 +25,7 @@ from sim.machines.store import Desk, batch, open_store
 from support.call_doubles import MetaDouble
 
 
-# ── shares ────────────────────────────────────────────────────────────────────────────────────────────
+# ── shares ────────────────────────────────────────────────────────────────────────────────────────
 @pytest.fixture
 def shelf() -> Any:
     raw = sqlite3.connect(":memory:", isolation_level=None)
@@ -56,7 +56,7 @@ def test_grant_is_told_of_when_its_session_is_suspended(shelf):
     assert len(shelf.problems) == 1
 
 
-# ── movements ─────────────────────────────────────────────────────────────────────────────────────────
+# ── movements ─────────────────────────────────────────────────────────────────────────────────────
 def test_movements_that_are_needed_are_those_above_the_shares():
     """The larger shares go to those that have most."""
     assert needed([4, 3], 7) == 0
@@ -90,7 +90,7 @@ def test_movement_from_who_does_not_get_at_a_broker_counts_as_needed():
     assert _settled({1: "b", 2: "a", 3: "b", 4: "b"}, {1: {"a", "b"}}) != ""
 
 
-# ── resets ────────────────────────────────────────────────────────────────────────────────────────────
+# ── resets ────────────────────────────────────────────────────────────────────────────────────────
 async def test_cursor_is_told_of_when_it_is_behind_a_message_of_the_time_of_the_reset():
     clock = ManualClock()
     store = open_store(SimDisk())
@@ -118,7 +118,7 @@ async def test_cursor_is_told_of_when_it_is_behind_a_message_of_the_time_of_the_
     await store.close()
 
 
-# ── what is over ──────────────────────────────────────────────────────────────────────────────────────
+# ── what is over ──────────────────────────────────────────────────────────────────────────────────
 class Past:
     """A database with one done operation of a subject, and a watch of it."""
 
@@ -181,7 +181,7 @@ def test_past_row_is_left_until_it_is_forgotten():
     assert not past.watch.left
 
 
-# ── repeats of what is over ───────────────────────────────────────────────────────────────────────────
+# ── repeats of what is over ───────────────────────────────────────────────────────────────────────
 class ForgetfulMeta(MetaDouble):
     """A metaserver that knows nothing of what was asked for, and answers after a while."""
 

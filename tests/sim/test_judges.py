@@ -1,4 +1,6 @@
-"""The simulation's own facts: which brokers say that a partition is sealed, which processes hear a signal, what order is."""
+"""The simulation's own facts: which brokers say that a partition is sealed, which processes hear a
+signal, what order is.
+"""
 
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -73,7 +75,9 @@ def test_order_of_readers_is_that_of_the_lineage_also_past_partitions_without_me
 
 
 def test_partition_behind_a_cut_may_begin_before_the_rows_end_that_lie_before_it():
-    """1 was sealed by a cut, 2 has the rows, 3 goes on behind both, and 4 behind 3: only rows come later than what follows."""
+    """1 was sealed by a cut, 2 has the rows, 3 goes on behind both, and 4 behind 3: only rows come
+    later than what follows.
+    """
     parents = {1: (), 2: (1,), 3: (1, 2), 4: (3,)}
     assert early({3: 20, 4: 30}, {1: 20, 2: 40, 3: 30}, parents) == []
     assert early({3: 20, 4: 30}, {1: 21, 2: 40, 3: 30}, parents) == [

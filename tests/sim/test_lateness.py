@@ -119,6 +119,8 @@ def test_judge_goes_on_when_all_is_handled():
 
 
 def test_messages_behind_suspects_are_no_fault_when_disks_are_slow():
-    """A suspect takes a sync of the disk, so that the careful part takes longer than a silent owner takes to expire."""
+    """A suspect takes a sync of the disk, so that the careful part takes longer than a silent owner
+    takes to expire.
+    """
     with pool(1) as executor:
         assert [problem for told in executor.map(run_slow, (1, 2, 3)) for problem in told] == []

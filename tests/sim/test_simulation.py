@@ -47,7 +47,9 @@ FEATURES_SAMPLE = tuple(
 HARDER_SAMPLE = tuple(
     FEATURES_FIRST + 1_000_000 + number for number in (12, 21, 22, 24, 27, 30, 36, 37, 39, 45)
 )
-"""Damage and retention under parked keys, two faults at a time, what is forgotten, messages that end processes, quotas, cuts."""
+"""Damage and retention under parked keys, two faults at a time, what is forgotten, messages that
+end processes, quotas, cuts.
+"""
 HARDER = tuple(
     seed
     for seed in range(FEATURES_FIRST + 1_000_000, FEATURES_FIRST + 1_000_180)
@@ -55,24 +57,98 @@ HARDER = tuple(
 )
 FEATURES = range(FEATURES_FIRST, FEATURES_FIRST + 60)
 FOLLOWED_SAMPLE = tuple(FOLLOWED_FIRST + number for number in (1, 5, 9, 12, 14))
-"""Readers follow the subject while operators reshape, brokers remove old messages, a folder is copied, a disk is lost."""
+"""Readers follow the subject while operators reshape, brokers remove old messages, a folder is
+copied, a disk is lost.
+"""
 FOLLOWED = range(FOLLOWED_FIRST, FOLLOWED_FIRST + 60)
 FOLLOWED_FEATURES_SAMPLE = tuple(FOLLOWED_FEATURES_FIRST + number for number in (1, 9, 28))
 """Readers follow a subject that is cut over, or deleted and created anew."""
 FOLLOWED_FEATURES = range(FOLLOWED_FEATURES_FIRST, FOLLOWED_FEATURES_FIRST + 60)
 FOUND = (
-    424, 1011, 1148, 1617, 2653, 5057, 7062, 10026, 11073, 12297, 13821, 30556, 84_028, 5_000_846, 32_523_450,
-    362_143_117, 574_455_097, 777_000_041, 777_000_126, 777_000_152, 777_000_181, 889_618_588, 999_000_029,
-    2_000_000_020, 2_000_000_047, 2_000_000_107, 2_000_000_192, 2_000_000_253, 2_000_000_372, 2_000_000_441,
-    2_000_001_763, 2_000_001_802, 2_000_002_129, 2_000_002_363, 2_000_002_423, 2_000_002_963, 2_000_003_083,
-    2_000_003_089, 2_000_003_110, 2_000_004_599, 2_000_005_394, 2_000_008_188, 2_000_008_453, 2_000_009_572,
-    2_000_014_039, 2_000_014_045, 2_000_014_122, 2_000_014_460, 2_000_014_689, 2_000_014_789, 2_000_014_963,
-    2_000_015_313, 2_000_015_430, 2_000_015_444, 2_000_016_107, 2_000_016_133, 2_000_016_328, 2_000_017_413,
-    2_000_019_068, 2_000_019_632, 2_000_020_045, 2_000_020_163, 2_000_020_250, 2_000_021_163, 2_000_021_191,
-    2_000_022_043, 2_000_026_514, 2_000_040_139, 2_000_048_803, 3_000_000_041, 3_000_000_073, 3_000_000_393,
-    3_000_000_444, 3_000_410_219, 4_000_000_126, 4_000_040_138, 4_000_050_124, 4_000_400_011, 4_000_430_260,
-    2_001_003_414, 2_001_010_233, 2_004_302_209, 2_712_340_006,
-)  # fmt: skip
+    424,
+    1011,
+    1148,
+    1617,
+    2653,
+    5057,
+    7062,
+    10026,
+    11073,
+    12297,
+    13821,
+    30556,
+    84_028,
+    5_000_846,
+    32_523_450,
+    362_143_117,
+    574_455_097,
+    777_000_041,
+    777_000_126,
+    777_000_152,
+    777_000_181,
+    889_618_588,
+    999_000_029,
+    2_000_000_020,
+    2_000_000_047,
+    2_000_000_107,
+    2_000_000_192,
+    2_000_000_253,
+    2_000_000_372,
+    2_000_000_441,
+    2_000_001_763,
+    2_000_001_802,
+    2_000_002_129,
+    2_000_002_363,
+    2_000_002_423,
+    2_000_002_963,
+    2_000_003_083,
+    2_000_003_089,
+    2_000_003_110,
+    2_000_004_599,
+    2_000_005_394,
+    2_000_008_188,
+    2_000_008_453,
+    2_000_009_572,
+    2_000_014_039,
+    2_000_014_045,
+    2_000_014_122,
+    2_000_014_460,
+    2_000_014_689,
+    2_000_014_789,
+    2_000_014_963,
+    2_000_015_313,
+    2_000_015_430,
+    2_000_015_444,
+    2_000_016_107,
+    2_000_016_133,
+    2_000_016_328,
+    2_000_017_413,
+    2_000_019_068,
+    2_000_019_632,
+    2_000_020_045,
+    2_000_020_163,
+    2_000_020_250,
+    2_000_021_163,
+    2_000_021_191,
+    2_000_022_043,
+    2_000_026_514,
+    2_000_040_139,
+    2_000_048_803,
+    3_000_000_041,
+    3_000_000_073,
+    3_000_000_393,
+    3_000_000_444,
+    3_000_410_219,
+    4_000_000_126,
+    4_000_040_138,
+    4_000_050_124,
+    4_000_400_011,
+    4_000_430_260,
+    2_001_003_414,
+    2_001_010_233,
+    2_004_302_209,
+    2_712_340_006,
+)
 """Later seeds that found a fault once, of the product or of the simulation."""
 FOUND_SAMPLE = FOUND[1::12]
 WORKERS = os.cpu_count() or 1
@@ -98,7 +174,9 @@ def _check_clean(seeds, processes: Executor) -> None:
 
 
 def _sample_and_rest(seeds, sample):
-    """Parameters of a test: the sample that always runs, and the other seeds, which `--whole` adds."""
+    """Parameters of a test: the sample that always runs, and the other seeds, which `--whole`
+    adds.
+    """
     rest = tuple(seed for seed in seeds if seed not in sample)
     return pytest.param(sample, id="sample"), pytest.param(rest, id="rest", marks=pytest.mark.whole)
 
@@ -106,14 +184,18 @@ def _sample_and_rest(seeds, sample):
 @pytest.mark.timeout(1_800)
 @pytest.mark.parametrize("seeds", _sample_and_rest((*range(SEEDS), *COMPANY), SEEDS_SAMPLE))
 def test_seeds_end_without_an_anomaly(seeds, processes):
-    """Order, durability and exclusivity hold through every fault, and everything drains after it."""
+    """Order, durability and exclusivity hold through every fault, and everything drains after
+    it.
+    """
     _check_clean(seeds, processes)
 
 
 @pytest.mark.timeout(1_200)
 @pytest.mark.parametrize("seeds", _sample_and_rest(FEATURES, FEATURES_SAMPLE))
 def test_features_keep_their_promises_when_programs_die(seeds, processes):
-    """Deletions, growths, later deliveries, tables, first messages, live resets, parks, loops, instances, retries, sources that lack messages, cut-overs, a shared outbox."""
+    """Deletions, growths, later deliveries, tables, first messages, live resets, parks, loops,
+    instances, retries, sources that lack messages, cut-overs, a shared outbox.
+    """
     _check_clean(seeds, processes)
 
 
@@ -127,7 +209,9 @@ def test_harder_features_keep_their_promises_when_programs_die(seeds, processes)
 @pytest.mark.timeout(1_200)
 @pytest.mark.parametrize("seeds", _sample_and_rest(FOLLOWED, FOLLOWED_SAMPLE))
 def test_followers_get_everything_in_order_when_programs_die(seeds, processes):
-    """Readers and broadcast consumers, through resizes, moves, crashes, retention and lost disks."""
+    """Readers and broadcast consumers, through resizes, moves, crashes, retention and lost
+    disks.
+    """
     _check_clean(seeds, processes)
 
 
@@ -172,7 +256,8 @@ def test_same_seed_is_the_same_run_in_another_process(seeds):
 
 
 SAMPLE = (
-    # The first two were real faults once, found by a seed; put back on purpose, they are found again.
+    # The first two were real faults once, found by a seed; put back on purpose, they are found
+    # again.
     "repeats_under_a_new_sequence",
     "unheard_grants_stay",
     # Then one of each kind of anomaly, and of each room, that a quick seed finds.
@@ -215,13 +300,17 @@ MORE_SEEDS = 400
     [pytest.param(SAMPLE, id="sample"), pytest.param(MORE, id="more", marks=pytest.mark.whole)],
 )
 def test_sample_of_mutants_is_caught(names, processes):
-    """Bugs put in on purpose are found, most by the seed that found them before; `make sim MUTANTS=1` hunts all."""
+    """Bugs put in on purpose are found, most by the seed that found them before; `make sim
+    MUTANTS=1` hunts all.
+    """
     hunted = hunts(list(names), MORE_SEEDS, WORKERS, processes)
     assert not [hunt["mutant"] for hunt in hunted if not hunt["caught"]]
 
 
 def test_mutants_are_known_by_their_seeds():
-    """There are more than forty mutants, and every known seed and every name of the sample is one of a mutant."""
+    """There are more than forty mutants, and every known seed and every name of the sample is one
+    of a mutant.
+    """
     assert len(MUTANTS) > 40
     assert set(CATCHES) <= set(MUTANTS)
     assert {*SAMPLE, *MORE} <= set(MUTANTS)
@@ -240,7 +329,9 @@ def test_hunt_tries_the_worlds_that_may_show_a_mutant():
 
 @pytest.mark.parametrize("name", sorted(SHOWN_IN))
 def test_hunt_leaves_worlds_out_that_cannot_show_the_mutant(name):
-    """Some mutants need a circumstance of which few worlds have all parts; the seed that catches one is of such a world."""
+    """Some mutants need a circumstance of which few worlds have all parts; the seed that catches
+    one is of such a world.
+    """
     assert SHOWN_IN[name](CATCHES[name])
     first, second = islice(seeds_for(name), 2)
     assert SHOWN_IN[name](first)
@@ -282,7 +373,9 @@ def test_real_clock_is_refused_when_a_simulated_program_reads_it():
 
 
 def test_loop_without_a_pause_is_told_once():
-    """A window takes as many calls of a path as any process makes; each of many partitions may be asked as often."""
+    """A window takes as many calls of a path as any process makes; each of many partitions may be
+    asked as often.
+    """
     said: list[str] = []
     rates = CallRates(said.append)
     for window in range(3):

@@ -1,12 +1,14 @@
-"""The rule of times over partitions that continue one another: none has a message from before the last of its parents.
+"""The rule of times over partitions that continue one another: none has a message from before the
+last of its parents.
 
-So the ranges of times `[a, b)` and `[b, c)` have every message once, also when a partition is moved between two reads to
-a broker whose calendar is behind.  A child's first message is compared with the last one of each parent; the calendar of
-the parent's broker at the seal, which may be later, is not known here.  In a run where a metaserver gave up to tell one
-child's broker when its parents ended, or could not know it, no child is judged.
+So the ranges of times `[a, b)` and `[b, c)` have every message once, also when a partition is moved
+between two reads to a broker whose calendar is behind.  A child's first message is compared with
+the last one of each parent; the calendar of the parent's broker at the seal, which may be later, is
+not known here.  In a run where a metaserver gave up to tell one child's broker when its parents
+ended, or could not know it, no child is judged.
 
-What lies behind a cut takes messages while the rows before it are stored, so their times overlap: decision 102.  It is
-compared with what was sealed by the cut, and not with the rows.
+What lies behind a cut takes messages while the rows before it are stored, so their times overlap:
+decision 102.  It is compared with what was sealed by the cut, and not with the rows.
 """
 
 from __future__ import annotations
@@ -56,16 +58,19 @@ def early(
     first_ms: Mapping[int, int], last_ms: Mapping[int, int], parents: Mapping[int, Sequence[int]]
 ) -> list[str]:
     """
-    The children that begin before their parents end, by the times of the first and the last messages.
+    The children that begin before their parents end, by the times of the first and the last
+    messages.
 
     Args:
         parents: partition id → the partitions that it continues.
     """
     return [
-        f"partition {child} begins at {begins_ms}, before {last_ms[parent]}, where its parent {parent} ends"
+        f"partition {child} begins at {begins_ms}, before {last_ms[parent]}, where its parent "
+        f"{parent} ends"
         for child, begins_ms in sorted(first_ms.items())
         for parent in parents[child]
         if begins_ms < last_ms.get(parent, 0)
-        # One that continues another parent has rows, which are stored while what is behind the cut takes messages.
+        # One that continues another parent has rows, which are stored while what is behind the cut
+        # takes messages.
         and set(parents[child]).isdisjoint(parents.get(parent, ()))
     ]

@@ -1,4 +1,6 @@
-"""One seed: a cluster built, troubled, healed, drained and judged.  The same seed is the same run, to the byte."""
+"""One seed: a cluster built, troubled, healed, drained and judged.  The same seed is the same run,
+to the byte.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ DRAIN_S = 90.0
 LOOK_S = 0.25
 IDLE_LOOK_S = 0.05
 QUIET_S = 4.0
-"""After the healing a broker has reported itself within this, wherever it is now, unless a report was lost just before."""
+"""After the healing a broker has reported itself within this, wherever it is now, unless a report
+was lost just before.
+"""
 T = TypeVar("T")
 
 
@@ -169,7 +173,7 @@ class World:
     def trace(self, text: str) -> None:
         self._digest.update(f"{self.loop.now!r}{text}".encode())
 
-    # ── building ──────────────────────────────────────────────────────────────────────────────────────
+    # ── building ──────────────────────────────────────────────────────────────────────────────────
     def _machine(self, name: str) -> Machine:
         drift = 0.05 * (2 * self.rng.random() - 1) if "drift" in self.swarm.faults else 0.0
         boot_s = self.rng.choice((10.0, 1_000.0, 1e6))
@@ -297,7 +301,7 @@ class World:
     def start_producer(self, host: ProducerHost) -> None:
         host.start(5 if self.faults.healed else self.swarm.messages)
 
-    # ── running ───────────────────────────────────────────────────────────────────────────────────────
+    # ── running ───────────────────────────────────────────────────────────────────────────────────
     async def _create(self) -> None:
         strategy = OrderStrategy.STRICT if self.swarm.strict else OrderStrategy.BEST_TRIED
         ask = CreateSubject(
@@ -402,7 +406,9 @@ class World:
         return all(operation.state in ended for operation in running)
 
     async def _tell_abandoned(self) -> None:
-        """Record the partitions of which operators were told that their remaining messages are reordered, where that is allowed."""
+        """Record the partitions of which operators were told that their remaining messages are
+        reordered, where that is allowed.
+        """
         if self.swarm.strict or self.swarm.static:
             return
         for operation in (
@@ -491,7 +497,9 @@ class World:
         return True
 
     async def _outlive_poison(self) -> None:
-        """Nothing else fails any more: messages of other keys are all handled, and afterwards those of the failing keys."""
+        """Nothing else fails any more: messages of other keys are all handled, and afterwards those
+        of the failing keys.
+        """
         stores = [
             broker.store for broker in self.brokers if broker.running and broker.store is not None
         ]
@@ -518,7 +526,9 @@ class World:
         return self.outboxes.drained and self.service.drained
 
     def read_logs(self, *, quiet: bool) -> None:
-        """The final log into the history, as the brokers' disks give it to readers after the power went."""
+        """The final log into the history, as the brokers' disks give it to readers after the power
+        went.
+        """
         lost_disks: list[Store] = []
         for broker in self.brokers:
             try:
@@ -603,8 +613,9 @@ def _cut_rings() -> None:
     """
     Empty the objects that messages and futures of sends refer to.
 
-    The garbage collector does not look into messages and futures (`gc=False`), so a ring through one of them would
-    keep the whole world.  What the seed made is in the youngest generation: nothing was collected meanwhile.
+    The garbage collector does not look into messages and futures (`gc=False`), so a ring through
+    one of them would keep the whole world.  What the seed made is in the youngest generation:
+    nothing was collected meanwhile.
     """
     for thing in gc.get_objects(generation=0):
         if issubclass(type(thing), (Host, PullClient)):

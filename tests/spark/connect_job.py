@@ -1,4 +1,6 @@
-"""The client of a test on Spark Connect: reads, streams and writes a subject over a server, and says what it has seen."""
+"""The client of a test on Spark Connect: reads, streams and writes a subject over a server, and
+says what it has seen.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The driver of a test on a standalone cluster: reads, streams, writes and reprocesses a subject, and says how far it is."""
+"""The driver of a test on a standalone cluster: reads, streams, writes and reprocesses a subject,
+and says how far it is.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def slow_rows():
 
 
 def slow_first_attempt(folder: str):
-    """Each attempt is noted by its number in the folder; the first one takes half a second for a batch."""
+    """Each attempt is noted by its number in the folder; the first one takes half a second for a
+    batch.
+    """
 
     def slow(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
@@ -80,7 +84,9 @@ def write_with_speculation(spark: SparkSession, meta: str, folder: str) -> None:
 
 
 def read_with_archive(master: str, meta: str, folder: str) -> None:
-    """The Python of executors, and that of the processes that plan, lie in an archive; here it is unpacked already."""
+    """The Python of executors, and that of the processes that plan, lie in an archive; here it is
+    unpacked already.
+    """
     os.chdir(folder)
     os.environ["PYSPARK_PYTHON"] = "./env/bin/python"
     spark = session(master, **{"spark.archives": f"{folder}/env.tar.gz#env"})

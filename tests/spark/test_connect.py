@@ -1,4 +1,6 @@
-"""Spark Connect on loopback: a server of its own, and a client that has no JVM.  Needs grpcio: `make spark-connect`."""
+"""Spark Connect on loopback: a server of its own, and a client that has no JVM.  Needs grpcio:
+`make spark-connect`.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,9 @@ def check_each_once_in_order(cluster: Cluster, subject: str) -> None:
 @pytest.mark.whole  # grpcio is not in the lock
 @pytest.mark.timeout(400)
 def test_client_of_spark_connect_reads_streams_and_writes(remote, file_cluster, tmp_path):
-    """Batches, views, ranges, order, a stream with its lag, both writes, and errors with their codes."""
+    """Batches, views, ranges, order, a stream with its lag, both writes, and errors with their
+    codes.
+    """
     asyncio.run(fill(file_cluster))
     with spark_driver(tmp_path, JOB, remote, file_cluster.meta, str(tmp_path)) as client:
         assert said(client, "rows")["rows"] == COUNT

@@ -1,4 +1,6 @@
-"""The oldest PySpark that keylane supports reads and writes: its environment is made under build/ once, in half a minute."""
+"""The oldest PySpark that keylane supports reads and writes: its environment is made under build/
+once, in half a minute.
+"""
 
 from __future__ import annotations
 

@@ -79,7 +79,9 @@ def test_error_of_a_range_is_found_in_the_message_of_the_driver(spark, filled):
 
 
 def test_values_are_decoded_in_the_worker(spark, filled):
-    """A scan with a schema has structs, which SQL reads by field, and nulls for values that do not fit."""
+    """A scan with a schema has structs, which SQL reads by field, and nulls for values that do not
+    fit.
+    """
     filled.shelf(5).put(Sent(b"k", b"no JSON"))
     reader = spark.read.format("keylane").options(
         meta=filled.address,
@@ -108,7 +110,9 @@ FROM_JSON = [
 
 
 def test_values_are_those_of_from_json(spark, shelves):
-    """Maps, numbers, flags and arrays as texts, fine times, a field given twice; a raw control character fits neither."""
+    """Maps, numbers, flags and arrays as texts, fine times, a field given twice; a raw control
+    character fits neither.
+    """
     for place, (_, value) in enumerate(FROM_JSON):
         shelves.shelf(place + 1).put(Sent(b"k", value))
     for place, (schema, value) in enumerate(FROM_JSON):
@@ -126,7 +130,9 @@ def test_values_are_those_of_from_json(spark, shelves):
 
 
 def test_workers_are_forked_with_keylane_loaded(spark):
-    """What the daemon loaded is in the worker before its first task asks, outside of its collections."""
+    """What the daemon loaded is in the worker before its first task asks, outside of its
+    collections.
+    """
 
     def look(_rows):
         return [("keylane.arrow.range_reader" in sys.modules, gc.get_freeze_count() > 1_000)]

@@ -1,4 +1,6 @@
-"""Real flights reprocessed while they are sent, through a broker's restart, and gone on live behind a resize."""
+"""Real flights reprocessed while they are sent, through a broker's restart, and gone on live behind
+a resize.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +99,9 @@ async def prepare(cluster: Cluster, subject: str) -> None:
 
 
 def test_backfill_and_live_group_have_each_flight_once_in_order(spark, file_cluster, tmp_path):
-    """Appends and a broker's restart go on meanwhile; partitions are sealed half read, and continued by others."""
+    """Appends and a broker's restart go on meanwhile; partitions are sealed half read, and
+    continued by others.
+    """
     folder = folders.OutputFolder(str(tmp_path / "out"))
     job = Job("same", same_rows(), "reprocess_jobs:same@1")
     asyncio.run(prepare(file_cluster, "moving"))
@@ -146,7 +150,9 @@ def test_backfill_and_live_group_have_each_flight_once_in_order(spark, file_clus
 
 
 def test_killed_job_is_finished_by_the_same_command(spark, file_cluster, tmp_path, monkeypatch):
-    """Its pieces stay, those that are missing are done over the ranges of the first run, and the rows are the same."""
+    """Its pieces stay, those that are missing are done over the ranges of the first run, and the
+    rows are the same.
+    """
     monkeypatch.setattr(runs, "PIECE_ROWS", 500)
     folder = folders.OutputFolder(str(tmp_path / "out"))
     failing = tmp_path / "fail"

@@ -86,7 +86,9 @@ def load(spark, file_cluster):
 
 
 def test_small_partitions_share_a_task_with_all_their_rows(load, filled):
-    """Spark sees every message of every partition, the columns of the schema, and as many tasks as are worth it."""
+    """Spark sees every message of every partition, the columns of the schema, and as many tasks as
+    are worth it.
+    """
     frame = load()
     assert frame.schema == spark_schema()
     assert frame.rdd.getNumPartitions() == 1
@@ -99,7 +101,9 @@ def test_small_partitions_share_a_task_with_all_their_rows(load, filled):
 
 
 def test_rows_are_the_log_in_its_order(load, filled):
-    """Within a partition rows come by offset, without gap, and each is the message at that offset."""
+    """Within a partition rows come by offset, without gap, and each is the message at that
+    offset.
+    """
     offsets: dict[int, int] = Counter()
     for row in load(batchRows="700").collect():
         stored = filled.log[row["partition"]][offsets[row["partition"]]]
@@ -180,7 +184,9 @@ def test_ranges_of_offsets_are_read_to_the_row(load, filled):
 
 
 def test_table_and_view_of_sql_read_the_subject(spark, file_cluster, filled):
-    """CREATE VIEW and CREATE TABLE take the options; a table is planned anew by each query, which may change options."""
+    """CREATE VIEW and CREATE TABLE take the options; a table is planned anew by each query, which
+    may change options.
+    """
     options = f"OPTIONS (meta '{file_cluster.meta}', subject '{SUBJECT}', batchRows '900')"
     spark.sql(f"CREATE TEMPORARY VIEW seen USING keylane {options}")
     assert spark.sql("SELECT count(*) FROM seen").first()[0] == COUNT
@@ -256,7 +262,9 @@ def test_schema_given_by_the_user_is_refused_readably(spark, load, filled):
 
 
 def test_damage_found_in_a_task_says_so_readably(load, shelves):
-    """A task that meets a damaged batch fails with our code in Spark's text; no row is left out in silence."""
+    """A task that meets a damaged batch fails with our code in Spark's text; no row is left out in
+    silence.
+    """
     shelves.shelf(3).put(Sent(b"k", b"value"))
     frame = load(meta=shelves.address)
     shelves.spoil = lambda _request, answer, payload: (answer, payload[:-1] + b"!")

@@ -1,4 +1,6 @@
-"""A standalone cluster on loopback, of the pip package: a worker is killed with its executor, then the driver with its JVM; a slow task is run twice."""
+"""A standalone cluster on loopback, of the pip package: a worker is killed with its executor, then
+the driver with its JVM; a slow task is run twice.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +88,9 @@ def driver(
 def test_standalone_cluster_reads_streams_and_writes_while_a_worker_and_a_driver_are_killed(
     standalone, cluster, tmp_path
 ):
-    """Each row is there once, in the order of its key; the executors run this Python, which has keylane."""
+    """Each row is there once, in the order of its key; the executors run this Python, which has
+    keylane.
+    """
     master, workers = standalone
     asyncio.run(fill(cluster))
     with driver(master, cluster, tmp_path, "first") as first:
@@ -134,7 +138,9 @@ def test_standalone_cluster_stores_each_row_once_when_the_driver_of_a_stream_is_
 def test_standalone_cluster_stores_each_row_once_when_a_slow_task_is_run_beside_itself(
     standalone, cluster, tmp_path
 ):
-    """Speculation: a second attempt begins on the other worker while the first one is storing the same rows."""
+    """Speculation: a second attempt begins on the other worker while the first one is storing the
+    same rows.
+    """
     master, _ = standalone
     asyncio.run(fill(cluster))
     with driver(master, cluster, tmp_path, "speculate") as process:

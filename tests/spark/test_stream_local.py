@@ -55,7 +55,9 @@ class Copies:
             raise SystemError("the sink is killed in mid-batch")
 
     def check(self, sent: range) -> None:
-        """Every message once, and those of each key in the order they were sent, over all batches."""
+        """Every message once, and those of each key in the order they were sent, over all
+        batches.
+        """
         rows = [
             row for path in sorted(self.folder.iterdir()) for row in json.loads(path.read_text())
         ]
@@ -85,7 +87,9 @@ def start(spark, file_cluster, tmp_path):
 
 
 def test_query_killed_in_mid_batch_goes_on_after_a_resize(start, file_cluster, tmp_path):
-    """The batch is replayed, then the rest is read, and the run ends: each row once in the sink, each key in order."""
+    """The batch is replayed, then the rest is read, and the run ends: each row once in the sink,
+    each key in order.
+    """
     meta = file_cluster.meta
     asyncio.run(file_cluster.create("killed", partitions=2))
     asyncio.run(send(meta, "killed", range(400)))
@@ -105,7 +109,9 @@ def test_query_killed_in_mid_batch_goes_on_after_a_resize(start, file_cluster, t
 
 
 def test_group_has_followed_when_a_run_with_available_now_ends(start, file_cluster, tmp_path):
-    """The last batch counts, too; an older PySpark does not tell what the sink has, and the option is refused."""
+    """The last batch counts, too; an older PySpark does not tell what the sink has, and the option
+    is refused.
+    """
     meta = file_cluster.meta
 
     async def make() -> None:
@@ -131,7 +137,9 @@ def test_group_has_followed_when_a_run_with_available_now_ends(start, file_clust
 
 
 def test_lag_and_checkpoint_of_a_query_are_seen(spark, start, file_cluster, tmp_path):
-    """A listener is told what is left; a checkpoint of another subject, and a wrong schema, end the query by name."""
+    """A listener is told what is left; a checkpoint of another subject, and a wrong schema, end the
+    query by name.
+    """
     meta = file_cluster.meta
     for subject in ("seen", "other"):
         asyncio.run(file_cluster.create(subject, partitions=1))

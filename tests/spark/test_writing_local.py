@@ -1,4 +1,6 @@
-"""Writes of a real local Spark session, over a real metaserver and two real brokers; a worker is killed on the way."""
+"""Writes of a real local Spark session, over a real metaserver and two real brokers; a worker is
+killed on the way.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +93,9 @@ def test_job_that_fails_leaves_nothing(spark, file_cluster, rows, write):
 
 
 def test_rows_left_hidden_outlive_a_second_job_of_that_name(spark, file_cluster, rows, write):
-    """The second job is refused before it begins, and does not delete what the first one has left."""
+    """The second job is refused before it begins, and does not delete what the first one has
+    left.
+    """
     write(rows, "looked", partitions="2", hidden="looked.new", publish="false")
     with pytest.raises(AnalysisException) as caught:
         write(rows, "looked", partitions="2", hidden="looked.new", publish="false")
@@ -102,7 +106,9 @@ def test_rows_left_hidden_outlive_a_second_job_of_that_name(spark, file_cluster,
 
 
 def test_job_is_whole_after_a_worker_was_killed(spark, file_cluster, rows, tmp_path, write):
-    """SIGKILL of a worker whose task has stored rows: this session runs no task again, so the job fails and leaves nothing."""
+    """SIGKILL of a worker whose task has stored rows: this session runs no task again, so the job
+    fails and leaves nothing.
+    """
     mark = tmp_path / "killed"
 
     def kill_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -122,7 +128,9 @@ def test_job_is_whole_after_a_worker_was_killed(spark, file_cluster, rows, tmp_p
 
 
 def test_replayed_micro_batch_is_stored_once(spark, file_cluster, rows, tmp_path):
-    """Spark's own record of a finished batch is lost, as in a crash before it: the batch is run again."""
+    """Spark's own record of a finished batch is lost, as in a crash before it: the batch is run
+    again.
+    """
     source, checkpoint = tmp_path / "source", tmp_path / "checkpoint"
     rows.write.parquet(str(source))
     asyncio.run(file_cluster.create("stream", partitions=2))
@@ -143,7 +151,9 @@ def test_replayed_micro_batch_is_stored_once(spark, file_cluster, rows, tmp_path
 def test_replayed_batch_of_foreach_is_published_once_when_it_has_a_name(
     spark, file_cluster, rows, tmp_path, write
 ):
-    """Spark calls the function again with the same number; the rows of the job, and no others, are there."""
+    """Spark calls the function again with the same number; the rows of the job, and no others, are
+    there.
+    """
     source, checkpoint = tmp_path / "source", tmp_path / "checkpoint"
     rows.write.parquet(str(source))
     asyncio.run(file_cluster.create("named", partitions=2))
@@ -197,7 +207,9 @@ def test_shuffled_rows_are_refused(spark, file_cluster, rows, write):
 
 
 def test_write_without_the_columns_of_its_read_is_refused(spark, file_cluster, rows, write):
-    """Whatever was done to the values; a key of another origin, and a key that is made anew, are not known to have an order."""
+    """Whatever was done to the values; a key of another origin, and a key that is made anew, are
+    not known to have an order.
+    """
     write(rows.limit(10), "narrow", partitions="1")
     read = spark.read.format("keylane").option("meta", file_cluster.meta)
     frame = read.option("subject", "narrow").load()

@@ -1,4 +1,6 @@
-"""Processes of Spark that cannot do their part, in a real local session: one sentence in the driver's message says why."""
+"""Processes of Spark that cannot do their part, in a real local session: one sentence in the
+driver's message says why.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ def told_by(work: Callable[[], object]) -> str:
 def test_twenty_cut_off_workers_leave_no_page_of_traces(
     spark: SparkSession, shelves: Shelves, capfd: pytest.CaptureFixture[str]
 ):
-    """`limit` closes the sockets of the other tasks; their rows are right, and only a planner may say a word."""
+    """`limit` closes the sockets of the other tasks; their rows are right, and only a planner may
+    say a word.
+    """
     for partition_id in range(1, 21):
         for _ in range(30):
             shelves.shelf(partition_id).put(*[Sent(b"k", bytes(1_000))] * 300)

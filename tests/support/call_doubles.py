@@ -1,4 +1,6 @@
-"""Doubles of the clients of servers: a control call reaches the method that has its endpoint's name."""
+"""Doubles of the clients of servers: a control call reaches the method that has its endpoint's
+name.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +11,23 @@ from keylane.protocol.http.endpoint import Endpoint
 
 
 class MetaDouble:
-    """Stands for a MetaClient: `call(endpoints.HISTORY, subject="s")` is answered by `history("s")`."""
+    """Stands for a MetaClient: `call(endpoints.HISTORY, subject="s")` is answered by
+    `history("s")`.
+    """
 
     async def call(
         self, endpoint: Endpoint[Any], body: object = None, *, query: object = None, **more: Any
     ) -> Any:
-        """What the method returns; it gets the names of the path, the body, and the times by name."""
+        """What the method returns; it gets the names of the path, the body, and the times by
+        name.
+        """
         return await _answered(self, endpoint, body, more)
 
 
 class BrokerDouble:
-    """Stands for a BrokerClient: `control(endpoints.PARTITION, id=7)` is answered by `partition(7)`."""
+    """Stands for a BrokerClient: `control(endpoints.PARTITION, id=7)` is answered by
+    `partition(7)`.
+    """
 
     async def control(
         self, endpoint: Endpoint[Any], body: object = None, *, query: object = None, **more: Any

@@ -35,7 +35,9 @@ from support.server_process import ServerProcess
 
 
 class Program:
-    """One process of ours that prints a ready line, and can be killed and started again on its port."""
+    """One process of ours that prints a ready line, and can be killed and started again on its
+    port.
+    """
 
     def __init__(self, module: str, *arguments: str) -> None:
         self._module = module
@@ -97,7 +99,8 @@ class Program:
 
 class Cluster:
     """
-    One metaserver on SQLite, or several on what the settings name, and `brokers` broker groups g1, g2, …
+    One metaserver on SQLite, or several on what the settings name, and `brokers` broker groups g1,
+    g2, …
 
     Use it in a `with` statement, which stops every program at its end.
     """
@@ -192,7 +195,9 @@ class Cluster:
             return [await done_operation(meta, view, seconds=seconds) for view in views]
 
     async def check_history(self, subject: str, sent: dict[bytes, list[bytes]]) -> None:
-        """In the logs, parents before children, the messages of each key are those sent, in order, each once."""
+        """In the logs, parents before children, the messages of each key are those sent, in order,
+        each once.
+        """
         network = HttpNetwork()
         meta = MetaClient(network, [self.meta])
         try:
@@ -372,5 +377,7 @@ ALERT = "operation_lease_ms = 400\nbroker_heartbeat_ms = 200\nbroker_ttl_ms = 15
 
 
 def alert_cluster(folder: Path, brokers: int = 2) -> Cluster:
-    """Brokers and a metaserver that soon notices which of them is silent, to be killed and restarted."""
+    """Brokers and a metaserver that soon notices which of them is silent, to be killed and
+    restarted.
+    """
     return Cluster(folder, brokers, meta_settings=ALERT)

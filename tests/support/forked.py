@@ -1,4 +1,6 @@
-"""Runs a function in a forked child of the test's process, as gunicorn --preload and multiprocessing do."""
+"""Runs a function in a forked child of the test's process, as gunicorn --preload and
+multiprocessing do.
+"""
 
 from __future__ import annotations
 

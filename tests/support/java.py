@@ -17,7 +17,9 @@ def path_without_java(folder: Path) -> str:
 
 
 def environment_without_java(folder: Path) -> dict[str, str]:
-    """Our environment with `folder` as its home, no Java, and nothing that another Spark has set."""
+    """Our environment with `folder` as its home, no Java, and nothing that another Spark has
+    set.
+    """
     environment = dict(os.environ, PATH=path_without_java(folder / "bin"), HOME=str(folder))
     for name in ("JAVA_HOME", "XDG_CACHE_HOME", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
         environment.pop(name, None)

@@ -1,4 +1,6 @@
-"""A producer and consumers of several groups at work on one subject, while a test changes the partitions below."""
+"""A producer and consumers of several groups at work on one subject, while a test changes the
+partitions below.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,16 @@ from support.cluster import eventually
 
 AT_ONCE = 20
 PAUSE_SECONDS = 0.01
-"""Two thousand messages a second: enough to be cut by every change, and the processors have time for the change."""
+"""Two thousand messages a second: enough to be cut by every change, and the processors have time
+for the change.
+"""
 QUICK = ProducerSettings(backoff=Backoff(first_ms=10, max_ms=50), call_timeout_ms=2_000)
 
 
 class Load:
-    """Sends numbered messages of `keys` keys until `finish`; every group has `consumers` consumers."""
+    """Sends numbered messages of `keys` keys until `finish`; every group has `consumers`
+    consumers.
+    """
 
     def __init__(
         self,

@@ -11,7 +11,9 @@ from support.server_process import run_keylane
 
 
 async def rebuild_lost_database(cluster: Cluster, folder: Path, *, gone: str = "") -> None:
-    """Kill the metaserver, delete its folder, run `keylane meta rebuild`, start it again; `gone` is a broker group."""
+    """Kill the metaserver, delete its folder, run `keylane meta rebuild`, start it again; `gone` is
+    a broker group.
+    """
     data = folder / "meta-0"
     cluster.meta_program.kill()
     shutil.rmtree(data)

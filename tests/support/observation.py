@@ -1,4 +1,6 @@
-"""The actions of programs as events, in the same words for simulated processes and for real ones."""
+"""The actions of programs as events, in the same words for simulated processes and for real
+ones.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def started(
     left_ms: Callable[[str], int | None] = lambda session: None,
     with_earlier: bool = False,
 ) -> Started:
-    """A handler of `message` begins now; `left_ms` knows what the database still gives a session."""
+    """A handler of `message` begins now; `left_ms` knows what the database still gives a
+    session.
+    """
     client = _client(message)
     return Started(
         group,

@@ -1,8 +1,9 @@
 """Ports of loopback for programs that start again on the port they had.
 
-The kernel answers a request for port 0 from `ip_local_port_range`, 32768 and up.  A port below that range
-stays free while its program is down.  Each process of tests has ports of its own, also beside another run on this machine:
-between the look at a port and the start of its program, no other test takes it.
+The kernel answers a request for port 0 from `ip_local_port_range`, 32768 and up.  A port below that
+range stays free while its program is down.  Each process of tests has ports of its own, also beside
+another run on this machine: between the look at a port and the start of its program, no other test
+takes it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ PROCESSES_MAX = 80
 
 
 def own_range() -> tuple[int, int]:
-    """The first port of a range that no other process of tests has, and a file that holds the range until this process ends."""
+    """The first port of a range that no other process of tests has, and a file that holds the range
+    until this process ends.
+    """
     for number in range(PROCESSES_MAX):
         holder = socket.socket(socket.AF_UNIX)
         try:

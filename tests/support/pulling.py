@@ -1,4 +1,6 @@
-"""A broker that does as it is told, and the owner of a pull client: what tests of pull clients run against."""
+"""A broker that does as it is told, and the owner of a pull client: what tests of pull clients run
+against.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +115,9 @@ class ScriptedBroker:
 
 
 class PartitionChannel:
-    """The channel of a scripted broker: it calls back where an answer arrives, as a real one does."""
+    """The channel of a scripted broker: it calls back where an answer arrives, as a real one
+    does.
+    """
 
     closed = False
 
@@ -204,7 +208,9 @@ async def opened(
     others: tuple[Any, ...] = (),
     **more: Any,
 ) -> AsyncIterator[C]:
-    """A client of this kind that pulls from the broker for the owner, and may be sent to others; closed at the end unless it was."""
+    """A client of this kind that pulls from the broker for the owner, and may be sent to others;
+    closed at the end unless it was.
+    """
     clock = ManualClock()
     told: dict[str, Any] = {"group": "g", "session": SESSION, "token": TOKEN} | more
     partition = facts(address=broker.address).partition

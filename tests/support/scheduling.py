@@ -45,7 +45,9 @@ class AcceptedFolder:
 
 
 class ScriptedSubjects(Subjects):
-    """Stores each batch once by its idempotency key, as a partition does; errors come first, before or after storing."""
+    """Stores each batch once by its idempotency key, as a partition does; errors come first, before
+    or after storing.
+    """
 
     def __init__(self) -> None:
         self.batches: dict[str, list[bytes]] = {}

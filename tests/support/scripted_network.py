@@ -1,4 +1,6 @@
-"""A network scripted by a test: one metaserver with one subject, and brokers that keep what they are sent."""
+"""A network scripted by a test: one metaserver with one subject, and brokers that keep what they
+are sent.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ def route_over(
     message_bytes_max: int = MESSAGE_BYTES_MAX,
 ) -> Route:
     """
-    A route to open partitions (id → logical partitions): all of `group`, or each of a broker group of its own.
+    A route to open partitions (id → logical partitions): all of `group`, or each of a broker group
+    of its own.
 
     The metaserver knows no address of the partitions that are `silent`.
     """
@@ -84,7 +87,9 @@ class ScriptedNetwork:
         self.mute_offset: int | None = None
         """The batch that is stored at this offset never gets its answer."""
         self.producers: dict[tuple[int, int], ProducerState] = {}
-        """What is known of (partition id, producer id), by which a batch sent again is stored once."""
+        """What is known of (partition id, producer id), by which a batch sent again is stored
+        once.
+        """
         self.clashed: set[tuple[int, int]] = set()
         """Those of them that met a batch of another producer."""
         self.limits: dict[int, int] = {}
@@ -111,7 +116,9 @@ class ScriptedNetwork:
         self.history_late: asyncio.Event | None = None
         """Answers with the history wait for it."""
         self.strangers: set[str] = set()
-        """Addresses at which a broker of another group answers, which has no partition of the subject."""
+        """Addresses at which a broker of another group answers, which has no partition of the
+        subject.
+        """
 
     def route_to(self, partition_id: int, *, version: int, group: str = "g") -> Route:
         """A STRICT route to one partition of one broker group."""

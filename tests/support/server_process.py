@@ -1,7 +1,8 @@
 """Our programs as processes that start in a few hundredths of a second.
 
-They are forked from a process that has imported them, one for each worker; that process, multiprocessing's fork server,
-has no threads and runs nothing else.  What a start with `python -m` adds is tested by tests/acceptance and tests/crash.
+They are forked from a process that has imported them, one for each worker; that process,
+multiprocessing's fork server, has no threads and runs nothing else.  What a start with `python -m`
+adds is tested by tests/acceptance and tests/crash.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ _FORKING.set_forkserver_preload(
         "keylane.cli.main",  # every command; the program imports it when it runs
         *("keylane.admin", "keylane.producer", "keylane.consumer", "keylane.cli.screen"),
         *("aiosqlite", "alembic.command", "alembic.config", "asyncpg", "caio", "rocksdict"),
-        "typer._adapters",  # of the installed Typer: its first parameter imports this, and pydantic with it
+        # of the installed Typer: its first parameter imports this, and pydantic with it
+        "typer._adapters",
     ]
 )
 _LOCK = threading.Lock()
@@ -74,7 +76,8 @@ def _run_here(
     environment: dict[str, str],
     files: dict[int, _Detached],
 ) -> None:
-    gc.freeze()  # what was imported stays: no collection goes through it, and its memory stays shared
+    # what was imported stays: no collection goes through it, and its memory stays shared
+    gc.freeze()
     for number, file in files.items():
         os.dup2(file.number, number)
         os.close(file.number)
@@ -97,10 +100,11 @@ def _run_here(
 
 class ForkedProcess:
     """
-    `python -m module arguments…`, with some of its standard files; ends with the tests' process at the latest.
+    `python -m module arguments…`, with some of its standard files; ends with the tests' process at
+    the latest.
 
-    The module may be the path of a script, whose name ends in `.py`, or the lines of one.  What a script registers with
-    `atexit` is not called.
+    The module may be the path of a script, whose name ends in `.py`, or the lines of one.  What a
+    script registers with `atexit` is not called.
     """
 
     def __init__(
@@ -199,7 +203,8 @@ def run_keylane(
     terminal: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """
-    Run `keylane ARGUMENTS` to its end, with `text` as its standard input.  Raises `subprocess.TimeoutExpired`.
+    Run `keylane ARGUMENTS` to its end, with `text` as its standard input.  Raises
+    `subprocess.TimeoutExpired`.
 
     Args:
         terminal: standard input is a terminal, at which `text` is typed.

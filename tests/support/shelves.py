@@ -1,4 +1,6 @@
-"""Shelves: real batches of a subject behind the real server, route and status calls included, in a thread."""
+"""Shelves: real batches of a subject behind the real server, route and status calls included, in a
+thread.
+"""
 
 from __future__ import annotations
 

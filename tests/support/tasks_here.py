@@ -1,4 +1,6 @@
-"""Runs the tasks of a job as Spark does, in threads of this process: for tests of jobs that need no JVM."""
+"""Runs the tasks of a job as Spark does, in threads of this process: for tests of jobs that need no
+JVM.
+"""
 
 from __future__ import annotations
 

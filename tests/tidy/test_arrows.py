@@ -1,7 +1,7 @@
 """Which room may import which: the arrows of docs/ARCHITECTURE.md, read from the source.
 
-A failure prints `file:line imports X: the reason`.  A new exception is a decision: write it here, with
-its reason, and in docs/ARCHITECTURE.md.
+A failure prints `file:line imports X: the reason`.  A new exception is a decision: write it here,
+with its reason, and in docs/ARCHITECTURE.md.
 """
 
 import ast
@@ -235,7 +235,9 @@ def test_files_are_opened_only_where_files_belong():
 
 
 def test_clients_start_tasks_in_one_way():
-    """The event loop is the program's, and may take the first step of a task inside of `create_task`."""
+    """The event loop is the program's, and may take the first step of a task inside of
+    `create_task`.
+    """
     broken = [
         f"{source.name}:{node.lineno} calls {ast.unparse(node.func)}(); rpc/race.py has start_task"
         for source in FILES

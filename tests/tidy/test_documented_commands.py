@@ -1,4 +1,6 @@
-"""Commands in the documents exist, with the options they are given there, and so do the pages that they link to."""
+"""Commands in the documents exist, with the options they are given there, and so do the pages that
+they link to.
+"""
 
 import re
 import shlex
@@ -30,7 +32,9 @@ def commands() -> list[tuple[str, str]]:
 
 
 def test_documented_commands_are_found():
-    """The search finds commands on every page; a page that writes them in another way fails here."""
+    """The search finds commands on every page; a page that writes them in another way fails
+    here.
+    """
     assert len(commands()) > 25
 
 

@@ -47,7 +47,9 @@ def test_words_with_several_meanings_are_named_at_the_top():
 
 
 def state_values() -> dict[str, list[str]]:
-    """Enumeration of states → its values, as the glossary writes them; of a state in parts, each part."""
+    """Enumeration of states → its values, as the glossary writes them; of a state in parts, each
+    part.
+    """
     states = {}
     for source in FILES:
         for node in source.nodes:

@@ -1,7 +1,9 @@
-"""Files of one folder import each other without a circle, and larger rooms have only the arrows of docs/ARCHITECTURE.md.
+"""Files of one folder import each other without a circle, and larger rooms have only the arrows of
+docs/ARCHITECTURE.md.
 
-An arrow between two files of different folders counts where their ways part: `metaserver/groups/views.py` that imports
-`metaserver/cluster/subjects.py` is an arrow from `groups` to `cluster`, two things that lie in `metaserver`.
+An arrow between two files of different folders counts where their ways part:
+`metaserver/groups/views.py` that imports `metaserver/cluster/subjects.py` is an arrow from `groups`
+to `cluster`, two things that lie in `metaserver`.
 """
 
 from collections import defaultdict

@@ -77,7 +77,9 @@ def test_clients_load_no_library_of_servers():
 
 
 def test_every_name_of_the_face_is_what_its_module_has():
-    """Clients, values, settings and errors; a name without a home would be an error when it is first used."""
+    """Clients, values, settings and errors; a name without a home would be an error when it is
+    first used.
+    """
     assert {"Producer", "Consumer", "QueueReader", "Message", "Receipt"} <= set(keylane.__all__)
     for name in keylane.__all__:
         value = getattr(keylane, name)
@@ -103,7 +105,9 @@ TYPING = Path(sys.prefix) / "typing"
 
 
 MYPY_CACHE = str(Path(sys.prefix) / ".mypy_cache_of_tests")
-"""Nothing else uses it: without one the package and its libraries are checked anew, in 15 processor seconds."""
+"""Nothing else uses it: without one the package and its libraries are checked anew, in 15 processor
+seconds.
+"""
 
 
 def _checked(folder: Path, cache: str) -> list[str]:
@@ -123,7 +127,9 @@ def _checked(folder: Path, cache: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def mypy_says(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """What mypy says of two programs outside of the checkout, without our settings: file to lines."""
+    """What mypy says of two programs outside of the checkout, without our settings: file to
+    lines.
+    """
     folder = tmp_path_factory.mktemp("programs")
     for name, text in (("face.py", SNIPPET), ("codecs_of.py", CODECS)):
         (folder / name).write_text(text)
@@ -184,7 +190,9 @@ def test_basedpyright_knows_the_face(tmp_path):
 
 
 def test_basedpyright_knows_what_a_codec_makes_of_a_client(tmp_path):
-    """As mypy does: an attribute that a class declares as a callable has no first argument for it."""
+    """As mypy does: an attribute that a class declares as a callable has no first argument for
+    it.
+    """
     revealed, refused = said_by_basedpyright(tmp_path, CODECS)
     assert [text.rpartition(" is ")[2] for text in revealed] == [
         '"Producer[bytes]"',
@@ -246,7 +254,9 @@ def test_types_are_shipped():
 
 
 def test_root_is_imported_under_one_name_only():
-    """pytest once took the root folder for a test package and imported it by the checkout's name."""
+    """pytest once took the root folder for a test package and imported it by the checkout's
+    name.
+    """
     face = str(ROOT / "__init__.py")
     names = [
         name for name, module in sys.modules.items() if getattr(module, "__file__", "") == face
@@ -255,7 +265,9 @@ def test_root_is_imported_under_one_name_only():
 
 
 def test_mypy_knows_the_values_of_a_codec(mypy_says):
-    """A producer without a codec takes bytes, one with a codec its values; and so do messages decode."""
+    """A producer without a codec takes bytes, one with a codec its values; and so do messages
+    decode.
+    """
     said = mypy_says["codecs_of.py"]
     revealed = [line.partition('"')[2].strip('"') for line in said if "Reveal" in line]
     assert revealed == [

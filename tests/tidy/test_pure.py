@@ -1,4 +1,6 @@
-"""A module whose first docstring line ends in "Pure." imports nothing that could do I/O: values, and pure modules."""
+"""A module whose first docstring line ends in "Pure." imports nothing that could do I/O: values,
+and pure modules.
+"""
 
 import ast
 from collections.abc import Iterator
@@ -8,18 +10,59 @@ import pytest
 from tidy.tree import FILES, ROOT, Source
 
 VALUES = {
-    "__future__", "abc", "array", "ast", "base64", "bisect", "collections", "contextlib", "copy", "dataclasses", "datetime", "difflib",
-    "enum", "fractions", "functools", "graphlib", "hashlib", "heapq", "ipaddress", "itertools", "json", "math", "operator", "re",
-    "statistics", "string", "struct", "types", "typing", "unicodedata", "urllib.parse", "weakref", "zlib",
-    "crc32c", "lz4.block", "msgspec", "numpy", "pyarrow", "xxhash", "zstandard",
-    "random",  # a type, and generators with a seed: TAKEN below keeps the module's own generator out
+    "__future__",
+    "abc",
+    "array",
+    "ast",
+    "base64",
+    "bisect",
+    "collections",
+    "contextlib",
+    "copy",
+    "dataclasses",
+    "datetime",
+    "difflib",
+    "enum",
+    "fractions",
+    "functools",
+    "graphlib",
+    "hashlib",
+    "heapq",
+    "ipaddress",
+    "itertools",
+    "json",
+    "math",
+    "operator",
+    "re",
+    "statistics",
+    "string",
+    "struct",
+    "types",
+    "typing",
+    "unicodedata",
+    "urllib.parse",
+    "weakref",
+    "zlib",
+    "crc32c",
+    "lz4.block",
+    "msgspec",
+    "numpy",
+    "pyarrow",
+    "xxhash",
+    "zstandard",
+    # a type, and generators with a seed: TAKEN below keeps the module's own generator out
+    "random",
     "pyspark.sql.types",  # classes of values; nothing of Spark starts
-}  # fmt: skip
-"""Modules that only make values; of a package its submodules too, where no submodule of it does more."""
+}
+"""Modules that only make values; of a package its submodules too, where no submodule of it does
+more.
+"""
 TAKEN = {"random": {"Random"}}
 """What alone may be used of a module."""
 BARRED = {"datetime": {"now", "today", "utcnow"}, "numpy": {"random"}}
-"""What no module that imports the key uses as an attribute, of whatever it is: clocks and random sources."""
+"""What no module that imports the key uses as an attribute, of whatever it is: clocks and random
+sources.
+"""
 BY_NAME = {source.name: source for source in FILES}
 
 

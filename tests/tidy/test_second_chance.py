@@ -1,4 +1,6 @@
-"""A test of real processes that failed under load runs again, alone; every other failure stays one."""
+"""A test of real processes that failed under load runs again, alone; every other failure stays
+one.
+"""
 
 import subprocess
 import sys

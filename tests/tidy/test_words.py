@@ -1,4 +1,6 @@
-"""The tree says nothing of the machine it was written on, and leaves no note to do something later."""
+"""The tree says nothing of the machine it was written on, and leaves no note to do something
+later.
+"""
 
 import ast
 import re
@@ -53,7 +55,9 @@ def test_tests_are_named_by_their_subject():
 
 
 def test_class_has_a_name_of_its_own():
-    """Among the package's or among the tests', so that a name in a log or a traceback is one class."""
+    """Among the package's or among the tests', so that a name in a log or a traceback is one
+    class.
+    """
     files = defaultdict(list)
     for source in [*FILES, *TEST_FILES]:
         for node in source.nodes:

@@ -88,7 +88,9 @@ def test_ports_of_a_process_are_given_to_no_other_when_two_runs_share_a_machine(
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
 def test_programs_of_a_run_end_when_the_run_is_killed(tmp_path: Path, end: signal.Signals):
-    """One that goes on would send what it has left to the servers of the next run, which gets the same ports."""
+    """One that goes on would send what it has left to the servers of the next run, which gets the
+    same ports.
+    """
     (tmp_path / "sleeper.py").write_text(SLEEPER)
     (tmp_path / "starter.py").write_text(STARTER)
     tests = str(ROOT / "tests")

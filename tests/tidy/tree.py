@@ -36,8 +36,9 @@ class Source:
 
     @cached_property
     def tree(self) -> ast.Module:
-        # Collecting garbage can end in another parse (pytest shows the source of a ResourceWarning), and CPython
-        # 3.11 then loses count within this one: "AST constructor recursion depth mismatch".
+        # Collecting garbage can end in another parse (pytest shows the source of a
+        # ResourceWarning), and CPython 3.11 then loses count within this one: "AST constructor
+        # recursion depth mismatch".
         gc.disable()
         try:
             return ast.parse(self.text, filename=self.name)

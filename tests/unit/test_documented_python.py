@@ -1,6 +1,8 @@
-"""The Python of the pages compiles, imports what there is, and calls it with arguments that it takes.
+"""The Python of the pages compiles, imports what there is, and calls it with arguments that it
+takes.
 
-Examples that are whole programs are run elsewhere; a part of one has names that only its reader knows.
+Examples that are whole programs are run elsewhere; a part of one has names that only its reader
+knows.
 """
 
 from __future__ import annotations
@@ -23,7 +25,16 @@ PAGES = sorted(
     for page in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *ROOT.glob("*/README.md")]
     if page.name != "CHANGELOG.md" and "```python" in page.read_text()
 )
-CLIENTS = ("Admin", "Consumer", "Producer", "QueueReader", "Reader", "sync.Consumer", "sync.Producer", "outbox.Outbox")  # fmt: skip
+CLIENTS = (
+    "Admin",
+    "Consumer",
+    "Producer",
+    "QueueReader",
+    "Reader",
+    "sync.Consumer",
+    "sync.Producer",
+    "outbox.Outbox",
+)
 """Classes whose methods are looked up by the name of the variable: `producer.send`."""
 
 

@@ -15,7 +15,9 @@ KINDS = [keylane.Producer, keylane.Consumer, keylane.Admin, Outbox]
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_help_explains_every_argument(kind):
-    """A docstring, of the class or of its constructor, is wrapped as the code is and has each public argument."""
+    """A docstring, of the class or of its constructor, is wrapped as the code is and has each
+    public argument.
+    """
     text = f"{inspect.getdoc(kind)}\n{inspect.getdoc(kind.__init__)}"
     assert max(map(len, text.splitlines())) <= COLUMNS_MAX
     arguments = text.partition("Args:")[2].partition("Raises:")[0]

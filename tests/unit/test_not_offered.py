@@ -1,4 +1,6 @@
-"""Features that would break the order are not offered: no call and no frame has a field for them."""
+"""Features that would break the order are not offered: no call and no frame has a field for
+them.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ def fields(frame) -> set[str]:
 
 
 def test_time_of_delivery_is_not_offered_for_batches():
-    """An append is stored when it comes; a scheduled message is in a frame of its own, without a partition."""
+    """An append is stored when it comes; a scheduled message is in a frame of its own, without a
+    partition.
+    """
     assert fields(Append) == {"partition_id"}
     assert "partition_id" not in fields(Schedule)
     for send in (Producer.send_all, Producer.send_arrow):

@@ -1,4 +1,5 @@
-"""Every switch of the public clients and functions is True or False: "no" would be taken for True, and 0 for False.
+"""Every switch of the public clients and functions is True or False: "no" would be taken for True,
+and 0 for False.
 
 The calls are found by their annotations, so that a new one is in the test.
 """
@@ -33,10 +34,19 @@ FUNCTIONS = {
     ]
 }
 GIVEN: dict[str, Any] = {
-    "subject": "orders", "hidden": "job", "group": "billing", "meta": META, "broker_group": "g0", "to": "earliest",
-    "partitions": 2, "partition_id": 1, "partition_ids": [1], "value": b"v", "source": None,
+    "subject": "orders",
+    "hidden": "job",
+    "group": "billing",
+    "meta": META,
+    "broker_group": "g0",
+    "to": "earliest",
+    "partitions": 2,
+    "partition_id": 1,
+    "partition_ids": [1],
+    "value": b"v",
+    "source": None,
     "engine_or_url": "sqlite+aiosqlite:///nowhere/else.db",
-}  # fmt: skip
+}
 """Arguments that calls need."""
 NO_SWITCHES = ("no", "yes", 0, 1, "", 1.5, [])
 
@@ -64,7 +74,9 @@ def switches() -> Iterator[Any]:
 
 
 def called(make: Callable[[], Any] | None, call: Any, **given: Any) -> None:
-    """Make the call and await or iterate what it returns; the client is open where it can be without a server."""
+    """Make the call and await or iterate what it returns; the client is open where it can be
+    without a server.
+    """
 
     async def run() -> None:
         client = make() if make is not None else None

@@ -1,4 +1,6 @@
-"""What a system of the comparison is: servers to start and stop, and a client that sends and consumes as its users would."""
+"""What a system of the comparison is: servers to start and stop, and a client that sends and
+consumes as its users would.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,18 @@ KEYS = [b"key-%05d" % number for number in range(10_000)]
 FIRST = b"first"
 """The value of the message that each producer sends when it opens."""
 COMMIT_EVERY_S = 0.05
-"""How often a consumer commits a position, where it does not ack each message; and once more at its end."""
+"""How often a consumer commits a position, where it does not ack each message; and once more at its
+end.
+"""
 
 Ready = Callable[[], None]
 """Called once a consumer is connected."""
 
 
 class Handling:
-    """What a consumer does with its messages: touches key and value of each, and notes when the first and last came."""
+    """What a consumer does with its messages: touches key and value of each, and notes when the
+    first and last came.
+    """
 
     def __init__(self, count: int, size_bytes: int) -> None:
         self.left = self._count = count
@@ -37,7 +43,9 @@ class Handling:
         self.first_at = self.last_at = 0.0
 
     def message(self, key: bytes, value: bytes) -> None:
-        """Handle a message; keys begin with k, values have their size, but for the first of each producer."""
+        """Handle a message; keys begin with k, values have their size, but for the first of each
+        producer.
+        """
         left = self.left
         if left == self._count:
             self.first_at = time.monotonic()
@@ -72,7 +80,9 @@ class StampedHandling(Handling):
 
 
 class System(ABC):
-    """A system in a setting.  Its servers are children of the measuring process, and end with `stop`."""
+    """A system in a setting.  Its servers are children of the measuring process, and end with
+    `stop`.
+    """
 
     title: ClassVar[str]
     client: ClassVar[str]
@@ -178,7 +188,9 @@ class Client(ABC):
 
     @abstractmethod
     async def open_producer(self) -> None:
-        """Connect and send a message, so that everything is known that a first send has to ask for."""
+        """Connect and send a message, so that everything is known that a first send has to ask
+        for.
+        """
 
     @abstractmethod
     async def send_all(self, value: bytes, count: int) -> None:
@@ -207,17 +219,21 @@ class Client(ABC):
     @abstractmethod
     async def consume(self, handle: Handling, ready: Ready) -> None:
         """
-        Read the topic from its beginning as a consumer that keeps its place, until all messages are handled and that is
-        committed.
+        Read the topic from its beginning as a consumer that keeps its place, until all messages are
+        handled and that is committed.
         """
 
     @abstractmethod
     async def open_consumer(self, topic: str) -> Callable[[], Any]:
-        """Open a consumer that keeps its place, ready for messages; returns what closes it, awaitable or not."""
+        """Open a consumer that keeps its place, ready for messages; returns what closes it,
+        awaitable or not.
+        """
 
 
 def framed(key: bytes, value: bytes) -> bytes:
-    """Key and value in one, for systems without keys: cheaper than a header or a field of its own."""
+    """Key and value in one, for systems without keys: cheaper than a header or a field of its
+    own.
+    """
     return len(key).to_bytes(2, "big") + key + value
 
 

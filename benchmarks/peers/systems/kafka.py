@@ -1,4 +1,6 @@
-"""Apache Kafka, a node of KRaft, with confluent-kafka, whose work is done by the C library librdkafka."""
+"""Apache Kafka, a node of KRaft, with confluent-kafka, whose work is done by the C library
+librdkafka.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ socket.send.buffer.bytes=102400
 socket.receive.buffer.bytes=102400
 {more}
 """
-"""What the shipped server.properties sets, but for names and places; groups begin without a delay."""
+"""What the shipped server.properties sets, but for names and places; groups begin without a
+delay.
+"""
 LOGGING = """\
 Configuration:
   Appenders:
@@ -72,7 +76,8 @@ class Kafka(System):
         "in the page cache of the broker (`acks=all`, idempotent); lost if the machine loses power"
     )
     settings = (
-        "broker: the shipped server.properties, `group.initial.rebalance.delay.ms=0`, heap of 1 GB, G1;"
+        "broker: the shipped server.properties, "
+        "`group.initial.rebalance.delay.ms=0`, heap of 1 GB, G1;"
         " producer: `acks=all`, `enable.idempotence=true`; consumer: `fetch.queue.backoff.ms=10`"
         " (with its default of 1,000 it handles a fifth), a commit every 50 ms, `consume(500)`"
     )
@@ -108,11 +113,20 @@ class Kafka(System):
         tool = [*java, "kafka.tools.StorageTool", "format", "-t", CLUSTER, "-c", str(config)]
         subprocess.run(tool, check=True, capture_output=True)
         self.spawn(
-            folder / "kafka.log", *java[:1], "-Xmx1G", "-Xms1G", "-server", "-XX:+UseG1GC",
-            "-XX:MaxGCPauseMillis=20", "-XX:InitiatingHeapOccupancyPercent=35",
-            "-XX:+ExplicitGCInvokesConcurrent", "-Djava.awt.headless=true", *java[1:],
-            "kafka.Kafka", str(config),
-        )  # fmt: skip
+            folder / "kafka.log",
+            *java[:1],
+            "-Xmx1G",
+            "-Xms1G",
+            "-server",
+            "-XX:+UseG1GC",
+            "-XX:MaxGCPauseMillis=20",
+            "-XX:InitiatingHeapOccupancyPercent=35",
+            "-XX:+ExplicitGCInvokesConcurrent",
+            "-Djava.awt.headless=true",
+            *java[1:],
+            "kafka.Kafka",
+            str(config),
+        )
         self.where = {"servers": f"127.0.0.1:{port}"}
         self.wait_until(lambda: listening(port), "Kafka")
 
@@ -210,7 +224,8 @@ class KafkaClient(Client):
                 "group.id": f"peers-{os.getpid()}-{topic}",
                 "auto.offset.reset": "earliest",
                 "enable.auto.commit": False,
-                # By default one second, which starves a consumer of over 100,000 messages a second and partition.
+                # By default one second, which starves a consumer of over 100,000 messages a second
+                # and partition.
                 "fetch.queue.backoff.ms": 10,
             }
         )
@@ -241,4 +256,5 @@ class KafkaClient(Client):
         consumer.close()
 
     async def open_consumer(self, topic: str) -> Callable[[], Any]:
-        return self._assigned(topic)[0].close  # type: ignore[no-any-return]  # a library without types
+        # a library without types
+        return self._assigned(topic)[0].close  # type: ignore[no-any-return]

@@ -48,9 +48,15 @@ class Keylane(System):
     def start(self, folder: Path) -> None:
         meta = self._server(folder, "keylane.metaserver", "--data", str(folder / "meta"))
         self._server(
-            folder, "keylane.broker", "--group", "g1", "--data", str(folder / "broker"),
-            "--meta", meta,
-        )  # fmt: skip
+            folder,
+            "keylane.broker",
+            "--group",
+            "g1",
+            "--data",
+            str(folder / "broker"),
+            "--meta",
+            meta,
+        )
         self.where = {"meta": meta}
         asyncio.run(self._wait_for_broker())
 
@@ -97,7 +103,9 @@ class KeylaneUvloop(Keylane):
 
 
 class KeylaneClient(Client):
-    """Sends, and handles messages, in one of three ways; awaits every receipt, or the call that ends when all are stored."""
+    """Sends, and handles messages, in one of three ways; awaits every receipt, or the call that
+    ends when all are stored.
+    """
 
     library = "keylane:Consumer"
 

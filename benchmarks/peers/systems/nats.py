@@ -1,4 +1,6 @@
-"""NATS JetStream: a file stream with a subject for each partition, and a durable push consumer with explicit acks."""
+"""NATS JetStream: a file stream with a subject for each partition, and a durable push consumer with
+explicit acks.
+"""
 
 from __future__ import annotations
 

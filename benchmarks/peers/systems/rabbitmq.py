@@ -33,7 +33,8 @@ CREDENTIALS = {"username": "guest", "password": "guest"}
 
 def server_program() -> Path:
     """
-    The server itself: the program on PATH is a wrapper that changes to a user of its own, who may not read our folder.
+    The server itself: the program on PATH is a wrapper that changes to a user of its own, who may
+    not read our folder.
     """
     return Path(which("rabbitmq-server") or "").parent.parent / "lib/rabbitmq/bin/rabbitmq-server"
 
@@ -47,7 +48,8 @@ class RabbitStreams(System):
     promise = "in the page cache; streams are never fsynced, and no setting changes that"
     settings = (
         "server: the stream plugin alone; producer: `send_batch` of 500, 20,000 in flight;"
-        " consumer: `initial_credit=10`, offsets stored every 50 ms; the key stands before the value in the body"
+        " consumer: `initial_credit=10`, offsets stored every 50 ms; the key stands before the "
+        "value in the body"
     )
     sends_per_second = 200_000
 
@@ -63,11 +65,13 @@ class RabbitStreams(System):
         return {
             "RabbitMQ": folders[-1].name.partition("-")[2] if folders else "",
             "Erlang": told_by(
-                "erl", "-noshell", "-eval",
+                "erl",
+                "-noshell",
+                "-eval",
                 'io:format("~s~n", [erlang:system_info(otp_release)]), halt().',
             ),
             "rstream": client_version(home, "rstream"),
-        }  # fmt: skip
+        }
 
     def start(self, folder: Path) -> None:
         amqp, stream, spread, names = free_port(), free_port(), free_port(), free_port()
@@ -80,14 +84,22 @@ class RabbitStreams(System):
         )
         (folder / "enabled_plugins").write_text("[rabbitmq_stream].\n")
         self.spawn(
-            folder / "rabbitmq.log", str(server_program()),
-            RABBITMQ_NODENAME=f"peers{stream}@localhost", RABBITMQ_CONFIG_FILE=str(folder / "rabbitmq"),
-            RABBITMQ_MNESIA_BASE=str(folder / "data"), RABBITMQ_LOG_BASE=str(folder), HOME=str(folder),
-            RABBITMQ_ENABLED_PLUGINS_FILE=str(folder / "enabled_plugins"), RABBITMQ_DIST_PORT=str(spread),
-            RABBITMQ_PID_FILE=str(folder / "pid"), RABBITMQ_ADVANCED_CONFIG_FILE=str(folder / "none"),
-            RABBITMQ_CONF_ENV_FILE=str(folder / "none.conf"), RABBITMQ_LOGS="-", ERL_EPMD_ADDRESS="127.0.0.1",
+            folder / "rabbitmq.log",
+            str(server_program()),
+            RABBITMQ_NODENAME=f"peers{stream}@localhost",
+            RABBITMQ_CONFIG_FILE=str(folder / "rabbitmq"),
+            RABBITMQ_MNESIA_BASE=str(folder / "data"),
+            RABBITMQ_LOG_BASE=str(folder),
+            HOME=str(folder),
+            RABBITMQ_ENABLED_PLUGINS_FILE=str(folder / "enabled_plugins"),
+            RABBITMQ_DIST_PORT=str(spread),
+            RABBITMQ_PID_FILE=str(folder / "pid"),
+            RABBITMQ_ADVANCED_CONFIG_FILE=str(folder / "none"),
+            RABBITMQ_CONF_ENV_FILE=str(folder / "none.conf"),
+            RABBITMQ_LOGS="-",
+            ERL_EPMD_ADDRESS="127.0.0.1",
             ERL_EPMD_PORT=str(names),
-        )  # fmt: skip
+        )
         self.where = {"port": stream}
         self.wait_until(lambda: listening(stream), "RabbitMQ", 90)
         time.sleep(1)  # it listens before it takes streams
@@ -174,9 +186,13 @@ class RabbitClient(Client):
         first = ConsumerOffsetSpecification(OffsetType.FIRST, None)
         for number in range(self.partitions):
             await consumer.subscribe(
-                f"{topic}-{number}", take, decoder=bytes, offset_specification=first,
-                initial_credit=10, subscriber_name=f"peers-{number}",
-            )  # fmt: skip
+                f"{topic}-{number}",
+                take,
+                decoder=bytes,
+                offset_specification=first,
+                initial_credit=10,
+                subscriber_name=f"peers-{number}",
+            )
         return consumer
 
     async def consume(self, handle: Handling, ready: Ready) -> None:
@@ -209,4 +225,5 @@ class RabbitClient(Client):
         def take(data: bytes, _context: Any) -> None:
             raise AssertionError(f"a message that was not sent: {data!r}")
 
-        return (await self._subscribed(topic, take)).close  # type: ignore[no-any-return]  # a library without types
+        # a library without types
+        return (await self._subscribed(topic, take)).close  # type: ignore[no-any-return]

@@ -26,7 +26,8 @@ PIPELINE = 500
 GROUP = "peers"
 SETTINGS = (
     "server: `appendonly yes`, `appendfsync {fsync}`, no snapshots;"
-    " producer: pipelines of 500 `XADD`; consumer: `XREADGROUP COUNT 500`, an `XACK` for each batch read"
+    " producer: pipelines of 500 `XADD`; consumer: `XREADGROUP COUNT 500`, an `XACK` "
+    "for each batch read"
 )
 
 
@@ -36,7 +37,10 @@ class Redis(System):
     title = "Redis streams, redis-py"
     client = "peers.systems.redis:RedisClient"
     durability = Durability.PAGE_CACHE
-    promise = "in memory and the page cache; up to a second of acks is lost with the power (`appendfsync everysec`)"
+    promise = (
+        "in memory and the page cache; up to a second of acks is lost with the power "
+        "(`appendfsync everysec`)"
+    )
     settings = SETTINGS.format(fsync="everysec")
     sends_per_second = 90_000
     fsync = "everysec"
@@ -59,9 +63,21 @@ class Redis(System):
     def start(self, folder: Path) -> None:
         port = free_port()
         self.spawn(
-            folder / "redis.log", "redis-server", "--port", str(port), "--bind", "127.0.0.1",
-            "--dir", str(folder), "--appendonly", "yes", "--appendfsync", self.fsync, "--save", "",
-        )  # fmt: skip
+            folder / "redis.log",
+            "redis-server",
+            "--port",
+            str(port),
+            "--bind",
+            "127.0.0.1",
+            "--dir",
+            str(folder),
+            "--appendonly",
+            "yes",
+            "--appendfsync",
+            self.fsync,
+            "--save",
+            "",
+        )
         self.where = {"port": port}
         self.wait_until(lambda: listening(port), "Redis")
 
@@ -74,7 +90,10 @@ class RedisFsync(Redis):
 
     title = "Redis streams, fsynced, redis-py"
     durability = Durability.FSYNCED
-    promise = "fsynced before the answer (`appendfsync always`); a send that is sent again is stored again"
+    promise = (
+        "fsynced before the answer (`appendfsync always`); a send that is sent "
+        "again is stored again"
+    )
     settings = SETTINGS.format(fsync="always")
     fsync = "always"
 

@@ -3,10 +3,11 @@
     dispatch ─▶ tail in memory ─▶ a block of 127 units ─▶ index/….blocks          file_blocks.py
     checkpoint ─▶ sync of the blocks ─▶ a frame with the changes of every partition ─▶ index/journal-…
 
-A lookup bisects the partition's blocks in memory and reads one block.  Units that were dispatched after the last
-checkpoint are not durable; a start dispatches them again from the log.
+A lookup bisects the partition's blocks in memory and reads one block.  Units that were dispatched
+after the last checkpoint are not durable; a start dispatches them again from the log.
 
-Source: RocketMQ's file per queue costs a descriptor, a map and a sync per queue (its issues #202, #7318, #5091).
+Source: RocketMQ's file per queue costs a descriptor, a map and a sync per queue (its issues #202,
+#7318, #5091).
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class FileConsumeQueues:
         """See `ConsumeQueues.dispatches_in_memory`."""
         return not self._guard.locked()
 
-    # ── writing ───────────────────────────────────────────────────────────────────────────────────────
+    # ── writing ───────────────────────────────────────────────────────────────────────────────────
     def dispatch(self, units: Sequence[tuple[int, Unit]]) -> None:
         """See `ConsumeQueues.dispatch`."""
         if not units:
@@ -113,7 +114,7 @@ class FileConsumeQueues:
                 return
             queue.add_block(number, UNITS_BYTES)
 
-    # ── reading ───────────────────────────────────────────────────────────────────────────────────────
+    # ── reading ───────────────────────────────────────────────────────────────────────────────────
     def find(self, partition_id: int, offset: int, *, end: int, bytes_max: int) -> list[Unit]:
         """See `ConsumeQueues.find`."""
         queue = self._queues.get(partition_id)
@@ -153,7 +154,8 @@ class FileConsumeQueues:
         if bound is TimeBound.LOWER:
             unit = self._first_at(partition_id, state, at_ms)
             if unit is not None and unit.base_offset < first:
-                # Times never fall, so the first unit that is not forgotten has this time or a later time.
+                # Times never fall, so the first unit that is not forgotten has this time or a later
+                # time.
                 unit = next(self._from(partition_id, queue, first), None)
             return unit
         unit = self._last_at(partition_id, state, at_ms)
@@ -194,7 +196,7 @@ class FileConsumeQueues:
         """See `ConsumeQueues.partitions`."""
         return sorted(self._queues)
 
-    # ── forgetting ────────────────────────────────────────────────────────────────────────────────────
+    # ── forgetting ────────────────────────────────────────────────────────────────────────────────
     def firsts_behind(self, position: int) -> Iterator[list[tuple[int, int]]]:
         """See `ConsumeQueues.firsts_behind`."""
         ids = self.partitions()
@@ -235,7 +237,9 @@ class FileConsumeQueues:
         self._first_block = min(numbers, default=self._blocks.end)
 
     def _first_behind(self, partition_id: int, queue: Queue, position: int) -> int:
-        """Base offset of the first unit at or above this position; the next offset without such a unit."""
+        """Base offset of the first unit at or above this position; the next offset without such a
+        unit.
+        """
         blocks, count, tail = queue.state
         block = bisect_left(blocks.positions, position, 0, count)
         if block:
@@ -294,7 +298,7 @@ class FileConsumeQueues:
         if not kept and not queue.first:
             del self._queues[partition_id]
 
-    # ── durability ────────────────────────────────────────────────────────────────────────────────────
+    # ── durability ────────────────────────────────────────────────────────────────────────────────
     def recover(self, position: int, *, first_position: int = 0) -> int:
         """See `ConsumeQueues.recover`."""
         known = self._position

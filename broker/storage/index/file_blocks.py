@@ -6,8 +6,9 @@
     │ base_offset  u64│ position  u64│ appended_at_ms  i64│ length  u32│ count  u32│        little-endian
     └─────────────────┴──────────────┴────────────────────┴────────────┴───────────┘
 
-The blocks of all partitions are numbered together and share the files, so ten thousand partitions need one sync and a
-few descriptors.  A block has units of one partition, so one read gets 127 units.
+The blocks of all partitions are numbered together and share the files, so ten thousand partitions
+need one sync and a few descriptors.  A block has units of one partition, so one read gets 127
+units.
 """
 
 from __future__ import annotations
@@ -118,7 +119,8 @@ class BlockFiles:
         """
         if self.lost:
             raise StorageError(self.lost)
-        # A block that is written meanwhile may miss the sync.  So only files that were full before are closed.
+        # A block that is written meanwhile may miss the sync.  So only files that were full before
+        # are closed.
         current = block_path(self.end)
         files = list(self._open.items())
         try:

@@ -1,16 +1,18 @@
-"""The journal of the file index: its state besides the blocks, a frame per checkpoint.  Disk, through `Files`.
+"""The journal of the file index: its state besides the blocks, a frame per checkpoint.  Disk,
+through `Files`.
 
     index/journal-0000000001
     frame  = magic u32 | crc32c u32 of the rest | bytes u64 of the parts | position u64 | end u64 | parts
     part   = partition_id u64 | first u64 | next u64 | last_ms i64 | blocks u32 | tail bytes u32 | flags u32 | 0 u32
              | first offsets, first times, first positions, numbers of the blocks: i64 each | units of the tail
 
-    flags  WHOLE: the part replaces the partition.  Otherwise its blocks are added to the partition's; its tail is added
+    flags  WHOLE: the part replaces the partition.  Otherwise its blocks are added to the
+    partition's; its tail is added
            to the partition's tail, or replaces it if the part has blocks
 
-`position` is the log position up to which every batch is in the index, `end` the number of its next block.  The first
-damaged frame ends the journal: a frame is promised only when it is durable.  The first frame of a new journal has every
-partition; it is durable before the old journal is removed.
+`position` is the log position up to which every batch is in the index, `end` the number of its next
+block.  The first damaged frame ends the journal: a frame is promised only when it is durable.  The
+first frame of a new journal has every partition; it is durable before the old journal is removed.
 """
 
 from __future__ import annotations
@@ -99,7 +101,9 @@ class Journal:
         ]
 
     def load(self) -> tuple[dict[int, Queue], int, int]:
-        """The partitions, their log position, the number of the next block; empty and 0 without a whole frame."""
+        """The partitions, their log position, the number of the next block; empty and 0 without a
+        whole frame.
+        """
         queues: dict[int, Queue] = {}
         numbers = self._numbers()
         position = end = 0
@@ -109,7 +113,8 @@ class Journal:
                 self._number = number
                 break
         if numbers and numbers[-1] != self._number:
-            # A newer journal is damaged in its first frame.  No frame may be added to either: a new journal is begun.
+            # A newer journal is damaged in its first frame.  No frame may be added to either: a new
+            # journal is begun.
             self._number, self._size = numbers[-1], 0
         for queue in queues.values():
             queue.kept()
@@ -139,7 +144,9 @@ class Journal:
             self._first_size = self._first_size or self._size
 
     def _refuse_newer(self, path: str, head: bytes) -> None:
-        """Raises DataFolderError for a whole frame of a newer format, whose number is the digit in the magic."""
+        """Raises DataFolderError for a whole frame of a newer format, whose number is the digit in
+        the magic.
+        """
         magic, crc, length, *_ = _FRAME.unpack(head)
         version = (magic >> 24) - 0x30
         if magic & 0xFFFFFF != MAGIC & 0xFFFFFF or not 1 < version < 10:

@@ -1,11 +1,13 @@
-"""The units of one partition: full blocks on the disk, by their numbers, and a tail in memory.  Pure.
+"""The units of one partition: full blocks on the disk, by their numbers, and a tail in memory.
+Pure.
 
     blocks  [0] [1] [2] … 127 units each                  tail: the units behind the last full block
     of each block: first offset, first time, first position, number
 
 Invariants
-    `state` is replaced as one value, so that readers in other threads never see half of a change.  Blocks are only
-    added behind the count that a reader has; for every other change the object is replaced.
+    `state` is replaced as one value, so that readers in other threads never see half of a change.
+    Blocks are only added behind the count that a reader has; for every other change the object is
+    replaced.
 """
 
 from __future__ import annotations
@@ -74,7 +76,9 @@ class Queue:
         """The next frame must have the whole partition."""
 
     def add_block(self, number: int, size: int) -> None:
-        """Turn the first `size` bytes of the tail, which were written as block `number`, into a block."""
+        """Turn the first `size` bytes of the tail, which were written as block `number`, into a
+        block.
+        """
         blocks, count, tail = self.state
         if blocks is NO_BLOCKS:
             blocks = Blocks()
@@ -95,7 +99,9 @@ class Queue:
         self.rewrite = False
 
     def set_end(self, last: Unit | None) -> None:
-        """Set next offset and last time after units were cut off; `last` is the last unit that is left."""
+        """Set next offset and last time after units were cut off; `last` is the last unit that is
+        left.
+        """
         if last is None:
             self.next = self.first
             self.last_ms = 0

@@ -30,7 +30,9 @@ def unit_at(data: bytes | bytearray, index: int) -> Unit:
 
 
 def first_where(data: bytes | bytearray, holds: Callable[[Unit], bool]) -> int:
-    """Index of the first unit for which `holds` is true, as for all after it; the number of units without any."""
+    """Index of the first unit for which `holds` is true, as for all after it; the number of units
+    without any.
+    """
     low, high = 0, len(data) // UNIT_BYTES
     while low < high:
         middle = (low + high) // 2

@@ -3,7 +3,8 @@
 Invariants
     Consume queues are derived: they may be deleted, and are rebuilt from the log.
     They have durable batches only, each once, in the order of their offsets, without a gap.
-    Times never fall within a partition: a batch with an earlier time than the batch before gets that batch's time.
+    Times never fall within a partition: a batch with an earlier time than the batch before gets
+    that batch's time.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ FIND_UNITS_MAX = 4096
 
 
 class Unit(NamedTuple):
-    """A batch: offsets `[base_offset, base_offset + message_count)`, `length` bytes of log from `position` on."""
+    """A batch: offsets `[base_offset, base_offset + message_count)`, `length` bytes of log from
+    `position` on.
+    """
 
     base_offset: int
     message_count: int
@@ -48,11 +51,15 @@ def unit_of(header: Header) -> Unit:
 
 
 class ConsumeQueues(Protocol):
-    """The consume queues of all partitions of a broker.  One thread writes, many read; all calls block."""
+    """The consume queues of all partitions of a broker.  One thread writes, many read; all calls
+    block.
+    """
 
     @property
     def dispatches_in_memory(self) -> bool:
-        """True if `dispatch` may run on an event loop now: it changes memory, and waits for nothing."""
+        """True if `dispatch` may run on an event loop now: it changes memory, and waits for
+        nothing.
+        """
         ...
 
     @property
@@ -62,11 +69,13 @@ class ConsumeQueues(Protocol):
 
     def dispatch(self, units: Sequence[tuple[int, Unit]]) -> None:
         """
-        Add the batches of one group commit: pairs of (partition id, unit), each partition's in order.
+        Add the batches of one group commit: pairs of (partition id, unit), each partition's in
+        order.
 
         Raises:
             CorruptLogError: a unit does not follow its partition's last unit; no unit was added.
-            DiskFullError: the units are kept in memory, where readers find them; a later call writes them.
+            DiskFullError: the units are kept in memory, where readers find them; a later call
+                writes them.
         """
         ...
 
@@ -74,16 +83,21 @@ class ConsumeQueues(Protocol):
         """
         Contiguous batches from the batch that has `offset` on; an empty list without such a batch.
 
-        All begin below offset `end`.  At least one batch is returned, and up to `bytes_max` bytes or FIND_UNITS_MAX.
+        All begin below offset `end`.  At least one batch is returned, and up to `bytes_max` bytes
+        or FIND_UNITS_MAX.
         """
         ...
 
     def by_time(self, partition_id: int, at_ms: int, bound: TimeBound) -> Unit | None:
-        """LOWER: the first batch stored at `at_ms` or later; UPPER: the last batch stored at `at_ms` or earlier."""
+        """LOWER: the first batch stored at `at_ms` or later; UPPER: the last batch stored at
+        `at_ms` or earlier.
+        """
         ...
 
     def bounds(self, partition_id: int) -> tuple[int, int] | None:
-        """First offset and next offset of a partition; None if no batch of it was ever dispatched."""
+        """First offset and next offset of a partition; None if no batch of it was ever
+        dispatched.
+        """
         ...
 
     def partitions(self) -> list[int]:
@@ -94,7 +108,8 @@ class ConsumeQueues(Protocol):
         """
         The first offsets that `retain` would leave; nothing is changed.  Any thread.
 
-        Each step looks at some partitions, and yields (partition id, new first offset) of those that would lose batches.
+        Each step looks at some partitions, and yields (partition id, new first offset) of those
+        that would lose batches.
         """
         ...
 
@@ -104,10 +119,12 @@ class ConsumeQueues(Protocol):
         """
         Forget batches below this log position.  The thread that dispatches must make every step.
 
-        Each step takes some partitions, and yields (partition id, new first offset) of those that have lost batches.
+        Each step takes some partitions, and yields (partition id, new first offset) of those that
+        have lost batches.
 
         Args:
-            dropped: partitions that are never hosted again, which is durable; those without batches since an earlier call lose their bounds.
+            dropped: partitions that are never hosted again, which is durable; those without batches
+                since an earlier call lose their bounds.
         """
         ...
 
@@ -119,20 +136,22 @@ class ConsumeQueues(Protocol):
         """
         Prepare for dispatching; called once, before the first dispatch.
 
-        Units that may be damaged are forgotten.  If the log begins at `first_position`, and units above it are missing,
-        all units are forgotten.
+        Units that may be damaged are forgotten.  If the log begins at `first_position`, and units
+        above it are missing, all units are forgotten.
 
         Args:
             position: the log position at which the replay begins.
 
         Returns:
-            The log position, `<= position`, from which units have to be dispatched again.  0 means a complete rebuild.
+            The log position, `<= position`, from which units have to be dispatched again.  0 means
+            a complete rebuild.
         """
         ...
 
     def checkpoint(self, position: int) -> None:
         """
-        Make every unit below this log position durable, before a snapshot at this position is written.
+        Make every unit below this log position durable, before a snapshot at this position is
+        written.
 
         It is called in another thread than `dispatch`, which may run meanwhile.
         """
@@ -154,7 +173,8 @@ class ConsumeQueues(Protocol):
 def misfit(partition_id: int, unit: Unit, next_offset: int) -> CorruptLogError:
     """The error for a unit that does not follow the last unit of its partition."""
     return CorruptLogError(
-        f"a batch at offset {unit.base_offset} of partition {partition_id} follows offset {next_offset}",
+        f"a batch at offset {unit.base_offset} of partition {partition_id} follows offset "
+        f"{next_offset}",
         partition_id=partition_id,
         position=unit.position,
     )

@@ -1,4 +1,5 @@
-"""The kinds of index that a broker may have, by their names in the settings.  Disk, through `Files`.
+"""The kinds of index that a broker may have, by their names in the settings.  Disk, through
+`Files`.
 
 index/         "file"                 rocksdb/       "rocksdb"
 unfinished-…   a mark: the index of this kind is incomplete, and has to be rebuilt

@@ -6,14 +6,16 @@
 
 Invariants
     Units, bounds and position change together, in one batch of the library.
-    The write-ahead log is on, and is synced at a checkpoint only.  So a checkpoint costs one sync and makes no small
-    tables.  After a crash a start dispatches only the units since the last checkpoint.
+    The write-ahead log is on, and is synced at a checkpoint only.  So a checkpoint costs one sync
+    and makes no small tables.  After a crash a start dispatches only the units since the last
+    checkpoint.
 
-The ends of many partitions are read with one multi-get.  Units are read by an iterator, because the key of a unit is
-known only from the unit before it.
+The ends of many partitions are read with one multi-get.  Units are read by an iterator, because the
+key of a unit is known only from the unit before it.
 
-Source: RocketMQ's RocksDB consume queue.  Its write-ahead log is off, so after a crash it dispatches again from the last
-flush of its tables.  Its multi-get is one lookup per unit (RocksDB's issue #10432).
+Source: RocketMQ's RocksDB consume queue.  Its write-ahead log is off, so after a crash it
+dispatches again from the last flush of its tables.  Its multi-get is one lookup per unit (RocksDB's
+issue #10432).
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ ENDS_MAX = 1 << 16
 RETAIN_PARTITIONS = 2_000
 """Partitions in a step of `retain`."""
 DELETE_UNITS_MAX = 64
-"""Up to this number units are deleted one by one; more are deleted as a range, which slows reads down a little."""
+"""Up to this number units are deleted one by one; more are deleted as a range, which slows reads
+down a little.
+"""
 
 
 class RocksConsumeQueues:
@@ -75,7 +79,7 @@ class RocksConsumeQueues:
         with self._reading():
             return self._tables.position()
 
-    # ── writing ───────────────────────────────────────────────────────────────────────────────────────
+    # ── writing ───────────────────────────────────────────────────────────────────────────────────
     def dispatch(self, units: Sequence[tuple[int, Unit]]) -> None:
         """See `ConsumeQueues.dispatch`."""
         if not units:
@@ -144,7 +148,7 @@ class RocksConsumeQueues:
             ends.update(zip(missing, self._tables.ends(missing), strict=True))
         return ends
 
-    # ── reading ───────────────────────────────────────────────────────────────────────────────────────
+    # ── reading ───────────────────────────────────────────────────────────────────────────────────
     def find(self, partition_id: int, offset: int, *, end: int, bytes_max: int) -> list[Unit]:
         """See `ConsumeQueues.find`."""
         # Before the tables are read: units that are written meanwhile are in both.
@@ -174,7 +178,8 @@ class RocksConsumeQueues:
         while unit.base_offset < offsets[1] and (not batches or unit.length <= left):
             batches.append(unit)
             left -= unit.length
-            # The iterator must not step behind the last unit, where it would pass over deleted keys.
+            # The iterator must not step behind the last unit, where it would pass over deleted
+            # keys.
             if len(batches) == FIND_UNITS_MAX or unit.next_offset >= last:
                 break
             units.next()
@@ -201,8 +206,8 @@ class RocksConsumeQueues:
             now = self._tables.bounds(partition_id)
             if before is None or now is None or now[0] >= before[1]:
                 return None
-            # The iterator sees the rows of the time when it was made: at least up to the earlier end, and from the
-            # later first offset on.
+            # The iterator sees the rows of the time when it was made: at least up to the earlier
+            # end, and from the later first offset on.
             first, end = bounds = now[0], before[1]
             if bound is TimeBound.LOWER:
                 low = first_where(units, partition_id, bounds, at_ms=at_ms)
@@ -225,7 +230,7 @@ class RocksConsumeQueues:
             ids = [partition_id for partition_id, *_ in self._tables.all_bounds()]
         return sorted({*ids, *self._waiting.ids()})
 
-    # ── forgetting ────────────────────────────────────────────────────────────────────────────────────
+    # ── forgetting ────────────────────────────────────────────────────────────────────────────────
     def firsts_behind(self, position: int) -> Iterator[list[tuple[int, int]]]:
         """See `ConsumeQueues.firsts_behind`."""
         start: int | None = 0
@@ -346,7 +351,7 @@ class RocksConsumeQueues:
             self._tables.put_end(batch, partition_id, kept)
         self._delete(batch, partition_id, cut, end.next_offset)
 
-    # ── durability ────────────────────────────────────────────────────────────────────────────────────
+    # ── durability ────────────────────────────────────────────────────────────────────────────────
     def recover(self, position: int, *, first_position: int = 0) -> int:
         """See `ConsumeQueues.recover`."""
         try:

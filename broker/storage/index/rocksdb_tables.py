@@ -1,4 +1,5 @@
-"""The RocksDB database of the index: its two families, their keys and values, its settings.  Disk, through the library.
+"""The RocksDB database of the index: its two families, their keys and values, its settings.  Disk,
+through the library.
 
     units    partition u64, base_offset u64          → position u64, appended_at_ms i64, length u32, count u32
     bounds   partition u64, 0                        → first offset u64, position of its batch u64
@@ -67,8 +68,8 @@ def _options(cache: Cache) -> Options:
     tables.set_block_cache(cache)
     tables.set_block_size(16 << 10)
     tables.set_bloom_filter(10, block_based=False)
-    # A whole filter or index of a table with a million bounds is larger than a shard of the cache: it would be read again
-    # for each lookup.  Its parts are read and cached alone.
+    # A whole filter or index of a table with a million bounds is larger than a shard of the cache:
+    # it would be read again for each lookup.  Its parts are read and cached alone.
     tables.set_index_type(BlockBasedIndexType.two_level_index_search())
     tables.set_partition_filters(True)
     tables.set_metadata_block_size(FILTER_PART_BYTES)
@@ -93,7 +94,9 @@ def _options(cache: Cache) -> Options:
 
 
 def failure(error: Exception) -> StorageError:
-    """The StorageError of an exception of the library, which has only one class: the text decides."""
+    """The StorageError of an exception of the library, which has only one class: the text
+    decides.
+    """
     text = f"the RocksDB index: {error}"
     if any(sign in text for sign in _FULL):
         return DiskFullError(text)
@@ -114,7 +117,9 @@ def library_errors() -> Iterator[None]:
 
 
 def _once_free(work: Callable[[], None]) -> None:
-    """Do it; once more if iterators of failed reads, which errors keep in cycles, held the closed database open."""
+    """Do it; once more if iterators of failed reads, which errors keep in cycles, held the closed
+    database open.
+    """
     try:
         work()
     except Exception as error:
@@ -131,7 +136,9 @@ def unit_of_row(base_offset: int, value: bytes) -> Unit:
 
 
 class RocksTables:
-    """The database, in a folder of its own.  A damaged database is replaced by an empty one, unless it is `read_only`."""
+    """The database, in a folder of its own.  A damaged database is replaced by an empty one, unless
+    it is `read_only`.
+    """
 
     def __init__(
         self, path: str, *, read_only: bool = False, reach: Callable[[str], None] = pass_by
@@ -208,7 +215,7 @@ class RocksTables:
                     log.warning("the RocksDB index: %s", error)
         self.__dict__.pop("_family", None)
 
-    # ── writing ───────────────────────────────────────────────────────────────────────────────────────
+    # ── writing ───────────────────────────────────────────────────────────────────────────────────
     def put_first(self, batch: WriteBatch, partition_id: int, first: int, position: int) -> None:
         """Set a partition's first offset and its position."""
         batch.put(BOUND.pack(partition_id, FIRST), FIRST_VALUE.pack(first, position), self._family)
@@ -249,7 +256,7 @@ class RocksTables:
         self._units.flush()
         self._reach("index-flushed")
 
-    # ── reading ───────────────────────────────────────────────────────────────────────────────────────
+    # ── reading ───────────────────────────────────────────────────────────────────────────────────
     def position(self) -> int:
         """The log position up to which every batch is in the index."""
         value = self._bounds.get(_POSITION)
@@ -288,7 +295,9 @@ class RocksTables:
                 yield *first, End(*END_VALUE.unpack(value))
 
     def units(self) -> RdictIter:
-        """An iterator over the units of all partitions.  It has no bounds: the library would free them too early."""
+        """An iterator over the units of all partitions.  It has no bounds: the library would free
+        them too early.
+        """
         return self._units.iter()
 
 
@@ -322,7 +331,9 @@ def first_where(
     at_ms: int = 0,
     position: int = 0,
 ) -> int:
-    """Base offset of the first unit at or above a time and a position; the end without such a unit."""
+    """Base offset of the first unit at or above a time and a position; the end without such a
+    unit.
+    """
     low, high = bounds
     while low < high:
         unit = unit_at(units, partition_id, (low + high) // 2)

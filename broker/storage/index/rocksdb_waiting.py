@@ -1,4 +1,6 @@
-"""Units that a full disk keeps out of the index.  They wait in memory, where readers find them.  Pure."""
+"""Units that a full disk keeps out of the index.  They wait in memory, where readers find them.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ class End(NamedTuple):
 
 
 class WaitingUnits:
-    """The waiting units.  One thread adds, many read; when the units are written, the object is replaced."""
+    """The waiting units.  One thread adds, many read; when the units are written, the object is
+    replaced.
+    """
 
     def __init__(self) -> None:
         self.rows: list[tuple[int, Unit]] = []
@@ -51,7 +55,9 @@ class WaitingUnits:
 def more(
     batches: list[Unit], units: Sequence[Unit], offset: int, *, end: int, bytes_max: int
 ) -> None:
-    """Extend the result of a `find` by `units` from the unit that has `offset` on, within the limits of the call."""
+    """Extend the result of a `find` by `units` from the unit that has `offset` on, within the
+    limits of the call.
+    """
     left = bytes_max - sum(unit.length for unit in batches)
     for unit in units:
         if unit.next_offset <= offset:

@@ -1,4 +1,6 @@
-"""A lock that many threads share or one thread has alone.  The index is reopened alone, and read shared."""
+"""A lock that many threads share or one thread has alone.  The index is reopened alone, and read
+shared.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ class SharedLock:
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """Have the lock together with other threads; waits for a thread that has it alone, or waits for that."""
+        """Have the lock together with other threads; waits for a thread that has it alone, or waits
+        for that.
+        """
         with self._changed:
             while self._alone:
                 self._changed.wait()

@@ -1,4 +1,5 @@
-"""Reads batches of a partition from the log, which it finds by the index.  Disk, through `CommitLog`; any thread.
+"""Reads batches of a partition from the log, which it finds by the index.  Disk, through
+`CommitLog`; any thread.
 
 Invariants
     Every batch is checked, and compared with its unit in the index, before it is served.
@@ -32,7 +33,8 @@ class BatchReader:
             The batches, and one past their last offset.  They end before a damaged batch.
 
         Raises:
-            CorruptLogError: the first batch is damaged.  Its details `offset` and `end_offset` are the batch's.
+            CorruptLogError: the first batch is damaged.  Its details `offset` and `end_offset` are
+                the batch's.
         """
         units = self._queues.find(partition_id, offset, end=end, bytes_max=bytes_max)
         if not units or units[0].base_offset > offset:

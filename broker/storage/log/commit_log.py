@@ -1,18 +1,20 @@
-"""The commit log: all records of a broker, one after another, in segment files.  Disk, through `Files`.
+"""The commit log: all records of a broker, one after another, in segment files.  Disk, through
+`Files`.
 
     log/00000000000000000000.log   log/00000000001073741712.log   …      named by the position of their first byte
 
-    A position is the index of a byte in the whole log.  A record lies in one segment.  A segment begins where the one
-    before it ends.  Only where bytes were lost there is a gap, which stays.
+    A position is the index of a byte in the whole log.  A record lies in one segment.  A segment
+    begins where the one before it ends.  Only where bytes were lost there is a gap, which stays.
 
 Invariants
-    Positions only grow.  A segment is durable before the next one is created, and is not written after that.
-    A record with BARRIER was written when every byte before it was durable.  So damage before a whole record with
-    BARRIER is damage of durable bytes.  Damage without such a record behind it is a commit that never became durable.
-    The body of a record is not copied or changed: only its header of 96 bytes is stamped.
-    Segments are removed from the first on.  A segment is removed only when the one before it is durably gone.
-    The last segment may have zeros behind its end, which are reserved for small plans; they are cut at the end of the
-    segment, at a close, and at a start.
+    Positions only grow.  A segment is durable before the next one is created, and is not written
+    after that. A record with BARRIER was written when every byte before it was durable.  So damage
+    before a whole record with BARRIER is damage of durable bytes.  Damage without such a record
+    behind it is a commit that never became durable. The body of a record is not copied or changed:
+    only its header of 96 bytes is stamped. Segments are removed from the first on.  A segment is
+    removed only when the one before it is durably gone. The last segment may have zeros behind its
+    end, which are reserved for small plans; they are cut at the end of the segment, at a close, and
+    at a start.
 """
 
 from __future__ import annotations
@@ -33,9 +35,13 @@ FOLDER = "log"
 SUFFIX = ".log"
 BARRIER = 0x80
 RESERVED_BYTES = 1 << 20
-"""Reserved behind the end for small plans: the sync of a write into reserved bytes takes two thirds of the time."""
+"""Reserved behind the end for small plans: the sync of a write into reserved bytes takes two thirds
+of the time.
+"""
 SMALL_BYTES_MAX = 64 << 10
-"""Of a small plan: bytes are reserved for it, and the kernel may sync it.  Larger ones have few syncs for their bytes."""
+"""Of a small plan: bytes are reserved for it, and the kernel may sync it.  Larger ones have few
+syncs for their bytes.
+"""
 _FLAGS_AT = 15
 _KIND_AT = 13
 _MESSAGES = int(Kind.MESSAGES)
@@ -47,7 +53,9 @@ def segment_path(base: int) -> str:
 
 
 def segment_bases(files: Files) -> list[int]:
-    """Positions at which the segments on the disk begin, sorted; other files in the folder are ignored."""
+    """Positions at which the segments on the disk begin, sorted; other files in the folder are
+    ignored.
+    """
     return [
         int(name[:20])
         for name in files.list(FOLDER)
@@ -77,7 +85,9 @@ class WritePlan:
     def add(
         self, record: Buffer, *, base_offset: int, appended_at_ms: int
     ) -> tuple[int, bytearray]:
-        """Place a record, whose buffer must not change until it is written; returns position and stamped header."""
+        """Place a record, whose buffer must not change until it is written; returns position and
+        stamped header.
+        """
         length = len(record)
         if self.end - self._base + length > self._segment_bytes:
             self.roll()
@@ -121,7 +131,9 @@ class CommitLog:
         self._bases = list(bases) or [end]
         """The list is replaced and never changed, because readers in other threads use it."""
         self._leaving: int | None = None
-        """Base of a dropped segment, which is not read any more, and whose files may still exist."""
+        """Base of a dropped segment, which is not read any more, and whose files may still
+        exist.
+        """
         self.end = end
         """Position behind the last durable record.  After a crash the log is at least this long."""
         self._active: AppendFile | None = None
@@ -154,7 +166,8 @@ class CommitLog:
 
         Raises:
             DiskFullError: no record of the plan was kept; a later plan may be tried.
-            FlushFailedError: the plan's records may be on the disk or not; the log must not be written again.
+            FlushFailedError: the plan's records may be on the disk or not; the log must not be
+                written again.
         """
         assert plan.start == self.end
         sealed: list[int] = []
@@ -185,8 +198,8 @@ class CommitLog:
         Write a plan without making it durable; once its file is synced, call `end_write`.
 
         Returns:
-            The file; None: nothing was written, because the plan begins a segment, or bytes have to be reserved;
-            `write` it.
+            The file; None: nothing was written, because the plan begins a segment, or bytes have to
+            be reserved; `write` it.
 
         Raises:
             DiskFullError: `undo` the plan; a later one may be tried.
@@ -221,7 +234,7 @@ class CommitLog:
         try:
             file.reserve(max(length, min(RESERVED_BYTES, self._segment_bytes - file.size)))
         except StorageError as error:
-            log.debug("no bytes are reserved: %s", error.message)
+            log.debug("cannot reserve disk space for the log: %s", error.message)
         self._reserves = file.reserved >= length
 
     def _protect(self, sealed: list[int]) -> None:
@@ -229,7 +242,7 @@ class CommitLog:
             try:
                 self._files.protect(segment_path(base))
             except StorageError as error:
-                log.warning("a sealed segment stays writable: %s", error.message)
+                log.warning("cannot make a sealed segment read-only: %s", error.message)
 
     def _segment(self, base: int) -> AppendFile:
         if self._active is not None and base == self._bases[-1]:
@@ -275,7 +288,8 @@ class CommitLog:
 
     def read(self, position: int, length: int) -> bytes:
         """
-        Up to `length` bytes at `position`, which must lie in one segment; fewer at the segment's end.
+        Up to `length` bytes at `position`, which must lie in one segment; fewer at the segment's
+        end.
 
         Raises:
             CorruptLogError: the segment is missing.
@@ -284,7 +298,8 @@ class CommitLog:
 
     def read_each(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """
-        The bytes of each (position, length), sorted by position; each range must lie in one segment.
+        The bytes of each (position, length), sorted by position; each range must lie in one
+        segment.
 
         Raises:
             CorruptLogError: a segment is missing.
@@ -299,7 +314,9 @@ class CommitLog:
         return parts
 
     def _segment_of(self, position: int) -> tuple[int, int]:
-        """The base of the segment that has `position`, and the position at which the next segment begins."""
+        """The base of the segment that has `position`, and the position at which the next segment
+        begins.
+        """
         bases = self._bases
         if position < bases[0]:
             raise CorruptLogError(
@@ -331,7 +348,8 @@ class CommitLog:
         Remove the first segment, durably.  It must not be the segment that is written to.
 
         Raises:
-            StorageError: the segment is not read any more, but its files may exist; the next call removes them first.
+            StorageError: the segment is not read any more, but its files may exist; the next call
+                removes them first.
         """
         self.finish_drop()
         assert len(self._bases) > 1
@@ -340,7 +358,8 @@ class CommitLog:
 
     def finish_drop(self) -> None:
         """
-        Remove the remaining files of a dropped segment, so that later segments may be removed without making a gap.
+        Remove the remaining files of a dropped segment, so that later segments may be removed
+        without making a gap.
 
         Raises:
             StorageError: the files may still exist; the next call tries again.
@@ -364,7 +383,7 @@ class CommitLog:
         try:
             self._close_active(cut=whole)
         except StorageError as error:
-            log.warning("reserved bytes are cut at the next start: %s", error.message)
+            log.warning("cannot cut reserved bytes now, the next start will: %s", error.message)
 
 
 def _start(range_: tuple[int, int]) -> int:

@@ -1,4 +1,6 @@
-"""The headers of a segment's records, and the partitions that they describe.  Disk, through `Files`."""
+"""The headers of a segment's records, and the partitions that they describe.  Disk, through
+`Files`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ _DESCRIBING = (Kind.PARTITION, Kind.STATE)
 
 def segment_headers(files: Files, base: int, *, start: int = 0) -> Iterator[Header]:
     """
-    Every header of the segment that begins at `base`, in order; damaged records are skipped.  Bodies are not read.
+    Every header of the segment that begins at `base`, in order; damaged records are skipped.
+    Bodies are not read.
 
     Args:
         start: the position at which the first record begins that is read; 0: that of the segment.
@@ -44,7 +47,8 @@ def segment_headers(files: Files, base: int, *, start: int = 0) -> Iterator[Head
 
 def partitions_described(files: Files, base: int, *, end: int) -> set[int] | None:
     """
-    Partitions that have a PARTITION or STATE record in the segment `[base, end)`, damaged records included.
+    Partitions that have a PARTITION or STATE record in the segment `[base, end)`, damaged records
+    included.
 
     Returns:
         None if the segment is damaged and its trail does not have every lost record.
@@ -61,7 +65,9 @@ def partitions_described(files: Files, base: int, *, end: int) -> set[int] | Non
 
 
 def _note_damaged(trail: TrailCursor, start: int, end: int, described: set[int]) -> bool:
-    """Add the partitions of the lost records in `[start, end)`; False if the trail does not have all of them."""
+    """Add the partitions of the lost records in `[start, end)`; False if the trail does not have
+    all of them.
+    """
     if start == end:
         return True
     for header, _ in trail.between(start, end):

@@ -1,22 +1,26 @@
-"""Reads the log at a start: every whole record from a position on, and every hole.  Disk, through `Files`.
+"""Reads the log at a start: every whole record from a position on, and every hole.  Disk, through
+`Files`.
 
     whole record ──▶ visitor.record              bytes that are no record, at position p:
                                                     in an earlier segment                        → a hole
                                                     a whole record with BARRIER after p          → a hole
                                                     p was durable, by the trail or the snapshot  → a hole
                                                     else: a commit that never became durable     → cut at p
-                                                          (and zeros at the end, which were reserved)
+                                                          (and zeros at the end, which were
+                                                          reserved)
 
-A hole ends where the next whole record begins.  It has the known lost records: from the trail, or from a whole header
-of a damaged body.  A large hole, or one with unknown records, is reported in parts.
+A hole ends where the next whole record begins.  It has the known lost records: from the trail, or
+from a whole header of a damaged body.  A large hole, or one with unknown records, is reported in
+parts.
 
 Invariants
     No durable record is cut.
-    Every record is visited once, in the order of the log, after its checksums and its position are checked.
-    A record is made durable before it is served, because it may have been in the page cache only.
+    Every record is visited once, in the order of the log, after its checksums and its position are
+    checked. A record is made durable before it is served, because it may have been in the page
+    cache only.
 
-Source: Kafka truncates at the first bad record, and so loses later good records after bit rot (as NATS #7549).  The
-barrier tells bit rot from an unfinished write without a second sync per commit.
+Source: Kafka truncates at the first bad record, and so loses later good records after bit rot (as
+NATS #7549).  The barrier tells bit rot from an unfinished write without a second sync per commit.
 """
 
 from __future__ import annotations
@@ -53,7 +57,9 @@ _MAGIC_BYTES = MAGIC.to_bytes(4, "little")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveredLog:
-    """A recovered log: the bases of its segments, its end, and the number of bytes of an unfinished write."""
+    """A recovered log: the bases of its segments, its end, and the number of bytes of an unfinished
+    write.
+    """
 
     bases: list[int]
     end: int
@@ -74,8 +80,8 @@ def recover_log(
         durable: a position up to which the log is known to have been durable, or 0.
 
     Raises:
-        DataFolderError: a newer broker wrote this log, the log is missing, or a file with a segment's name is not a
-            part of it.
+        DataFolderError: a newer broker wrote this log, the log is missing, or a file with a
+            segment's name is not a part of it.
     """
     files.make_folder(FOLDER)
     recovered = scan_log(files, visitor, start=start, durable=durable)
@@ -140,11 +146,14 @@ class _Scan:
         return self._scan_last_segment()
 
     def _check_belongs(self) -> None:
-        """Raises DataFolderError if the log is missing, or its last file begins behind the end that the log ever had."""
+        """Raises DataFolderError if the log is missing, or its last file begins behind the end that
+        the log ever had.
+        """
         reached = max(self._at, self._durable)
         if not self._bases and not self._trails and reached:
             raise DataFolderError(
-                f"{self._files.name()}/{FOLDER} has no segments, and a snapshot says that the log reached "
+                f"{self._files.name()}/{FOLDER} has no segments, and a snapshot says "
+                f"that the log reached "
                 f"position {reached}: put {FOLDER}/ back",
                 path=FOLDER,
             )
@@ -154,7 +163,8 @@ class _Scan:
         end = before + (self._files.size(segment_path(before)) or 0)
         if end < last and self._durable < last and self._next_in(last) is None:
             raise DataFolderError(
-                f"{self._files.name()}/{segment_path(last)} is not a part of the log, which ends at position "
+                f"{self._files.name()}/{segment_path(last)} is not a part of the log, which ends "
+                f"at position "
                 f"{end}: move it away",
                 path=segment_path(last),
             )
@@ -178,13 +188,14 @@ class _Scan:
         Read the last segment, the only one that may end in an unfinished write.
 
         Returns:
-            The recovered log.  It ends behind the last whole record.  If durable bytes are missing there, it ends
-            behind them, and a new segment begins.
+            The recovered log.  It ends behind the last whole record.  If durable bytes are missing
+            there, it ends behind them, and a new segment begins.
         """
         base = self._bases[-1] if self._bases else self._at
         end = base + (self._files.size(segment_path(base)) or 0)
-        # Bytes that are no record were durable if a whole record behind them lies below the known durable end, or has
-        # BARRIER: then they are a hole.  Otherwise they are an unfinished write, and are cut.
+        # Bytes that are no record were durable if a whole record behind them lies below the known
+        # durable end, or has BARRIER: then they are a hole.  Otherwise they are an unfinished
+        # write, and are cut.
         while (problem := self._read(base, end)) is not None:
             whole = self._next_whole(base)
             if whole is not None and (whole < self._durable or self._barrier_follows(base)):
@@ -212,7 +223,9 @@ class _Scan:
         )
 
     def _read(self, base: int, end: int) -> str | None:
-        """Visit whole records up to `end`; returns the problem at which it stopped, or None at `end`."""
+        """Visit whole records up to `end`; returns the problem at which it stopped, or None at
+        `end`.
+        """
         path = segment_path(base)
         wanted = READ_BYTES
         while self._at < end:
@@ -283,7 +296,9 @@ class _Scan:
         self._at = end
 
     def _known(self, start: int, end: int) -> Iterator[Trace]:
-        """The known lost records in `[start, end)`, in the order of the log: from the trail and from whole headers."""
+        """The known lost records in `[start, end)`, in the order of the log: from the trail and
+        from whole headers.
+        """
         at = start
         for trace in self._traces(start, end):
             position = trace.header.position
@@ -303,7 +318,9 @@ class _Scan:
                 yield from self._cursors[base].between(start, end)
 
     def _headers(self, start: int, end: int) -> Iterator[Header]:
-        """The chain of whole headers that begins at `start`: each record's length leads to the next header."""
+        """The chain of whole headers that begins at `start`: each record's length leads to the next
+        header.
+        """
         while start < end:
             base = max((base for base in self._bases if base <= start), default=None)
             if base is None:
@@ -337,7 +354,9 @@ class _Scan:
 
 
 def written_end(files: Files, base: int, start: int, end: int) -> int:
-    """The position behind the last byte in `[start, end)` of a segment that is not zero; `start` without any."""
+    """The position behind the last byte in `[start, end)` of a segment that is not zero; `start`
+    without any.
+    """
     path = segment_path(base)
     while start < end:
         at = max(start, end - READ_BYTES)
@@ -367,7 +386,9 @@ def whole_records(files: Files, base: int, position: int) -> Iterator[Header]:
 
 
 def _keep_cut(files: Files, base: int, position: int, length: int) -> None:
-    """Copy the `length` bytes of an unfinished write, which are about to be cut, if they have whole records."""
+    """Copy the `length` bytes of an unfinished write, which are about to be cut, if they have whole
+    records.
+    """
     whole = sum(1 for _ in whole_records(files, base, position))
     if not whole:
         return

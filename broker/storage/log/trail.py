@@ -3,12 +3,14 @@
     log/{position}.trail      headers of 96 bytes as they are in the log, one after another; records that are not
                               messages have their bodies as well, up to OWN_BYTES_MAX
 
-The trail is a file of its own, so damage of the log leaves it.  It tells which records a damaged region had, restores
-those that are not messages, and shows that a missing tail was durable once.  A record is added to the trail after the
-sync of the log.  The trail itself is not synced: without some of its entries, or all, recovery is only more careful.
+The trail is a file of its own, so damage of the log leaves it.  It tells which records a damaged
+region had, restores those that are not messages, and shows that a missing tail was durable once.  A
+record is added to the trail after the sync of the log.  The trail itself is not synced: without
+some of its entries, or all, recovery is only more careful.
 
 Invariants
-    Every record in the trail was durable in the log.  An entry counts only if its checksum and position are right.
+    Every record in the trail was durable in the log.  An entry counts only if its checksum and
+    position are right.
 """
 
 from __future__ import annotations

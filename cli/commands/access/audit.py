@@ -56,7 +56,8 @@ def _start_of(text: str) -> datetime:
         return datetime.fromisoformat(text).astimezone()
     except (ValueError, OverflowError, OSError):
         raise ConfigError(
-            f"--since is a time such as 2030-01-31T08:00:00Z, or how long ago, such as -1h, not {text[:80]!r}"
+            f"--since is a time such as 2030-01-31T08:00:00Z, or how long ago, such as -1h, not "
+            f"{text[:80]!r}"
         ) from None
 
 

@@ -1,4 +1,6 @@
-"""`keylane access quota`: how much principals may use of each server, and subjects take at each broker."""
+"""`keylane access quota`: how much principals may use of each server, and subjects take at each
+broker.
+"""
 
 from __future__ import annotations
 
@@ -46,13 +48,16 @@ def set_quota(
         int,
         typer.Option(
             min=0,
-            help="Bytes of messages for a later delivery of all subjects of NAME together at each broker; 0: no limit.",
+            help="Bytes of messages for a later delivery of all subjects of NAME together at each "
+            "broker; 0: no limit.",
         ),
     ] = 0,
     subject: SubjectOption = False,
     answer: Answer,
 ) -> None:
-    """Limit a principal at each server, in place of its limits before; with --subject what subjects take."""
+    """Limit a principal at each server, in place of its limits before; with --subject what subjects
+    take.
+    """
     ask_and_show(
         answer.meta,
         answer.output,

@@ -90,7 +90,9 @@ def broker_cordon(
     *,
     answer: Answer,
 ) -> None:
-    """Keep a broker group from new partitions; those it has stay.  An evacuation does this as well."""
+    """Keep a broker group from new partitions; those it has stay.  An evacuation does this as
+    well.
+    """
     from .groups import cordon
 
     answer.run(cordon, group=group, cordoned=True)
@@ -128,7 +130,8 @@ def evacuate(
         bool,
         typer.Option(
             "--accept-loss",
-            help="The broker's disk is lost for good: strict and static subjects continue as well, and messages "
+            help="The broker's disk is lost for good: strict and static subjects continue as well, "
+            "and messages "
             "that only it had are given up. See --dry-run first.",
         ),
     ] = False,
@@ -140,9 +143,9 @@ def evacuate(
     """
     Continue all partitions of a broker group, of every subject, on other broker groups.
 
-    The group gets no new partitions from then on, also if the evacuation is canceled: keylane broker uncordon GROUP
-    ends that.  With --without-source the exit status is 1 if partitions of a subject stay there.  With --accept-loss it
-    shows what is given up, and asks on a terminal.
+    The group gets no new partitions from then on, also if the evacuation is canceled: keylane
+    broker uncordon GROUP ends that.  With --without-source the exit status is 1 if partitions of a
+    subject stay there.  With --accept-loss it shows what is given up, and asks on a terminal.
     """
     from ..operations import change_partitions, confirm_loss
 
@@ -173,7 +176,9 @@ def broker_accept(
     yes: YesOption = False,
     answer: Answer,
 ) -> None:
-    """Let a refused broker serve with an older copy of the data folder; what the copy lacks is given up."""
+    """Let a refused broker serve with an older copy of the data folder; what the copy lacks is
+    given up.
+    """
     from ...screen import run
     from ..deletion import asks, confirm
     from .groups import accept, show_behind

@@ -1,4 +1,6 @@
-"""`keylane broker verify` and `dump`: a data folder that no broker uses now, checked and printed.  Changes nothing."""
+"""`keylane broker verify` and `dump`: a data folder that no broker uses now, checked and printed.
+Changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,8 @@ def _lock(files: RealFiles, folder: Path, *, writes: bool) -> None:
         if not isinstance(error.__cause__, BlockingIOError):
             raise
         raise DataFolderError(
-            f"a broker is using the data folder {folder} now: stop it first, or look at the running broker with "
+            f"a broker is using the data folder {folder} now: stop it first, or look at the "
+            f"running broker with "
             "keylane broker health HOST:PORT, and keylane meta verify",
             path=str(folder),
         ) from error
@@ -140,7 +143,9 @@ def dump_folder(
 
 
 def dump_scheduled(folder: Path, form: OutputFormat, *, limit: int, messages: bool) -> None:
-    """Print records of the journal of scheduled messages of a data folder, oldest first, one a line."""
+    """Print records of the journal of scheduled messages of a data folder, oldest first, one a
+    line.
+    """
     printed = 0
 
     def visit(place: Place, records: list[Record]) -> None:

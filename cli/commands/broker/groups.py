@@ -76,7 +76,9 @@ def _given_up(copy: RefusedBroker) -> str:
 
 
 async def show_behind(meta: str, *, group: str, address: str) -> None:
-    """Show what would be given up if a data folder that is behind was accepted, for the question; changes nothing."""
+    """Show what would be given up if a data folder that is behind was accepted, for the question;
+    changes nothing.
+    """
     async with open_admin(meta) as admin:
         copy = await admin.accept_folder(group, address=address, dry_run=True)
     show_line(f"{copy.problem}; {_given_up(copy)}", errors=True)

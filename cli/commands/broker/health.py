@@ -24,7 +24,8 @@ TIMES = {"next_ms": "next at"}
 
 async def show_health(address: str, output: OutputFormat) -> None:
     """
-    Show a broker's health; exit status 1 if it is not ready: it takes no writes, or is refused by the metaserver.
+    Show a broker's health; exit status 1 if it is not ready: it takes no writes, or is refused by
+    the metaserver.
 
     Raises:
         ConfigError, NotSentError
@@ -42,7 +43,9 @@ async def show_health(address: str, output: OutputFormat) -> None:
 
 
 def health_rows(details: Mapping[str, object]) -> list[tuple[str, str | None]]:
-    """The rows of a table: one for each value, also of those that are together under a name, and one for each of a list."""
+    """The rows of a table: one for each value, also of those that are together under a name, and
+    one for each of a list.
+    """
     rows: list[tuple[str, str | None]] = []
     for name, value in sorted(details.items()):
         label = name.replace("_", " ")
@@ -82,7 +85,9 @@ def _named(name: str, value: object) -> str:
 
 
 async def _ask_health(address: str) -> Health:
-    """What the broker says of itself: it asks for no token, is shown none, and no metaserver is needed."""
+    """What the broker says of itself: it asks for no token, is shown none, and no metaserver is
+    needed.
+    """
     addresses = addresses_of(address)
     if len(addresses) > 1:
         raise ConfigError(f"the health of one broker is asked for, not of {address!r:.80}")

@@ -28,7 +28,8 @@ def cluster_init(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Name or address of a host with a metaserver and no broker; the other hosts have no metaserver then.",
+            help="Name or address of a host with a metaserver and no broker; the other hosts have "
+            "no metaserver then.",
         ),
     ] = None,
     postgresql: Annotated[
@@ -36,7 +37,8 @@ def cluster_init(
         typer.Option(
             envvar="KEYLANE_POSTGRESQL",
             metavar="URL",
-            help="Database of a metaserver on each host; without it the first host has the only one.",
+            help="Database of a metaserver on each host; without it the first "
+            "host has the only one.",
         ),
     ] = None,
     data: Annotated[
@@ -53,7 +55,9 @@ def cluster_init(
     ] = "/usr/local/bin/keylane",
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Write settings, a private certificate authority, certificates and systemd units for the hosts of a new cluster."""
+    """Write settings, a private certificate authority, certificates and systemd units for the hosts
+    of a new cluster.
+    """
     from ...screen import run
     from .init import init_cluster
     from .plan import ClusterPlan
@@ -79,7 +83,9 @@ def cluster_check(
     *,
     answer: Answer,
 ) -> None:
-    """Tell what does not fit, seen from this host: clocks, certificates, names, versions, ports, disks; status 1 then."""
+    """Tell what does not fit, seen from this host: clocks, certificates, names, versions, ports,
+    disks; status 1 then.
+    """
     from .check import check_cluster
 
     answer.run(check_cluster)

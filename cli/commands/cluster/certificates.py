@@ -19,7 +19,9 @@ AUTHORITY_DAYS = 3650
 SERVER_DAYS = 397
 """As public authorities have it: renewal is work that must not be forgotten for years."""
 LEEWAY = dt.timedelta(days=1)
-"""Certificates begin so much earlier: a host whose clock is behind starts, and `keylane cluster check` tells it."""
+"""Certificates begin so much earlier: a host whose clock is behind starts, and `keylane cluster
+check` tells it.
+"""
 
 
 @dataclass(frozen=True, slots=True)

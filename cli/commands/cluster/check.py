@@ -1,4 +1,5 @@
-"""`keylane cluster check`: asks every server of a cluster, and tells what does not fit and what to do.
+"""`keylane cluster check`: asks every server of a cluster, and tells what does not fit and what to
+do.
 
 metaservers ─▶ their brokers ─▶ each: reached?  ready?  certificate?  figures (GET /metrics) ─▶ findings (`judge_reports`)
 """
@@ -64,7 +65,9 @@ async def check_cluster(meta: str, output: OutputFormat) -> None:
 
 
 async def _brokers(addresses: Sequence[str], findings: list[Finding]) -> list[str]:
-    """The addresses of the brokers that the metaservers know; those that are not available become findings."""
+    """The addresses of the brokers that the metaservers know; those that are not available become
+    findings.
+    """
     try:
         async with Admin(addresses) as admin:
             listed = (await admin.list_brokers()).brokers
@@ -82,7 +85,8 @@ async def _brokers(addresses: Sequence[str], findings: list[Finding]) -> list[st
         )
     findings += [
         Finding(
-            f"broker group {broker.broker_group} has not reported itself for {broker.silent_ms / 1000:.0f} s",
+            f"broker group {broker.broker_group} has not reported itself for "
+            f"{broker.silent_ms / 1000:.0f} s",
             "Start it, and look at its log.",
             broker.address,
         )
@@ -171,7 +175,9 @@ def _figures(text: str) -> _Figures:
 async def _certificate(
     address: str, tls: TlsSettings | None
 ) -> tuple[float | None, tuple[str, ...]]:
-    """The end and the names of the server's certificate; the connection before has found it valid."""
+    """The end and the names of the server's certificate; the connection before has found it
+    valid.
+    """
     if tls is None:
         return None, ()
     host, port = parse_address(address)

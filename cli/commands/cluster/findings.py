@@ -1,4 +1,6 @@
-"""Judges what the servers of a cluster say of themselves: what does not fit, and what to do.  Pure."""
+"""Judges what the servers of a cluster say of themselves: what does not fit, and what to do.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -119,7 +121,8 @@ def _of_server(report: ServerReport, now_s: float) -> list[Finding]:
         findings.append(
             Finding(
                 "insecure_network: other machines read and write without TLS",
-                "Give it tls_cert, tls_key and tls_ca, and take insecure_network out of its settings.",
+                "Give it tls_cert, tls_key and tls_ca, and take insecure_network "
+                "out of its settings.",
                 address,
             )
         )

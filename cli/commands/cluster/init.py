@@ -1,4 +1,6 @@
-"""`keylane cluster init`: a folder for each host of a new cluster, with settings, certificates and systemd units."""
+"""`keylane cluster init`: a folder for each host of a new cluster, with settings, certificates and
+systemd units.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ def init_cluster(folder: Path, plan: ClusterPlan, *, keylane: str, output: Outpu
     Write the files, and say what to do with them.
 
     Raises:
-        ClusterFolderError: the folder is not empty, or cannot be written; what was in it is not changed.
+        ClusterFolderError: the folder is not empty, or cannot be written; what was in it is not
+            changed.
     """
     _claim(folder)
     authority = CertificateAuthority("keylane cluster", dt.datetime.now(dt.UTC))
@@ -112,7 +115,8 @@ def _say(folder: Path, plan: ClusterPlan, tokens: ClusterTokens, output: OutputF
         return
     show_line(f"{folder} has a folder for each of {len(plan.all_hosts)} hosts.")
     show_line(
-        f"  Copy the files of {folder}/HOST to {CONFIG_FOLDER} of that host, owned by the user keylane,"
+        f"  Copy the files of {folder}/HOST to {CONFIG_FOLDER} of that host, owned "
+        f"by the user keylane,"
     )
     show_line("  and the .service files to /etc/systemd/system; start the metaservers first.")
     show_line(

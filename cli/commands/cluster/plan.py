@@ -23,13 +23,16 @@ class ClusterPlan:
     What a new cluster consists of.
 
     Raises:
-        ConfigError: lists every host that is no name or address, or given twice, and what else cannot be.
+        ConfigError: lists every host that is no name or address, or given twice, and what else
+            cannot be.
     """
 
     hosts: Sequence[str]
     """The names or addresses by which the hosts are reached."""
     postgresql: str | None
-    """URL of the metaservers' database; None: one metaserver, on the first host, with a database of its own."""
+    """URL of the metaservers' database; None: one metaserver, on the first host, with a database of
+    its own.
+    """
     data: str
     """Folder for stored data, on each host."""
     meta_port: int
@@ -37,7 +40,9 @@ class ClusterPlan:
     meta_only: Sequence[str] = ()
     """Hosts with a metaserver and no broker; where there are any, the hosts have brokers alone."""
     name: str = ""
-    """The cluster's name, which keeps programs and databases of two clusters apart; "": it has none."""
+    """The cluster's name, which keeps programs and databases of two clusters apart; "": it has
+    none.
+    """
 
     def __post_init__(self) -> None:
         given = self.all_hosts
@@ -95,7 +100,10 @@ class ClusterPlan:
             tables.append(_table("metaserver", self._metaserver_of(host, tokens)))
         if host in self.hosts:
             tables.append(_table("broker", self._broker_of(host, tokens)))
-        head = "# Paths of certificates are relative to this file.  SIGHUP has a running program read it again.\n\n"
+        head = (
+            "# Paths of certificates are relative to this file.  SIGHUP has a running program read "
+            "it again.\n\n"
+        )
         return head + "\n".join(tables)
 
     def _broker_of(self, host: str, tokens: ClusterTokens) -> dict[str, object]:
@@ -139,7 +147,9 @@ def _address(host: str, port: int) -> str:
 
 
 def _serving(host: str) -> dict[str, object]:
-    """Where a program listens: on the address itself; for a name on every address, as a name may lead to several."""
+    """Where a program listens: on the address itself; for a name on every address, as a name may
+    lead to several.
+    """
     try:
         ip_address(host)
         place: dict[str, object] = {"host": host}

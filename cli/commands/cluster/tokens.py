@@ -1,4 +1,6 @@
-"""The first tokens of a new cluster: the administrator's, and one for each broker; metaservers get their hashes."""
+"""The first tokens of a new cluster: the administrator's, and one for each broker; metaservers get
+their hashes.
+"""
 
 from __future__ import annotations
 

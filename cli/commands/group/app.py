@@ -23,7 +23,8 @@ from ...options import (
 
 group_app = typer.Typer(
     no_args_is_help=True,
-    help="Look at consumer groups, make and delete them, set their policy and progress, suspend them.",
+    help="Look at consumer groups, make and delete them, set their policy and "
+    "progress, suspend them.",
 )
 ClientOption = Annotated[
     str | None,
@@ -76,7 +77,9 @@ def group_switch(
     *,
     answer: Answer,
 ) -> None:
-    """Change a group's strategy.  Its consumers end; consumers started with the new strategy take over."""
+    """Change a group's strategy.  Its consumers end; consumers started with the new strategy take
+    over.
+    """
     from .describe import switch_group
 
     answer.run(switch_group, subject=subject, group=group, strategy=strategy)
@@ -101,7 +104,9 @@ def group_create(
     ] = ConsumeStrategy.EXCLUSIVE,
     answer: Answer,
 ) -> None:
-    """Make a consumer group, and fix where it begins; what is stored from then on is delivered to it."""
+    """Make a consumer group, and fix where it begins; what is stored from then on is delivered to
+    it.
+    """
     from .settings import create_group
 
     answer.run(create_group, subject, group, start=start, strategy=strategy)
@@ -116,14 +121,16 @@ def group_set(
     on_failure: Annotated[
         FailurePolicy | None,
         typer.Option(
-            help="What becomes of a message that failed too often. block: it is tried on, and its key waits; "
+            help="What becomes of a message that failed too often. block: it is tried on, and its "
+            "key waits; "
             "park: its key is set aside in order; dead: the message alone is."
         ),
     ] = None,
     on_full: Annotated[
         FullPolicy | None,
         typer.Option(
-            help="What becomes of a key that is to be parked where no more can be. block: its message waits; "
+            help="What becomes of a key that is to be parked where no more can be. block: its "
+            "message waits; "
             "dead: it is set aside all the same, in order, as dead letters."
         ),
     ] = None,
@@ -142,7 +149,9 @@ def group_set(
     ] = False,
     answer: Answer,
 ) -> None:
-    """Store what a group does with failing messages; its running consumers follow, whatever their code says."""
+    """Store what a group does with failing messages; its running consumers follow, whatever their
+    code says.
+    """
     from .settings import set_group
 
     answer.run(
@@ -239,13 +248,16 @@ def group_reset(
         int | None,
         typer.Option(
             min=1,
-            help="Only the partition with this id, not of a static subject. Partitions before and behind it "
+            help="Only the partition with this id, not of a static subject. Partitions "
+            "before and behind it "
             "keep their cursors.",
         ),
     ] = None,
     answer: Answer,
 ) -> None:
-    """Set the cursors of a group without live consumers, or --live; run again, it finishes an interrupted reset."""
+    """Set the cursors of a group without live consumers, or --live; run again, it finishes an
+    interrupted reset.
+    """
     from .reset import cancel_reset, reset_group
 
     if cancel:

@@ -34,7 +34,8 @@ async def describe_group(
     """
     Show a group's owners, cursors and lag; of a static subject the logic queues as well.
 
-    A table leaves out the partitions that are sealed and that the group has drained, but with `all_partitions`.
+    A table leaves out the partitions that are sealed and that the group has drained, but with
+    `all_partitions`.
     """
     sealed: set[int] = set()
     async with open_admin(meta) as admin:
@@ -71,7 +72,8 @@ async def describe_group(
         if partition.suspects:
             show_line(
                 f"partition {partition.partition_id}: two consumers ended without handing over; "
-                f"{counted(partition.suspects, 'message')} that both had may have ended them, and the next one handles them "
+                f"{counted(partition.suspects, 'message')} that both had may have ended them, and "
+                f"the next one handles them "
                 "one at a time, for up to 30 s"
             )
         if partition.failing:
@@ -80,13 +82,16 @@ async def describe_group(
 
 
 def _show_given_up(described: GroupDescription, *, all_partitions: bool) -> None:
-    """What the group lost with disks that an operator gave up: in all, and with `all_partitions` by partition."""
+    """What the group lost with disks that an operator gave up: in all, and with `all_partitions` by
+    partition.
+    """
     lost = described.given_up
     if not lost:
         return
     in_all = most_lost(*(each.messages_max for each in lost))
     show_line(
-        f"an operator accepted the loss of {counted(len(lost), 'partition')} that the group had not "
+        f"an operator accepted the loss of {counted(len(lost), 'partition')} "
+        f"that the group had not "
         f"read to the end: {in_all}" + ("" if all_partitions else "; --all shows each")
     )
     for each in lost if all_partitions else ():
@@ -104,7 +109,8 @@ def _silence_line(described: GroupDescription) -> str:
     had = sum(1 for part in described.partitions if part.token)
     leases = f"; the leases on {counted(had, 'partition')} have ended" if had else ""
     return (
-        f"no consumer has sent a heartbeat{since}{leases}: none is running, or a handler blocks the "
+        f"no consumer has sent a heartbeat{since}{leases}: none is running, or a "
+        f"handler blocks the "
         "event loop of each one that is"
     )
 
@@ -121,7 +127,9 @@ def _reset_line(reset: PendingReset, *, subject: str, group: str) -> str:
 
 
 async def _queue_progress(meta: str, subject: str, group: str) -> list[QueueProgress]:
-    """A group on the logic queues of a static subject, except queues whose brokers do not answer."""
+    """A group on the logic queues of a static subject, except queues whose brokers do not
+    answer.
+    """
     async with QueueReader(meta, subject=subject, wait_s=WAIT_S.get()) as reader:
         try:
             views = await reader.queues()

@@ -15,7 +15,8 @@ from ...screen import make_table, show_json, show_line, show_table
 
 def parse_target(to: str, *, now_ms: int) -> tuple[ResetTo, int | None, int | None]:
     """
-    What `--to` says: where to, the offset if it is one, the milliseconds since 1970 if it is a time or how long ago.
+    What `--to` says: where to, the offset if it is one, the milliseconds since 1970 if it is a time
+    or how long ago.
 
     Raises:
         ConfigError: neither a word, an offset nor a time.
@@ -100,7 +101,8 @@ def still_parked_line(reset: GroupReset) -> str:
         return ""
     count = sum(cursor.parked or 0 for cursor in still)
     return (
-        f"{counted(count, 'message')} of partitions before these {'stays' if count == 1 else 'stay'} parked on "
+        f"{counted(count, 'message')} of partitions before these "
+        f"{'stays' if count == 1 else 'stay'} parked on "
         f"{counted(len(still), 'partition')} ({listed(cursor.partition_id for cursor in still)}): "
         f"keylane parked list {reset.subject} {reset.group}"
     )
@@ -109,7 +111,9 @@ def still_parked_line(reset: GroupReset) -> str:
 async def cancel_reset(
     meta: str, output: OutputFormat, subject: str, group: str, *, alone: bool
 ) -> None:
-    """Cancel a reset that waits for the group's consumers, and say so; `alone`: no option says what to set."""
+    """Cancel a reset that waits for the group's consumers, and say so; `alone`: no option says what
+    to set.
+    """
     if not alone:
         raise ConfigError("--cancel ends the reset that is under way, and takes no other option")
     async with open_admin(meta) as admin:

@@ -91,7 +91,9 @@ async def set_group(
 async def suspend_group(
     meta: str, output: OutputFormat, subject: str, group: str, *, client: str | None
 ) -> None:
-    """Suspend a group, or a client of it, and say so if no consumer of that name has a partition."""
+    """Suspend a group, or a client of it, and say so if no consumer of that name has a
+    partition.
+    """
     before: GroupDescription | None = None
 
     async def call(admin: Admin) -> GroupSettings:
@@ -107,7 +109,8 @@ async def suspend_group(
     if client not in owners and client not in known:
         names = ", ".join(sorted(owners)) or "none"
         show_line(
-            f"no consumer of the name {client} had a partition (those that had: {names}); the switch holds for one that comes"
+            f"no consumer of the name {client} had a partition (those that had: {names}); the "
+            f"switch holds for one that comes"
         )
 
 

@@ -18,7 +18,8 @@ UrlOption = Annotated[
     str | None,
     typer.Option(
         metavar="URL",
-        help="postgresql+asyncpg://…, instead of the embedded one.  A password does not belong here, where ps shows it: "
+        help="postgresql+asyncpg://…, instead of the embedded one.  A password does not belong "
+        "here, where ps shows it: "
         "without this option and --data, KEYLANE_METASERVER_DATABASE_URL counts.",
     ),
 ]
@@ -65,13 +66,16 @@ def meta_rebuild(
         typer.Option(
             metavar="BACKUP|DIR|URL",
             envvar="KEYLANE_ACCESS_FROM",
-            help="Take tokens, grants and quotas, which brokers do not keep, from a file of keylane meta backup, or from "
+            help="Take tokens, grants and quotas, which brokers do not keep, from a file of "
+            "keylane meta backup, or from "
             "another database: its folder or its URL.",
         ),
     ] = None,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Fill an empty database with what the brokers keep: routes, groups, tokens.  Then start the metaserver."""
+    """Fill an empty database with what the brokers keep: routes, groups, tokens.  Then start the
+    metaserver.
+    """
     from ...screen import run
     from .database import rebuild
 
@@ -90,7 +94,9 @@ def meta_backup(
     database_url: UrlOption = None,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Write all rows of the database to a file, as of one instant; metaservers may run meanwhile."""
+    """Write all rows of the database to a file, as of one instant; metaservers may run
+    meanwhile.
+    """
     from ...screen import run
     from .backup import backup
 

@@ -36,7 +36,10 @@ NO_RIGHTS = (
     "tokens, grants and quotas are not kept by brokers: make them again with keylane access, "
     "or rebuild into another empty database with --access-from BACKUP, FOLDER or URL"
 )
-RIGHTS = "from {}: {}, {}, {}; those that were revoked since it was written are valid again: keylane access list"
+RIGHTS = (
+    "from {}: {}, {}, {}; those that were revoked since it was written are valid again: keylane "
+    "access list"
+)
 HISTORY = (
     "the audit log, finished operations and canceled or waiting resets are not kept by brokers"
 )
@@ -67,7 +70,9 @@ def database_settings(data: Path | None, database_url: str | None) -> Metaserver
 
 
 async def _kept_rights(settings: MetaserverSettings, source: str) -> KeptRights:
-    """The rights in a backup's file, in the folder of an embedded database, or in the database of a URL.  Raises KeylaneError."""
+    """The rights in a backup's file, in the folder of an embedded database, or in the database of a
+    URL.  Raises KeylaneError.
+    """
     other = _other_database(settings, source)
     if other is not None:
         return await rights_of_database(other)
@@ -107,8 +112,8 @@ async def rebuild(
         for gone in facts["gone"]:
             unread = ", ".join(gone["unread_by"])
             show_line(
-                f"partition {gone['partition_id']} of {facts['subject']!r} is gone, with whatever was in it"
-                + (f"; perhaps not read by {unread}" if unread else ""),
+                f"partition {gone['partition_id']} of {facts['subject']!r} is gone, "
+                f"with whatever was in it" + (f"; perhaps not read by {unread}" if unread else ""),
                 errors=True,
             )
     groups = [

@@ -12,7 +12,9 @@ from ...screen import make_table, show_json, show_line, show_table
 
 
 async def verify_cluster(meta: str, output: OutputFormat) -> None:
-    """Compare the metaserver's database with the brokers; exit status 1 if a check finds a violation."""
+    """Compare the metaserver's database with the brokers; exit status 1 if a check finds a
+    violation.
+    """
     async with open_admin(meta) as admin:
         verification = await admin.verify()
     if output is OutputFormat.JSON:

@@ -15,7 +15,9 @@ outbox_app = typer.Typer(
 
 
 def _check_file(url: str) -> None:
-    """Refuse the file of SQLite that is missing: SQLite would make an empty one, of a misspelt name too."""
+    """Refuse the file of SQLite that is missing: SQLite would make an empty one, of a misspelt name
+    too.
+    """
     scheme, _, path = url.partition(":///")
     path = path.partition("?")[0]
     if scheme.partition("+")[0] != "sqlite" or path in ("", ":memory:") or path.startswith("file:"):
@@ -30,7 +32,8 @@ DatabaseOption = Annotated[
         "--database-url",
         envvar="KEYLANE_OUTBOX_DATABASE_URL",
         metavar="URL",
-        help="sqlite:///FILE, postgresql+asyncpg://…, mysql+asyncmy://… or any URL of SQLAlchemy; one with a password rather "
+        help="sqlite:///FILE, postgresql+asyncpg://…, mysql+asyncmy://… or any URL of SQLAlchemy; "
+        "one with a password rather "
         "in the variable, because ps shows arguments.",
     ),
 ]
@@ -51,7 +54,9 @@ def outbox_status(
     prefix: PrefixOption = PREFIX,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Show how many rows wait, the oldest age, failed and refused rows with the reason, and which process sends."""
+    """Show how many rows wait, the oldest age, failed and refused rows with the reason, and which
+    process sends.
+    """
     from ...screen import run
     from .rows import show_status
 
@@ -95,8 +100,8 @@ def outbox_purge(
     """
     Delete failed and refused rows, and let newer rows of the keys of failed ones be sent.
 
-    With --waiting delete the rows of a deleted subject that were never sent: waiting and halted ones.  It says first
-    what is deleted, and asks on a terminal; elsewhere --waiting needs --yes.
+    With --waiting delete the rows of a deleted subject that were never sent: waiting and halted
+    ones.  It says first what is deleted, and asks on a terminal; elsewhere --waiting needs --yes.
     """
     from ...screen import run
     from .purging import purge, purge_unsent

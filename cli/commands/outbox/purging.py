@@ -26,7 +26,9 @@ async def purge(
     prefix: str,
     yes: bool,
 ) -> None:
-    """Delete failed and refused rows.  Raises ConfigError: `force` is said, which is for waiting rows."""
+    """Delete failed and refused rows.  Raises ConfigError: `force` is said, which is for waiting
+    rows.
+    """
     if force:
         raise ConfigError(
             "--force is for --waiting: failed and refused rows are deleted without it"

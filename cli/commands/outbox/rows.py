@@ -8,8 +8,14 @@ from ...options import OutputFormat
 from ...screen import make_table, show_json, show_line, show_table
 
 SUBJECT_COLUMNS = (
-    "subject", "waiting#", "recorded#", "failed#", "halted#", "refused#", "oldest",
-)  # fmt: skip
+    "subject",
+    "waiting#",
+    "recorded#",
+    "failed#",
+    "halted#",
+    "refused#",
+    "oldest",
+)
 LISTED_COLUMNS = ("row#", "subject", "key", "why")
 
 

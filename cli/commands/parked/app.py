@@ -25,7 +25,8 @@ parked_app = typer.Typer(
 )
 dead_app = typer.Typer(
     no_args_is_help=True,
-    help="Look at messages that a consumer group has given up, have them handled again, edit or skip them.",
+    help="Look at messages that a consumer group has given up, have them handled "
+    "again, edit or skip them.",
 )
 
 
@@ -34,7 +35,9 @@ dead_app = typer.Typer(
 def parked_list(
     subject: SubjectArgument, group: ConsumerGroupArgument, *, selection: Selection, answer: Answer
 ) -> None:
-    """Show the parked keys of a consumer group, with the last failure of each, and messages without an order by their errors."""
+    """Show the parked keys of a consumer group, with the last failure of each, and messages without
+    an order by their errors.
+    """
     from .keys import list_parked
 
     answer.run(list_parked, subject, group, selection)
@@ -66,7 +69,9 @@ def parked_redrive(
     redriving: Redriving,
     answer: Answer,
 ) -> None:
-    """Have parked messages handled again, the oldest of each key first.  Without a key it asks before it does."""
+    """Have parked messages handled again, the oldest of each key first.  Without a key it asks
+    before it does.
+    """
     from .keys import redrive_parked
 
     answer.run(redrive_parked, subject, group, selection, redriving)
@@ -88,8 +93,8 @@ def parked_edit(
     """
     Have consumers get another value in the place of a parked message.
 
-    The message is named by its partition and offset, or by its key: then it is the oldest one of the key, which fails.  The
-    original stays in the log; the key stays.
+    The message is named by its partition and offset, or by its key: then it is the oldest one of
+    the key, which fails.  The original stays in the log; the key stays.
     """
     from .messages import edit_parked
 
@@ -106,7 +111,9 @@ def parked_skip(
     skipping: Skipping,
     answer: Answer,
 ) -> None:
-    """Never handle the oldest parked message of each key asked for, or more of them.  Shows what is skipped, and asks."""
+    """Never handle the oldest parked message of each key asked for, or more of them.  Shows what is
+    skipped, and asks.
+    """
     from .messages import skip_parked
 
     answer.run(skip_parked, subject, group, selection, skipping)
@@ -132,7 +139,10 @@ _DEAD_COMMANDS = (
     (
         "retry",
         parked_redrive,
-        "Have dead letters handled again, without --key after a yes; those that fail again stay.  Later messages of their keys may be handled already.",
+        (
+            "Have dead letters handled again, without --key after a yes; those that fail again stay.  "
+            "Later messages of their keys may be handled already."
+        ),
     ),
     ("redrive", parked_redrive, "Another name of retry."),
     (

@@ -42,7 +42,9 @@ SKIPPED_SHOWN = 10
 async def show_parked(
     meta: str, output: OutputFormat, subject: str, group: str, selection: Selection, *, first: int
 ) -> None:
-    """Show the oldest parked messages of each key that is asked for.  Raises ParkedKeyUnknownError."""
+    """Show the oldest parked messages of each key that is asked for.  Raises
+    ParkedKeyUnknownError.
+    """
     if not (selection.said or selection.among_dead):
         raise ConfigError(f"say which messages: {OPTIONS}")
     async with open_admin(meta) as admin:
@@ -125,7 +127,8 @@ async def edit_parked(
     change: Change,
 ) -> None:
     """
-    Put another value, or other properties, in the place of a parked message, and show it as consumers will get it.
+    Put another value, or other properties, in the place of a parked message, and show it as
+    consumers will get it.
 
     Raises:
         ConfigError: nothing is to be changed, or no message is named.
@@ -159,7 +162,9 @@ async def _messages(
 
 
 def message_table(title: str, messages: Sequence[ParkedMessage]) -> Table:
-    """Parked messages, one in each row, with its own failure if it is without an order; what cannot be read has the reason."""
+    """Parked messages, one in each row, with its own failure if it is without an order; what cannot
+    be read has the reason.
+    """
     fails = any(each.failure is not None for each in messages)
     columns = (*COLUMNS, *FAILURE_COLUMNS) if fails else COLUMNS
     rows = ((*_row(each), *_failure(each)) if fails else _row(each) for each in messages)

@@ -1,4 +1,6 @@
-"""The options of `keylane parked` and `keylane dead`: which messages, what is new of them, and whether it is meant."""
+"""The options of `keylane parked` and `keylane dead`: which messages, what is new of them, and
+whether it is meant.
+"""
 
 from __future__ import annotations
 
@@ -156,7 +158,9 @@ class Skipping:
 
     @property
     def count(self) -> int | None:
-        """How many messages of each key are skipped; None: all.  Raises ConfigError: both options."""
+        """How many messages of each key are skipped; None: all.  Raises ConfigError: both
+        options.
+        """
         if self.all_messages and self.first is not None:
             raise ConfigError("--all is every message: leave --first out")
         return None if self.all_messages else self.first or 1
@@ -185,7 +189,8 @@ class Place:
         typer.Option(
             min=1,
             metavar="ID",
-            help="The partition of the message, as show says; with a key the one that has it parked.",
+            help="The partition of the message, as show says; with a key the one "
+            "that has it parked.",
         ),
     ] = None
     offset: Annotated[int | None, typer.Option(min=0, help="Its offset there.")] = None
@@ -293,7 +298,9 @@ def failure_facts(failure: Failure | None) -> dict[str, object] | None:
 
 
 def key_facts(view: ParkedKeyView) -> dict[str, object]:
-    """A parked key as names and values for programs; `key` is missing for dead letters of any key, and for retries."""
+    """A parked key as names and values for programs; `key` is missing for dead letters of any key,
+    and for retries.
+    """
     from ....protocol.http.message_json import bytes_field
 
     return {

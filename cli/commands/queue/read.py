@@ -1,4 +1,6 @@
-"""`keylane queue` offsets, read, and `keylane subject queues`: logic queues of a static subject, by logic offset."""
+"""`keylane queue` offsets, read, and `keylane subject queues`: logic queues of a static subject, by
+logic offset.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,22 @@ from ...screen import make_table, show_json, show_line, show_table
 from ..consume import parse_format
 
 COLUMNS = (
-    "queue#", "logical", "min#", "max#", "partition#", "broker group", "state", "logic offsets",
-)  # fmt: skip
+    "queue#",
+    "logical",
+    "min#",
+    "max#",
+    "partition#",
+    "broker group",
+    "state",
+    "logic offsets",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class _Bounds:
-    """Logic offsets of a queue's first message and one past its last; None with a `problem` why they are unknown."""
+    """Logic offsets of a queue's first message and one past its last; None with a `problem` why
+    they are unknown.
+    """
 
     low: int | None
     high: int | None
@@ -64,7 +75,10 @@ async def _bounds(reader: QueueReader, queue: int) -> _Bounds:
 
 
 def _loss(queue: int, offset: int) -> str:
-    return f"queue {queue}: messages before logic offset {offset} are lost with a disk; how many is not known"
+    return (
+        f"queue {queue}: messages before logic offset {offset} are lost with a disk; "
+        f"how many is not known"
+    )
 
 
 def _queue_facts(view: QueueView, bounds: _Bounds) -> dict[str, object]:
@@ -138,7 +152,9 @@ async def read_queue(
     count: int | None,
     template: str,
 ) -> None:
-    """Print messages from `offset`, else from the first one, to the queue's end at the start, or `count` of them."""
+    """Print messages from `offset`, else from the first one, to the queue's end at the start, or
+    `count` of them.
+    """
     show = message_json if output is OutputFormat.JSON else parse_format(template)
     async with _open_reader(meta, subject) as reader:
         low, high = await reader.bounds(queue)

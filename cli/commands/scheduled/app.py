@@ -52,7 +52,9 @@ def scheduled_cancel(
     broker: BrokerOption = None,
     answer: Answer,
 ) -> None:
-    """Never deliver a message; shows whether it was canceled, or was delivered or dropped before."""
+    """Never deliver a message; shows whether it was canceled, or was delivered or dropped
+    before.
+    """
     from .messages import cancel_scheduled
 
     answer.run(cancel_scheduled, scheduled_id, broker=broker)

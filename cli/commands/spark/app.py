@@ -28,7 +28,8 @@ HiddenOption = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help="With --to SUBJECT: leave the rows in this hidden subject, to be published later. With --to the source itself it "
+        help="With --to SUBJECT: leave the rows in this hidden subject, to be published later. "
+        "With --to the source itself it "
         "is sealed first and continued, for a cut-over.",
     ),
 ]
@@ -36,20 +37,23 @@ AcceptOption = Annotated[
     bool,
     typer.Option(
         "--accept-code",
-        help="Go on where the code has changed: pieces that are done stay, and say their code in the manifest.",
+        help="Go on where the code has changed: pieces that are done stay, and say their code in "
+        "the manifest.",
     ),
 ]
 VersionOption = Annotated[
     str,
     typer.Option(
         metavar="VERSION",
-        help="Of what the code is besides its modules, as packages and files: another one is other code.",
+        help="Of what the code is besides its modules, as packages and files: "
+        "another one is other code.",
     ),
 ]
 OnErrorOption = Annotated[
     OnError,
     typer.Option(
-        help="What becomes of a message for which the function fails: the job ends, or it is parked in the folder.",
+        help="What becomes of a message for which the function fails: the job ends, or it is "
+        "parked in the folder.",
     ),
 ]
 PartitionsOption = Annotated[
@@ -69,7 +73,8 @@ def spark_reprocess(
         str,
         typer.Option(
             metavar="parquet:DIR|SUBJECT",
-            help="Where the rows go: files with a manifest, or a subject, which has all of them at once or none.",
+            help="Where the rows go: files with a manifest, or a subject, which has all of them at "
+            "once or none.",
         ),
     ],
     job: Annotated[
@@ -96,7 +101,8 @@ def spark_reprocess(
         str,
         typer.Option(
             metavar="DIR|subject:NAME",
-            help="Afterwards show where the rows differ from those of an earlier job's folder, or of a subject.",
+            help="Afterwards show where the rows differ from those of an earlier job's folder, or "
+            "of a subject.",
         ),
     ] = "",
     folder: FolderOption = "",
@@ -118,13 +124,27 @@ def spark_reprocess(
     """
     Reprocess a subject by a function; run again, it finishes what is missing or does nothing.
 
-    The exit status is 0, 1 after an error, 2 if outputs that are compared differ, 3 if messages are parked.
+    The exit status is 0, 1 after an error, 2 if outputs that are compared differ, 3 if messages are
+    parked.
     """
     from .reprocess import Asked, reprocess
 
     asked = Asked(
-        meta=answer.meta, source=source, to=to, job=job, start=start, end=end, name=name, plan=plan,
-        compare=compare, handover_ms=handover_s * 1000, folder=folder, hidden=hidden, partitions=partitions,
-        accept_code=accept_code, code_version=code_version, park=on_error is OnError.PARK,
-    )  # fmt: skip
+        meta=answer.meta,
+        source=source,
+        to=to,
+        job=job,
+        start=start,
+        end=end,
+        name=name,
+        plan=plan,
+        compare=compare,
+        handover_ms=handover_s * 1000,
+        folder=folder,
+        hidden=hidden,
+        partitions=partitions,
+        accept_code=accept_code,
+        code_version=code_version,
+        park=on_error is OnError.PARK,
+    )
     raise typer.Exit(reprocess(answer.output, asked))

@@ -1,4 +1,6 @@
-"""`keylane spark reprocess`: plans, runs and compares a job, with a progress bar for each partition."""
+"""`keylane spark reprocess`: plans, runs and compares a job, with a progress bar for each
+partition.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ class Asked:
 
 
 def reprocess(output: OutputFormat, asked: Asked) -> int:
-    """Do what is asked; returns the exit status: 0, 1 after an error, 2 if outputs differ, 3 if messages are parked."""
+    """Do what is asked; returns the exit status: 0, 1 after an error, 2 if outputs differ, 3 if
+    messages are parked.
+    """
     from ....spark.failure import error_in
 
     try:
@@ -117,7 +121,9 @@ def _check_older(compare: str) -> None:
 
 
 def _goal(asked: Asked) -> tuple[str, JobTarget | None]:
-    """The folder, and the subject that gets the rows; None: they become Parquet files.  Raises ConfigError."""
+    """The folder, and the subject that gets the rows; None: they become Parquet files.  Raises
+    ConfigError.
+    """
     from ....spark.reprocess.target import JobTarget
     from ....spark.writing.job import parse_write_options
 
@@ -133,8 +139,10 @@ def _goal(asked: Asked) -> tuple[str, JobTarget | None]:
         )
     if asked.to == asked.source and not asked.hidden:
         raise ConfigError(
-            "--to the subject itself would put the rows behind those that they are made of: with --hidden they stay "
-            "hidden, and `keylane subject publish HIDDEN SUBJECT --replace --groups-from DIR` puts them in place of these"
+            "--to the subject itself would put the rows behind those that they are made of: with "
+            "--hidden they stay "
+            "hidden, and `keylane subject publish HIDDEN SUBJECT --replace --groups-from DIR` puts "
+            "them in place of these"
         )
     given = {
         "meta": asked.meta,
@@ -177,13 +185,15 @@ def _show_plan(output: OutputFormat, plan: JobPlan) -> None:
     names = ("id#", "start#", "end#", "rows#", "missing rows#", "removed from")
     show_table(make_table(title, names, rows))
     show_line(
-        f"to do: {facts['rows']} rows, {facts['mb']} MB, {facts['tasks']} tasks, about {facts['minutes']} minutes "
+        f"to do: {facts['rows']} rows, {facts['mb']} MB, {facts['tasks']} tasks, about "
+        f"{facts['minutes']} minutes "
         f"with {cores} cores; their messages are held against retention meanwhile"
     )
     times = [at for at in removed.values() if at is not None]
     if times:
         show_line(
-            f"not held yet: retention may remove some of them {removal_text(min(times), now_ms=SystemClock.wall_ms())}, "
+            f"not held yet: retention may remove some of them "
+            f"{removal_text(min(times), now_ms=SystemClock.wall_ms())}, "
             "unless a consumer group still needs them; run the job before"
         )
 
@@ -216,14 +226,22 @@ def _run(
     spark = local_session(java_home=find_java().path, cores=os.cpu_count() or 1)
     with _bars(folder, shown=output is OutputFormat.TABLE) as begin:
         manifest = run_job(
-            spark, job, options, folder, to=to, handover_ms=asked.handover_ms,
-            accept_code=asked.accept_code, park=asked.park, planned=begin,
-        )  # fmt: skip
+            spark,
+            job,
+            options,
+            folder,
+            to=to,
+            handover_ms=asked.handover_ms,
+            accept_code=asked.accept_code,
+            park=asked.park,
+            planned=begin,
+        )
     if output is OutputFormat.JSON:
         show_json(manifest)
         return manifest.parked
     show_line(
-        f"{manifest.job}: {manifest.rows_in} messages of {manifest.subject} made {manifest.rows_out} rows in "
+        f"{manifest.job}: {manifest.rows_in} messages of {manifest.subject} made "
+        f"{manifest.rows_out} rows in "
         f"{len(manifest.pieces)} pieces, by {manifest.code}"
     )
     for code, count in Counter(piece.code for piece in manifest.pieces if piece.code).items():
@@ -234,7 +252,8 @@ def _run(
         show_line(f"the rows are in {manifest.output.hidden}, hidden")
         if asked.to == asked.source:
             show_line(
-                f"keylane subject publish {asked.hidden} {asked.to} --replace --groups-from {folder.path}"
+                f"keylane subject publish {asked.hidden} {asked.to} --replace --groups-from "
+                f"{folder.path}"
             )
     elif manifest.output:
         show_line(f"the rows are published in {asked.to}")
@@ -244,7 +263,9 @@ def _run(
 
 @contextmanager
 def _bars(folder: OutputFolder, *, shown: bool) -> Iterator[Callable[[JobPlan], None]]:
-    """A bar for each partition, which the files in the folder move; gives a function that begins them with a plan."""
+    """A bar for each partition, which the files in the folder move; gives a function that begins
+    them with a plan.
+    """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (

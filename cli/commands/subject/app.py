@@ -116,7 +116,8 @@ def subject_publish(
         str,
         typer.Option(
             metavar="DIR",
-            help="With --replace: carry the consumer groups over by the manifest of `keylane spark reprocess` in this folder. "
+            help="With --replace: carry the consumer groups over by the manifest of `keylane spark "
+            "reprocess` in this folder. "
             "Producers go on; stop the consumers.",
         ),
     ] = "",
@@ -124,7 +125,9 @@ def subject_publish(
     wait: WaitOption = True,
     answer: Answer,
 ) -> None:
-    """Publish a hidden subject: its messages follow those of the subject, at once.  Again changes nothing."""
+    """Publish a hidden subject: its messages follow those of the subject, at once.  Again changes
+    nothing.
+    """
     from ..deletion import confirm
     from .publish import publish_subject, show_parked
 
@@ -175,7 +178,9 @@ def subject_set(
     wait: WaitOption = True,
     answer: Answer,
 ) -> None:
-    """Change the settings of a subject while messages flow; the settings that it has already change nothing."""
+    """Change the settings of a subject while messages flow; the settings that it has already change
+    nothing.
+    """
     from .describe import set_subject
 
     if order_strategy is None and retention is None and message_bytes_max is None:
@@ -203,7 +208,9 @@ def subject_delete(
     wait: WaitOption = True,
     answer: Answer,
 ) -> None:
-    """Delete a subject with its messages and consumer groups; run again, it shows how far that is."""
+    """Delete a subject with its messages and consumer groups; run again, it shows how far that
+    is.
+    """
     from ..deletion import confirm, delete
 
     confirm(f"Delete subject {subject} with all its messages?", yes=yes)
@@ -238,7 +245,9 @@ def subject_resize(
     wait: WaitOption = True,
     answer: Answer,
 ) -> None:
-    """Change the number of partitions.  Partitions whose range stays equal are kept, and every key keeps its order."""
+    """Change the number of partitions.  Partitions whose range stays equal are kept, and every key
+    keeps its order.
+    """
     from ..operations import change_partitions
 
     change_partitions(
@@ -265,7 +274,9 @@ def subject_grow(
     wait: WaitOption = True,
     answer: Answer,
 ) -> None:
-    """Split logic queues.  A queue keeps its number, offsets and first half; its second half is a new queue from 0."""
+    """Split logic queues.  A queue keeps its number, offsets and first half; its second half is a
+    new queue from 0.
+    """
     from ..operations import change_partitions
 
     if bool(queues) == bool(queue):

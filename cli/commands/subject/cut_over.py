@@ -1,8 +1,9 @@
 """Where the consumer groups of a subject go on in the rows of a job that take its messages' place.
 
-Producers go on: the job has sealed what its rows are made of, and what is sent lies behind both.  The groups stand still from
-this look to the publication, which is refused while one has live consumers, or where it was reset or had one since.  The rows
-may take minutes to read: where a group was reset, or had a consumer, meanwhile, they are read again.
+Producers go on: the job has sealed what its rows are made of, and what is sent lies behind both.
+The groups stand still from this look to the publication, which is refused while one has live
+consumers, or where it was reset or had one since.  The rows may take minutes to read: where a group
+was reset, or had a consumer, meanwhile, they are read again.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ class CutOver:
     """What a publication has to know to put rows in the place of messages."""
 
     starts: dict[str, dict[int, int]] | None = None
-    """Consumer group → partition of the hidden subject → first offset that it has not handled; None: it is published."""
+    """Consumer group → partition of the hidden subject → first offset that it has not handled;
+    None: it is published.
+    """
     ends: dict[int, int]
     """Partition of the subject → where the messages end that the rows were made of."""
     revisions: dict[str, str] = field(default_factory=dict)
@@ -54,7 +57,8 @@ async def cut_over(
         Where the groups go on, as `CutOver.starts`, and what became of the publication.
 
     Raises:
-        What `plan_cut_over` and `Admin.publish_subject` raise; PublishCursorsError: groups change all the while.
+        What `plan_cut_over` and `Admin.publish_subject` raise; PublishCursorsError: groups change
+        all the while.
     """
     left = LOOKS_MAX
     while True:
@@ -83,7 +87,8 @@ async def plan_cut_over(admin: Admin, meta: str, hidden: str, subject: str, fold
     Look where the consumer groups are, in the messages and so in the rows.
 
     Raises:
-        ManifestError: there is no manifest, it is not complete, or it is of other subjects or of other rows.
+        ManifestError: there is no manifest, it is not complete, or it is of other subjects or of
+            other rows.
         RowsRemovedError: retention has removed some of the rows.
         CutOverError: messages would be missing, or cursors change all the while.
         NotSentError: a broker does not answer.
@@ -123,13 +128,16 @@ async def plan_cut_over(admin: Admin, meta: str, hidden: str, subject: str, fold
         if now == cursors:
             return CutOver(starts=starts, ends=covered, revisions=revisions, subject_id=subject_id)
     raise CutOverError(
-        f"consumer groups of {subject} were reset, or handled messages, while the rows were read: leave them as they are "
+        f"consumer groups of {subject} were reset, or handled messages, while the rows were read: "
+        f"leave them as they are "
         "until the rows are published"
     )
 
 
 async def _ends(admin: Admin, hidden: str) -> dict[int, int]:
-    """Partition of the hidden subject → one past its last row.  Raises SubjectUnknownError, NotSentError, RowsRemovedError."""
+    """Partition of the hidden subject → one past its last row.  Raises SubjectUnknownError,
+    NotSentError, RowsRemovedError.
+    """
     from ....spark.writing.hidden import check_kept
 
     new = await admin.describe_subject(hidden)
@@ -146,18 +154,23 @@ async def _ends(admin: Admin, hidden: str) -> dict[int, int]:
 
 
 def _check_rows(manifest: Manifest, hidden: str, ends: dict[int, int], folder: str) -> None:
-    """Raises ManifestError unless the hidden subject has the rows that the job of the folder has counted, and no others."""
+    """Raises ManifestError unless the hidden subject has the rows that the job of the folder has
+    counted, and no others.
+    """
     assert manifest.output
     if ends != (manifest.output.messages or {}):
         raise ManifestError(
-            f"{hidden} has other rows than the job of {folder} has written: it was made anew or written to since; delete it "
+            f"{hidden} has other rows than the job of {folder} has written: it was made anew or "
+            f"written to since; delete it "
             "(`keylane subject delete`), and run the job again",
             path=folder,
         )
 
 
 async def _stored(admin: Admin, subject: str, *, before: int) -> list[SourceOffsets]:
-    """What is stored of the partitions before the cut: those with lower ids than the hidden subject's."""
+    """What is stored of the partitions before the cut: those with lower ids than the hidden
+    subject's.
+    """
     from ....spark.reprocess.carrying import SourceOffsets
 
     old = await admin.describe_subject(subject)
@@ -202,7 +215,8 @@ async def _cursors(
                 raise NotSentError(each.problem or "a broker does not answer")
             if each.parked:
                 raise CutOverError(
-                    f"consumer group {group.group!r} has {each.parked} messages of partition {each.partition_id} set aside, which "
+                    f"consumer group {group.group!r} has {each.parked} messages of partition "
+                    f"{each.partition_id} set aside, which "
                     "would be deleted: redrive or discard them first (`keylane parked`)",
                     partition_id=each.partition_id,
                 )

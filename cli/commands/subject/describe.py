@@ -67,7 +67,9 @@ def set_subject(
     dry_run: bool,
     wait: bool,
 ) -> None:
-    """Change settings of a subject; shows each before and after, and the partitions that continue it."""
+    """Change settings of a subject; shows each before and after, and the partitions that continue
+    it.
+    """
 
     async def begin(admin: Admin) -> OperationView:
         change = await admin.set_subject(
@@ -123,7 +125,8 @@ async def describe_subject(
     """
     Show a subject's partitions: where each is, its range, state and offsets.
 
-    A table leaves out those that are sealed and that every group has drained, but with `all_partitions`.
+    A table leaves out those that are sealed and that every group has drained, but with
+    `all_partitions`.
     """
     undrained: set[int] = set()
     as_json = output is OutputFormat.JSON
@@ -148,7 +151,8 @@ async def describe_subject(
             show_line(f"offsets unknown: {partition.problem}")
         for hold in partition.holds:
             show_line(
-                f"partition {partition.partition_id}: job {hold.job} holds messages from offset {hold.from_offset} on, "
+                f"partition {partition.partition_id}: job {hold.job} holds messages from offset "
+                f"{hold.from_offset} on, "
                 f"for {hold.left_ms // 1000} s more unless it renews that"
             )
 

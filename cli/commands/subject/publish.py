@@ -12,7 +12,9 @@ from ...screen import show_json, show_line
 
 
 def show_parked(folder: str) -> None:
-    """Say which messages a cut-over deletes without a row in their place, before it is done; nothing if there are none."""
+    """Say which messages a cut-over deletes without a row in their place, before it is done;
+    nothing if there are none.
+    """
     from ....spark.reprocess.folder import MANIFEST, OutputFolder
 
     output = OutputFolder(folder)

@@ -1,4 +1,6 @@
-"""The compose file: valid by the schema of its specification, and fit for what `keylane cluster init` makes."""
+"""The compose file: valid by the schema of its specification, and fit for what `keylane cluster
+init` makes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A server as the compose file starts it: on a read-only root, asked for its health by the command of the file."""
+"""A server as the compose file starts it: on a read-only root, asked for its health by the command
+of the file.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ exec "$@"
 
 
 def confined(data: Path, outside: Path, command: list[str]) -> list[str]:
-    """The command on a read-only root; where the right to mount is lacking, the command itself, told loudly."""
+    """The command on a read-only root; where the right to mount is lacking, the command itself,
+    told loudly.
+    """
     wrapper = ["unshare", "--mount", "--map-root-user"]
     shell = ["sh", "-c", READ_ONLY, str(outside), str(data)]
     tried = subprocess.run([*wrapper, *shell, "true"], capture_output=True, check=False)

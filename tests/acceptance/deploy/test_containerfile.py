@@ -1,4 +1,6 @@
-"""The Containerfile: valid, not root, free of secrets, with locked packages, and able to live on a read-only root."""
+"""The Containerfile: valid, not root, free of secrets, with locked packages, and able to live on a
+read-only root.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def instructions(text: str) -> list[tuple[str, str]]:
 
 
 class _Buffer:
-    """What the parser needs of a file, without one: it writes to the path that it is given otherwise."""
+    """What the parser needs of a file, without one: it writes to the path that it is given
+    otherwise.
+    """
 
     def __init__(self, content: bytes) -> None:
         self._content = content

@@ -1,4 +1,6 @@
-"""The Kubernetes manifests: valid by its schemas, confined, and fit for what `keylane cluster init` makes."""
+"""The Kubernetes manifests: valid by its schemas, confined, and fit for what `keylane cluster init`
+makes.
+"""
 
 from __future__ import annotations
 

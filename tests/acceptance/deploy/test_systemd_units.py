@@ -19,7 +19,9 @@ pytestmark = pytest.mark.acceptance
 
 PROGRAMS = ("broker", "metaserver")
 EXPOSURE_MAX = 20
-"""In tenths, of what `systemd-analyze security` says: 0 is a service that can do nothing, 100 one with every right."""
+"""In tenths, of what `systemd-analyze security` says: 0 is a service that can do nothing, 100 one
+with every right.
+"""
 KNOWN = {
     "Unit": {"Description", "Wants", "After"},
     "Service": {

@@ -1,7 +1,8 @@
-"""Writes the golden bytes of parked messages anew: `python tests/golden/parked/make_parked_goldens.py`.
+"""Writes the golden bytes of parked messages anew: `python
+tests/golden/parked/make_parked_goldens.py`.
 
-A change of a golden file is a change of what is stored on disks and spoken on wires: a decision, never a
-repair of a test.
+A change of a golden file is a change of what is stored on disks and spoken on wires: a decision,
+never a repair of a test.
 """
 
 from __future__ import annotations
@@ -89,7 +90,9 @@ BODIES = {
 
 
 def parked() -> Parked:
-    """Two keys: one of the partition and an ancestor, and dead letters; the messages of parent 3 are adopted."""
+    """Two keys: one of the partition and an ancestor, and dead letters; the messages of parent 3
+    are adopted.
+    """
     state = Parked(7)
     for change in (CHANGES[0], CHANGES[2], CHANGES[6], Park(b"N24211", ((20, 22),))):
         state.apply(change, at_ms=1_800_000_000_456)

@@ -1,4 +1,6 @@
-"""What is stored and said of parked messages does not change unnoticed; what was said before there were any is read."""
+"""What is stored and said of parked messages does not change unnoticed; what was said before there
+were any is read.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Writes the golden files of the journal of scheduled messages anew: `python tests/golden/scheduled/make_scheduled_goldens.py`.
+"""Writes the golden files of the journal of scheduled messages anew: `python
+tests/golden/scheduled/make_scheduled_goldens.py`.
 
 A change of a file is a change of what is stored on disks: a decision, never a repair of a test.
 """

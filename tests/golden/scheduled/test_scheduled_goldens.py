@@ -1,4 +1,6 @@
-"""The journal of scheduled messages, byte for byte: written as it always was, and read by every later version."""
+"""The journal of scheduled messages, byte for byte: written as it always was, and read by every
+later version.
+"""
 
 from __future__ import annotations
 

@@ -30,9 +30,12 @@ GOLDEN = HERE.parent
 FACES = ("", ".admin", ".errors", ".sync", ".outbox", ".sink", ".spark", ".testing", ".arrow")
 """The modules whose public names are promised, behind `keylane`."""
 ADVICE = {
-    "format": "the version before does not read it: its writer asks for the cluster's version (decision 60)",
-    "frame": "a new field comes last and has a default; a new frame goes to brokers of its version only",
-    "endpoint": "a path, method or parameter that goes breaks scripts: announce it one minor version before",
+    "format": "the version before does not read it: its writer asks for the cluster's version "
+    "(decision 60)",
+    "frame": "a new field comes last and has a default; a new frame goes to brokers "
+    "of its version only",
+    "endpoint": "a path, method or parameter that goes breaks scripts: announce it one minor "
+    "version before",
     "field": "a new field of a request is optional; a field of an answer stays",
     "name": "a name that goes breaks programs: warn one minor version before",
     "error": "a code keeps its meaning for ever; an error that is raised no more keeps its number",

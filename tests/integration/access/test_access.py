@@ -93,7 +93,9 @@ async def test_servers_refuse_callers_they_do_not_know(
 async def test_cancel_of_a_forgotten_id_is_unknown_to_principals_that_may_produce(
     guarded: GuardedCluster,
 ):
-    """A delivered message tells its outcome; who may produce nowhere is refused as for a message that waits."""
+    """A delivered message tells its outcome; who may produce nowhere is refused as for a message
+    that waits.
+    """
     async with guarded.admin() as admin:
         for _ in range(100):
             if any(broker.available for broker in (await admin.list_brokers()).brokers):
@@ -173,7 +175,9 @@ async def test_query_does_not_stand_in_for_what_the_call_is_about(guarded: Guard
 
 
 async def test_heartbeats_of_several_sessions_need_the_right_on_each(guarded: GuardedCluster):
-    """A session of another's group in the call has all of it refused; the caller's own are renewed."""
+    """A session of another's group in the call has all of it refused; the caller's own are
+    renewed.
+    """
     sessions = {}
     for subject, name in (("h.own", "own"), ("h.others", "others")):
         await guarded.made(subject)

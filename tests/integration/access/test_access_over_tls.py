@@ -1,4 +1,6 @@
-"""Access control over TLS: both are on, and brokers are reached by another name than they listen on."""
+"""Access control over TLS: both are on, and brokers are reached by another name than they listen
+on.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ async def test_messages_pass_over_tls_with_tokens_and_not_without(secured: Secur
 async def test_start_is_refused_first_for_settings_and_then_for_an_address_without_tls(
     tmp_path: Path,
 ):
-    """Access control is no reason to serve other machines without TLS; where they are served it is on by itself."""
+    """Access control is no reason to serve other machines without TLS; where they are served it is
+    on by itself.
+    """
     given = {"data": tmp_path / "data", "host": "10.1.2.3"}
     with pytest.raises(ConfigError, match="admin_token_file or admin_token_hash is missing"):
         metaserver_settings(given | {"access": "on"})

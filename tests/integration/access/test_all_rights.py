@@ -1,4 +1,5 @@
-"""Every call and every frame, as a principal that has all rights but the one that it needs, and as one that has that right.
+"""Every call and every frame, as a principal that has all rights but the one that it needs, and as
+one that has that right.
 
 A new call or frame is walked through too: its body is made of its type.
 """
@@ -38,7 +39,9 @@ WITHOUT = {
     Rights.JOIN: {Rights.CONSUME, Rights.ADMINISTER},
     Rights.ANY: set(GRANTED),
 }
-"""The right that a call needs → what its principal lacks; none but servers has the right of the cluster."""
+"""The right that a call needs → what its principal lacks; none but servers has the right of the
+cluster.
+"""
 FRAMES = [kind for kind in typing.get_args(Request) if kind not in (Hello, Challenge, Authenticate)]
 """Frames of callers that are known."""
 NAMES: dict[str, Any] = {"subject": SUBJECT, "group": GROUP, "session": SESSION}
@@ -83,7 +86,9 @@ async def _prepare(cluster: GuardedCluster) -> Walked:
 
 
 def sample(kind: Any, known: dict[str, Any]) -> Any:
-    """A value of a type, as JSON has it: of a struct the fields that it needs, and those of known names."""
+    """A value of a type, as JSON has it: of a struct the fields that it needs, and those of known
+    names.
+    """
     kind = getattr(kind, "__supertype__", kind)
     if typing.get_origin(kind) is typing.Annotated:
         lows = [meta.ge for meta in kind.__metadata__ if getattr(meta, "ge", None) is not None]
@@ -170,9 +175,13 @@ async def test_call_is_denied_when_just_its_right_is_missing(
 async def test_calls_of_everybody_need_no_right(walked: Walked, endpoint: Endpoint[Any]):
     """A new call that needs nothing is a decision: it has to be named here."""
     assert shown(endpoint) in {
-        "GET /v1/health", "GET /health/live", "GET /health/ready", "GET /metrics", "GET /v1/openapi.json",
+        "GET /v1/health",
+        "GET /health/live",
+        "GET /health/ready",
+        "GET /metrics",
+        "GET /v1/openapi.json",
         "POST /v1/access/capability",
-    }  # fmt: skip
+    }
     code = await code_of(walked, endpoint, None)
     assert (code == UnauthenticatedError.code) is (endpoint.rights is Rights.KNOWN)
 

@@ -1,4 +1,6 @@
-"""Callers that mean harm, against a real cluster over TLS: each is refused and told, and others are served meanwhile."""
+"""Callers that mean harm, against a real cluster over TLS: each is refused and told, and others are
+served meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -165,7 +167,9 @@ async def test_token_is_refused_when_it_has_ended(secured: SecuredCluster):
 
 
 async def test_capability_is_refused_when_it_is_replayed(secured: SecuredCluster):
-    """On another connection, and at a broker that another one hands it to: what was signed names the first."""
+    """On another connection, and at a broker that another one hands it to: what was signed names
+    the first.
+    """
     async with secured.admin() as admin:
         token = (await admin.create_token("victim")).token
         await admin.grant("victim", "produce")
@@ -245,10 +249,13 @@ async def test_headers_do_not_change_the_method(secured: SecuredCluster, name: s
 @pytest.mark.parametrize(
     "path",
     [
-        "/v1%2Fsubjects", "/health/live%2F..%2F..%2Fv1%2Fsubjects", "/health/live/..%2F..%2Fv1/subjects",
-        "/v1/subjects%2F", "/%2e%2e/v1/subjects%00",
+        "/v1%2Fsubjects",
+        "/health/live%2F..%2F..%2Fv1%2Fsubjects",
+        "/health/live/..%2F..%2Fv1/subjects",
+        "/v1/subjects%2F",
+        "/%2e%2e/v1/subjects%00",
     ],
-)  # fmt: skip
+)
 async def test_encoded_slashes_lead_to_no_call(secured: SecuredCluster, path: str):
     """Not to a call that needs no token, nor with a token to another one."""
     for token in ("", secured.admin_token):

@@ -1,4 +1,6 @@
-"""The audit log in SQL: who did what to subjects, rights and messages, and who was refused; never with values."""
+"""The audit log in SQL: who did what to subjects, rights and messages, and who was refused; never
+with values.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardedCluster
 
 async def rows_of(guarded: GuardedCluster, **search: object) -> list[AuditRow]:
     async with guarded.admin() as admin:
-        return (await admin.list_audit(limit=500, **search)).rows  # type: ignore[arg-type]  # names of the test
+        # names of the test
+        return (await admin.list_audit(limit=500, **search)).rows  # type: ignore[arg-type]
 
 
 async def until_noted(guarded: GuardedCluster, count: int = 1, **search: object) -> list[AuditRow]:

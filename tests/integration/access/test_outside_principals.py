@@ -1,4 +1,6 @@
-"""Principals that others vouch for: client certificates, and tokens of an outside issuer over an https JWKS."""
+"""Principals that others vouch for: client certificates, and tokens of an outside issuer over an
+https JWKS.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ class JwksServer:
 
 
 class VouchedCluster:
-    """A metaserver and a broker over TLS, which take certificates of an authority, and an issuer's tokens."""
+    """A metaserver and a broker over TLS, which take certificates of an authority, and an issuer's
+    tokens.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.shelf = CertificateShelf(folder)

@@ -1,4 +1,6 @@
-"""Who is over a quota waits, hears of it, and slows no other principal; nothing of it is an error."""
+"""Who is over a quota waits, hears of it, and slows no other principal; nothing of it is an
+error.
+"""
 
 from __future__ import annotations
 
@@ -231,7 +233,9 @@ async def test_quota_changes_what_a_capability_says_and_mistakes_change_nothing(
 
 
 async def test_tenant_at_its_limit_of_subjects_leaves_room_for_others(guarded: GuardedCluster):
-    """Which subjects count is said by their names; a subject that is there is found all the same."""
+    """Which subjects count is said by their names; a subject that is there is found all the
+    same.
+    """
     token = await guarded.principal("tenant", "administer", subject="tenant.*")
     other = await guarded.principal("neighbor", "administer", subject="Tenant.*")
     async with guarded.admin() as admin:
@@ -300,7 +304,9 @@ async def test_tenant_at_its_limit_of_scheduled_bytes_leaves_room_for_others(
 async def test_strict_producers_far_over_their_quota_keep_all_messages_in_order(
     guarded: GuardedCluster,
 ):
-    """The debt of a principal with many connections is longer than a broker holds a connection: it refuses batches."""
+    """The debt of a principal with many connections is longer than a broker holds a connection: it
+    refuses batches.
+    """
     await guarded.made("crowded", partitions=1)
     token = await limited(guarded, "crowd", bytes_per_s=BYTES_PER_S_MIN)
     count, senders = 2, 10

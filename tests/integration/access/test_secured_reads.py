@@ -1,4 +1,6 @@
-"""Reads, streams and writes of Spark's source over TLS with access control: by options, and by the environment."""
+"""Reads, streams and writes of Spark's source over TLS with access control: by options, and by the
+environment.
+"""
 
 from __future__ import annotations
 

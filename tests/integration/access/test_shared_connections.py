@@ -1,4 +1,6 @@
-"""A principal that opens all connections of a real broker keeps no other one out, and loses no message."""
+"""A principal that opens all connections of a real broker keeps no other one out, and loses no
+message.
+"""
 
 from __future__ import annotations
 

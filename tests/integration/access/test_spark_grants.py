@@ -1,4 +1,6 @@
-"""What docs/SPARK.md grants a job is exactly what the job needs: with it the job runs, without one of it the job is refused."""
+"""What docs/SPARK.md grants a job is exactly what the job needs: with it the job runs, without one
+of it the job is refused.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +118,9 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
 
 
 def until(is_allowed: bool, work: Callable[[], object]) -> None:
-    """Run a job until it is allowed, or refused: brokers hear of a change with their next heartbeat."""
+    """Run a job until it is allowed, or refused: brokers hear of a change with their next
+    heartbeat.
+    """
     deadline_s = time.monotonic() + 60
     while True:
         try:

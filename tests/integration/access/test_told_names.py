@@ -142,14 +142,24 @@ async def test_metrics_are_for_their_token_and_for_who_may_see_all(guarded: Guar
             assert "keylane_build_info" in text
         assert (await answer_of(address, "/health/live", ""))[0] == 200
     checked = run_keylane(
-        "cluster", "check", "--meta", guarded.meta, "--output", "json",
+        "cluster",
+        "check",
+        "--meta",
+        guarded.meta,
+        "--output",
+        "json",
         environment={"KEYLANE_TOKEN": guarded.admin_token},
-    )  # fmt: skip
+    )
     assert json.loads(checked.stdout)["ok"], checked.stdout
     refused = run_keylane(
-        "cluster", "check", "--meta", guarded.meta, "--output", "json",
+        "cluster",
+        "check",
+        "--meta",
+        guarded.meta,
+        "--output",
+        "json",
         environment={"KEYLANE_TOKEN": stranger},
-    )  # fmt: skip
+    )
     assert "has no right" in refused.stdout
 
 

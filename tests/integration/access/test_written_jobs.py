@@ -51,9 +51,16 @@ async def test_job_is_told_every_right_that_it_lacks_before_a_subject_is_made(tm
                 await subject.make()
                 rows = pa.record_batch({"key": [b"k"], "value": [b"v"]})
                 await write_task(
-                    network, options, HIDDEN, iter([rows]), identity=("job",), task=0,
-                    sent_at_ns=0, clock=SystemClock(), rng=random.Random(0),
-                )  # fmt: skip
+                    network,
+                    options,
+                    HIDDEN,
+                    iter([rows]),
+                    identity=("job",),
+                    task=0,
+                    sent_at_ns=0,
+                    clock=SystemClock(),
+                    rng=random.Random(0),
+                )
                 await subject.publish()
             finally:
                 await network.close()

@@ -1,4 +1,6 @@
-"""An older copy of a broker's folder that an operator accepts: what a consumer group it lacks has not read stays."""
+"""An older copy of a broker's folder that an operator accepts: what a consumer group it lacks has
+not read stays.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from support.cluster import Cluster, alert_cluster, silent
 async def test_accepted_copy_keeps_messages_of_a_group_younger_than_the_copy(
     tmp_path: Path,
 ) -> None:
-    """The copy is told all groups again before it removes what the groups it knows have handled, restarted or not."""
+    """The copy is told all groups again before it removes what the groups it knows have handled,
+    restarted or not.
+    """
     settings = "expire_ms = 1000\nbroker_heartbeat_ms = 200\nbroker_ttl_ms = 1500\n"
     broker = f"segment_bytes = {SEGMENT}\nretention_bytes = {2 * SEGMENT}\n"
     cluster = Cluster(tmp_path, 1, meta_settings=settings, broker_settings=broker)
@@ -66,7 +70,9 @@ async def test_accepted_copy_keeps_messages_of_a_group_younger_than_the_copy(
 
 
 async def test_copy_from_before_a_resize_is_not_accepted(tmp_path: Path) -> None:
-    """The copy lacks partitions that no other broker has: the refusal names them, and the disk is given up instead."""
+    """The copy lacks partitions that no other broker has: the refusal names them, and the disk is
+    given up instead.
+    """
     with alert_cluster(tmp_path) as cluster:
         await cluster.create("orders", partitions=2)
         network = HttpNetwork()

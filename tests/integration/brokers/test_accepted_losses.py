@@ -1,4 +1,6 @@
-"""A broker's disk is lost for good: an operator accepts the loss, strict subjects continue, and every client is told."""
+"""A broker's disk is lost for good: an operator accepts the loss, strict subjects continue, and
+every client is told.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ async def dry_run_names_the_losses(cluster: Cluster, lost_ids: set[int]) -> None
 async def assert_only_these_are_lost(
     doubtful: dict[bytes, asyncio.Future[Receipt]], there: set[bytes]
 ) -> None:
-    """Messages to the lost disk fail with an unknown fate; the others, sent at the same time, are stored."""
+    """Messages to the lost disk fail with an unknown fate; the others, sent at the same time, are
+    stored.
+    """
     for key, future in doubtful.items():
         (outcome,) = await asyncio.gather(future, return_exceptions=True)
         if key in there:
@@ -78,7 +82,9 @@ async def assert_history_names(meta: MetaClient, lost_ids: set[int]) -> None:
 async def test_strict_subject_continues_when_the_loss_of_a_disk_is_accepted(
     tmp_path: Path,
 ) -> None:
-    """What may be on the lost disk fails with an unknown fate, what was never sent is stored and handled in order."""
+    """What may be on the lost disk fails with an unknown fate, what was never sent is stored and
+    handled in order.
+    """
     with alert_cluster(tmp_path) as cluster:
         route = await cluster.create("s", partitions=4, strategy="strict")
         lost_ids = {

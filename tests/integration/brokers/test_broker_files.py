@@ -27,7 +27,9 @@ def disk(request, tmp_path):
 
 
 def test_file_is_appended_to_when_opened_again(disk):
-    """Many buffers are written one after another, and a file opened again is appended to at its end."""
+    """Many buffers are written one after another, and a file opened again is appended to at its
+    end.
+    """
     disk.make_folder("log")
     pieces = [b"%d," % number for number in range(3000)]
     file = disk.open_append("log/a")
@@ -72,7 +74,9 @@ def test_reserved_bytes_are_zeros_that_appends_overwrite(disk):
 
 
 def test_reserved_bytes_are_known_when_the_disk_had_a_part_of_them(tmp_path, monkeypatch):
-    """A full disk may give a part before it refuses: the file is longer, and a cut takes the part away."""
+    """A full disk may give a part before it refuses: the file is longer, and a cut takes the part
+    away.
+    """
     files = RealFiles(tmp_path)
     file = files.open_append("a")
     file.append([b"one"])
@@ -91,7 +95,9 @@ def test_reserved_bytes_are_known_when_the_disk_had_a_part_of_them(tmp_path, mon
 
 
 def test_failed_replacement_frees_its_room():
-    """A replacement that the disk has no room for leaves the old file in place and frees the room it took."""
+    """A replacement that the disk has no room for leaves the old file in place and frees the room
+    it took.
+    """
     disk = SimDisk()
     disk.make_folder("log")
     replace_file(disk, "log/a", b"one")
@@ -104,7 +110,9 @@ def test_failed_replacement_frees_its_room():
 
 
 def test_folder_lists_replaces_renames_and_removes_names(disk):
-    """Names are listed sorted; a file can be replaced, renamed and removed; what is missing is told."""
+    """Names are listed sorted; a file can be replaced, renamed and removed; what is missing is
+    told.
+    """
     disk.make_folder("log")
     disk.make_folder("log")
     replace_file(disk, "log/b", b"one")
@@ -165,7 +173,7 @@ def test_disk_keeps_few_descriptors_open_with_many_readers(tmp_path, monkeypatch
     assert len(os.listdir("/proc/self/fd")) - before <= 0
 
 
-# ── whose folder it is ────────────────────────────────────────────────────────────────────────────────
+# ── whose folder it is ────────────────────────────────────────────────────────────────────────────
 def claimed(root: Path, group: str = "g1") -> str:
     disk = RealFiles(root)
     disk.lock()
@@ -201,7 +209,9 @@ def test_identity_is_given_once(tmp_path):
     ],
 )
 def test_folder_of_another_owner_is_refused_by_name(tmp_path, identity, words):
-    """Another group's folder, a newer format and a damaged identity are told apart; nothing is overwritten."""
+    """Another group's folder, a newer format and a damaged identity are told apart; nothing is
+    overwritten.
+    """
     (tmp_path / "identity.json").write_text(identity)
     before = everything_in(tmp_path)
     with pytest.raises(DataFolderError, match=words):
@@ -220,7 +230,9 @@ def test_folder_with_foreign_files_is_refused(tmp_path):
 
 
 def test_look_at_a_folder_that_is_no_brokers_advises_to_name_the_right_one():
-    """The advice was to give a folder that the user may write, for `keylane broker verify` and a mistyped name."""
+    """The advice was to give a folder that the user may write, for `keylane broker verify` and a
+    mistyped name.
+    """
     with pytest.raises(DataFolderError, match="is not a broker's data folder") as refused:
         read_identity(SimDisk())
     assert "Name the folder that the broker was started with" in refused.value.hint

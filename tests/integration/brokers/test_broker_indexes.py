@@ -67,7 +67,9 @@ async def stored(client):
 @pytest.mark.crash
 @pytest.mark.parametrize("index", KINDS)
 def test_broker_loses_nothing_when_killed_repeatedly(index, tmp_path):
-    """Everything acked before a SIGKILL is read after it, and the index agrees with the log; snapshots or not."""
+    """Everything acked before a SIGKILL is read after it, and the index agrees with the log;
+    snapshots or not.
+    """
     data = tmp_path / "data"
     process = BrokerProcess(data, "--index", index)
 
@@ -97,7 +99,9 @@ def test_broker_loses_nothing_when_killed_repeatedly(index, tmp_path):
 
 @pytest.mark.parametrize("index", KINDS)
 async def test_broker_finds_offsets_by_time(index, tmp_path):
-    """The broker tells the offset around a time, and that there is none, of unknown and empty partitions too."""
+    """The broker tells the offset around a time, and that there is none, of unknown and empty
+    partitions too.
+    """
     process = BrokerProcess(tmp_path / "data", "--index", index).start()
 
     async def work(client, network):
@@ -118,9 +122,13 @@ async def test_broker_finds_offsets_by_time(index, tmp_path):
             for bound in TimeBound
         }
         assert offsets == {
-            (0, lower): 0, (before, lower): 0, (later, lower): None,
-            (0, upper): None, (before, upper): offsets[before, upper], (later, upper): 5,
-        }  # fmt: skip
+            (0, lower): 0,
+            (before, lower): 0,
+            (later, lower): None,
+            (0, upper): None,
+            (before, upper): offsets[before, upper],
+            (later, upper): 5,
+        }
         answer = await client.control(endpoints.OFFSET_AT, query={"at_ms": 0, "bound": lower}, id=2)
         assert (answer.offset, answer.first_offset, answer.next_offset) == (None, 0, 0)
         with pytest.raises(PartitionUnknownError):

@@ -1,4 +1,6 @@
-"""A real broker over real sockets: it refuses wrong calls by type, stores nothing of them, and keeps serving."""
+"""A real broker over real sockets: it refuses wrong calls by type, stores nothing of them, and
+keeps serving.
+"""
 
 from __future__ import annotations
 
@@ -164,7 +166,9 @@ async def _raw(network: HttpNetwork, address: str, frame: bytes) -> KeylaneError
 async def test_bytes_that_are_no_frame_end_their_connection_only(
     network, process, client, partition_id, frame
 ):
-    """A lying length, an unknown type or fields that do not fit: FrameError, and others are served on."""
+    """A lying length, an unknown type or fields that do not fit: FrameError, and others are served
+    on.
+    """
     before = (await client.health()).details["next_position"]
     assert isinstance(await _raw(network, process.address, frame), FrameError)
     assert (await client.health()).details["next_position"] == before
@@ -192,7 +196,7 @@ BAD_CALLS = {
     "session fenced": (lambda n: Ack(n, "g", "z" * 16, 5, ((0, 1),)), None, FencedError),
     "token 0": (lambda n: Acquire(n, "g", SESSION, 0, 1000), None, InvalidRequestError),
     "ack beyond": (lambda n: Ack(n, "g", SESSION, 5, ((0, 9),)), None, InvalidRequestError),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BAD_CALLS)
@@ -231,7 +235,9 @@ async def test_bad_control_calls_are_typed_errors(network, process, client, part
 
 
 async def test_health_tells_group_writes_and_registration(client, process):
-    """Health tells the group, that writes are taken, and why the metaserver does not know the broker."""
+    """Health tells the group, that writes are taken, and why the metaserver does not know the
+    broker.
+    """
     health = await client.health()
     assert health.ready
     assert health.details["broker_group"] == "g1"
@@ -239,7 +245,9 @@ async def test_health_tells_group_writes_and_registration(client, process):
 
 
 def test_broker_that_cannot_start_tells_the_reason(process, tmp_path):
-    """Port in use, folder in use, a folder of others, impossible settings: one readable error, exit status 1."""
+    """Port in use, folder in use, a folder of others, impossible settings: one readable error, exit
+    status 1.
+    """
     port = process.address.rpartition(":")[2]
     other = BrokerProcess(tmp_path / "data")
     assert "AddressError" in other.refused("--port", port)
@@ -265,7 +273,7 @@ def _copied(process: BrokerProcess, tmp_path: Path, name: str = "copy") -> Path:
     return target
 
 
-# ── in this process ───────────────────────────────────────────────────────────────────────────────────
+# ── in this process ───────────────────────────────────────────────────────────────────────────────
 @contextlib.asynccontextmanager
 async def metaserver(reports: list[BrokerHeartbeat]) -> AsyncIterator[str]:
     """The one call of a metaserver that a broker makes."""
@@ -314,7 +322,9 @@ async def _poll(client: BrokerClient) -> None:
 
 
 async def test_folder_stays_locked_until_the_last_thread_ends(tmp_path, network):
-    """No other broker gets the folder's lock while a thread of a stopping broker may touch the folder."""
+    """No other broker gets the folder's lock while a thread of a stopping broker may touch the
+    folder.
+    """
     settings = settings_of(data=tmp_path / "data")
     store_closed = threading.Event()
     refused = []

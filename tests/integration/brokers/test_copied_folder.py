@@ -1,4 +1,6 @@
-"""A broker's data folder that was copied: two live brokers of one identity are told apart, one of them refused."""
+"""A broker's data folder that was copied: two live brokers of one identity are told apart, one of
+them refused.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +110,9 @@ async def verified(meta: str) -> dict[str, list[str]]:
 
 
 def test_copy_beside_its_original_is_refused(copied: Copied) -> None:
-    """The second of two live brokers with one identity is refused and named; no client is sent to it."""
+    """The second of two live brokers with one identity is refused and named; no client is sent to
+    it.
+    """
     original = copied.cluster.brokers[0].address
     second = copied.start_copy()
     said = copied.registration_once(second, "is a copy")
@@ -148,7 +152,9 @@ def test_refused_copy_is_forgotten_when_it_ends(copied: Copied) -> None:
 
 
 def test_original_is_refused_when_its_copy_took_over(copied: Copied) -> None:
-    """A folder that moved is accepted at its new place; when the old folder comes back, the old one is refused."""
+    """A folder that moved is accepted at its new place; when the old folder comes back, the old one
+    is refused.
+    """
     original = copied.cluster.brokers[0]
     original.kill()
     second = copied.start_copy()
@@ -176,7 +182,9 @@ async def test_broker_is_not_ready_while_the_metaserver_refuses_it(copied: Copie
 
 
 async def test_late_report_of_where_a_broker_was_is_no_second_broker(copied: Copied) -> None:
-    """A folder that moved is not called a copy when a report from its old place comes late; the route stays."""
+    """A folder that moved is not called a copy when a report from its old place comes late; the
+    route stays.
+    """
     original = copied.cluster.brokers[0]
     old = original.address
     original.kill()
@@ -285,7 +293,9 @@ class CopyUnderLoad:
 async def test_copy_of_a_running_folder_is_refused_when_the_original_had_come_farther(
     copied: Copied,
 ) -> None:
-    """Acked messages stay: the older copy is refused until an operator gives up the messages that it lacks."""
+    """Acked messages stay: the older copy is refused until an operator gives up the messages that
+    it lacks.
+    """
     told = CopyUnderLoad(copied)
     original = copied.cluster.brokers[0]
     await told.send(0, 50)
@@ -323,7 +333,9 @@ async def test_copy_of_a_running_folder_is_refused_when_the_original_had_come_fa
 async def test_copy_of_a_running_folder_is_refused_when_the_original_was_started_since(
     copied: Copied,
 ) -> None:
-    """A copy does not know of the original's later openings, even where nothing was stored since."""
+    """A copy does not know of the original's later openings, even where nothing was stored
+    since.
+    """
     told = CopyUnderLoad(copied)
     original = copied.cluster.brokers[0]
     await told.send(0, 20)
@@ -344,7 +356,9 @@ async def test_copy_of_a_running_folder_is_refused_when_the_original_was_started
 async def test_broker_is_taken_when_it_listens_under_another_name_of_its_host(
     copied: Copied,
 ) -> None:
-    """The old address reaches the same opening of the same folder: the broker is no copy of itself."""
+    """The old address reaches the same opening of the same folder: the broker is no copy of
+    itself.
+    """
     original = copied.cluster.brokers[0]
     port = original.address.rpartition(":")[2]
     original.kill()
@@ -390,7 +404,9 @@ async def test_broker_is_taken_again_when_it_was_killed_often_without_a_metaserv
 async def test_broker_takes_no_messages_when_another_folder_stands_for_its_group(
     copied: Copied,
 ) -> None:
-    """The original stood still while a copy took over; it acks no message of a producer that still knows it."""
+    """The original stood still while a copy took over; it acks no message of a producer that still
+    knows it.
+    """
     original = copied.cluster.brokers[0]
     network = HttpNetwork()
     try:
@@ -418,7 +434,9 @@ async def test_broker_takes_no_messages_when_another_folder_stands_for_its_group
 
 
 async def test_older_folder_in_the_place_of_the_newer_serves_nothing(copied: Copied) -> None:
-    """An older folder is started at the same address; it serves no message before the metaserver has refused it."""
+    """An older folder is started at the same address; it serves no message before the metaserver
+    has refused it.
+    """
     told = CopyUnderLoad(copied)
     original = copied.cluster.brokers[0]
     await told.send(0, 20)

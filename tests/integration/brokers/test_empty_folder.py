@@ -1,4 +1,6 @@
-"""A broker's disk is lost and an empty one stands at its address: each text on the way names what helps."""
+"""A broker's disk is lost and an empty one stands at its address: each text on the way names what
+helps.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def readiness(address: str) -> tuple[int, str]:
 
 
 async def test_texts_beside_an_empty_folder_name_the_way_out(tmp_path: Path) -> None:
-    """Of a producer, of `broker list`, of the broker's health; the broker listens, says so, and is not ready."""
+    """Of a producer, of `broker list`, of the broker's health; the broker listens, says so, and is
+    not ready.
+    """
     with alert_cluster(tmp_path) as cluster:
         route = await cluster.create("s", partitions=2, strategy="strict")
         key = key_at(route, "g2")

@@ -1,4 +1,6 @@
-"""Messages by plain HTTP at the brokers of a real cluster: posted, read, repeated, in order, refused."""
+"""Messages by plain HTTP at the brokers of a real cluster: posted, read, repeated, in order,
+refused.
+"""
 
 from __future__ import annotations
 
@@ -187,7 +189,9 @@ async def http_texts(http: Http, route: Route) -> dict[str, list[str]]:
 
 
 async def test_repeat_with_the_idempotency_key_is_stored_once(cluster, killable):
-    """The same receipts, as duplicates, from any broker, and after both brokers were killed and restarted."""
+    """The same receipts, as duplicates, from any broker, and after both brokers were killed and
+    restarted.
+    """
     route = await cluster.create(killable.subject, partitions=4)
     messages = [{"key": f"k{n}", "value": f"{n}"} for n in range(20)] + [{"value": "keyless"}]
     status, first = await killable.post(messages, Idempotency_Key="order 4711")
@@ -232,7 +236,9 @@ async def test_other_messages_under_an_idempotency_key_are_refused(cluster, kill
 
 
 async def test_repeats_at_once_are_stored_once(file_cluster, http):
-    """The same request from many connections, at both brokers: one is the first, the others are duplicates of it."""
+    """The same request from many connections, at both brokers: one is the first, the others are
+    duplicates of it.
+    """
     route = await file_cluster.create(http.subject, partitions=2)
     answers = await asyncio.gather(
         *(http.post("x", "?key=k", broker=n % 2, Idempotency_Key="id") for n in range(20))
@@ -245,7 +251,9 @@ async def test_repeats_at_once_are_stored_once(file_cluster, http):
 
 
 async def test_order_per_key_is_kept_while_partitions_are_split(file_cluster, http):
-    """Each key's requests, one after the other at alternating brokers, through a resize; by HTTP and by a producer."""
+    """Each key's requests, one after the other at alternating brokers, through a resize; by HTTP
+    and by a producer.
+    """
     await file_cluster.create(http.subject, partitions=2)
     sent: dict[str, list[str]] = {f"k{n}": [] for n in range(10)}
     done = asyncio.Event()
@@ -302,7 +310,9 @@ async def test_repeat_after_a_split_is_answered_by_the_sealed_partition(file_clu
 
 
 async def test_request_is_stored_in_part_when_a_broker_is_dead(cluster, killable):
-    """The answer has the receipts of what is stored; the repeat stores the rest, once the broker is back."""
+    """The answer has the receipts of what is stored; the repeat stores the rest, once the broker is
+    back.
+    """
     route = await cluster.create(killable.subject, partitions=2)
     here, there = key_at(route, "g1"), key_at(route, "g2")
     messages = [{"key": there, "value": "there"}, {"key": here, "value": "here"}]
@@ -436,7 +446,9 @@ async def test_bad_reads_are_refused_with_a_typed_error(file_cluster, http, quer
 
 
 async def test_queue_is_read_by_logic_offset_over_a_move(file_cluster, http):
-    """A logic offset stays when the queue moves to the other broker; receipts have queue and logic offset."""
+    """A logic offset stays when the queue moves to the other broker; receipts have queue and logic
+    offset.
+    """
     route = await file_cluster.create(http.subject, partitions=1, static=True)
     (partition,) = route.partitions
     for n in range(5):
@@ -523,7 +535,9 @@ async def test_curl_posts_and_reads(file_cluster, http, tmp_path):
 
 
 async def test_requests_that_are_repeated_through_kills_are_stored_once(cluster, killable):
-    """Each key's requests in order, each repeated until it is answered, while brokers are killed and restarted."""
+    """Each key's requests in order, each repeated until it is answered, while brokers are killed
+    and restarted.
+    """
     await cluster.create(killable.subject, partitions=4)
     sent: dict[str, list[str]] = {f"k{n}": [] for n in range(8)}
     killing = asyncio.Event()

@@ -1,4 +1,6 @@
-"""One consumer with all 1,024 partitions of one broker: handled messages are acked at once, and it closes in time."""
+"""One consumer with all 1,024 partitions of one broker: handled messages are acked at once, and it
+closes in time.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ CLOSE_S_MAX = 25.0
 async def test_acks_and_releases_are_quick_beside_a_thousand_pulls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
 ) -> None:
-    """While a pull of each partition waits, the ack of a message takes milliseconds, and so does closing."""
+    """While a pull of each partition waits, the ack of a message takes milliseconds, and so does
+    closing.
+    """
     ack_ms: list[float] = []
     request, confirmed = AckSender._request, AckSender._confirmed
     began: dict[int, float] = {}

@@ -1,4 +1,6 @@
-"""A data folder that moves to another host while its broker is stopped: clients go on, leases, offsets and idempotence hold."""
+"""A data folder that moves to another host while its broker is stopped: clients go on, leases,
+offsets and idempotence hold.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ class MovedBroker:
         self._cluster.brokers[0].stop()
 
     def arrive(self) -> str:
-        """Take its folder to another place, and start it at another address; returns this address."""
+        """Take its folder to another place, and start it at another address; returns this
+        address.
+        """
         self._after.parent.mkdir()
         shutil.copytree(self._before, self._after)
         shutil.rmtree(self._before)
@@ -70,7 +74,9 @@ async def network() -> AsyncIterator[HttpNetwork]:
 async def test_partition_keeps_its_state_when_its_folder_moves(
     cluster: Cluster, moved: MovedBroker, network: HttpNetwork
 ) -> None:
-    """A repeated batch is stored once, an older token is refused, the cursor and what is acked above it stay."""
+    """A repeated batch is stored once, an older token is refused, the cursor and what is acked
+    above it stay.
+    """
     route = await cluster.create(SUBJECT, partitions=2)
     address = cluster.brokers[0].address
     number = next(each.partition_id for each in route.partitions if each.address == address)
@@ -104,7 +110,9 @@ async def test_partition_keeps_its_state_when_its_folder_moves(
 async def test_clients_go_on_when_a_folder_moves_to_another_host(
     cluster: Cluster, moved: MovedBroker
 ) -> None:
-    """Producer and consumer stay open; each message is stored and handled once, in the order of its key."""
+    """Producer and consumer stay open; each message is stored and handled once, in the order of its
+    key.
+    """
     await cluster.create(SUBJECT, partitions=4)
     sent: dict[bytes, list[bytes]] = {key: [] for key in KEYS}
     handled: dict[bytes, list[bytes]] = {key: [] for key in KEYS}

@@ -1,4 +1,6 @@
-"""Files of servers are for their own user: no other user of the machine can read a message, a cursor or a route."""
+"""Files of servers are for their own user: no other user of the machine can read a message, a
+cursor or a route.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ async def handled_messages(cluster: Cluster, count: int) -> None:
 
 @pytest.mark.parametrize("index", ["file", "rocksdb"])
 async def test_data_folder_is_closed_to_other_users_after_a_run(tmp_path: Path, index: str) -> None:
-    """Log, index, snapshots, identity, reserve, SQLite's files: also those made before by a version that was careless."""
+    """Log, index, snapshots, identity, reserve, SQLite's files: also those made before by a version
+    that was careless.
+    """
     umask = os.umask(0o022)
     settings = f'index = "{index}"\nsegment_bytes = 20000\nsnapshot_bytes = 10000\n'
     cluster = Cluster(tmp_path, 1, broker_settings=settings)
@@ -72,7 +76,9 @@ async def test_data_folder_is_closed_to_other_users_after_a_run(tmp_path: Path, 
 
 
 def test_narrowing_leaves_the_target_of_a_link(tmp_path: Path) -> None:
-    """A folder's own files are narrowed; a file outside the folder that a link leads to is left as it is."""
+    """A folder's own files are narrowed; a file outside the folder that a link leads to is left as
+    it is.
+    """
     folder, other = tmp_path / "data", tmp_path / "other"
     folder.mkdir(mode=0o755)
     other.write_text("not ours")

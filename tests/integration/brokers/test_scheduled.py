@@ -1,4 +1,6 @@
-"""Messages for a later delivery at the brokers of a real cluster: at their times, once each, over kills; canceled."""
+"""Messages for a later delivery at the brokers of a real cluster: at their times, once each, over
+kills; canceled.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +111,9 @@ async def test_scheduled_message_is_stored_at_its_time(cluster):
 
 
 async def test_thousand_scheduled_messages_are_stored_once_each_and_in_time(cluster):
-    """Their times are spread over three seconds, with many of one millisecond; `flush` waits for all receipts."""
+    """Their times are spread over three seconds, with many of one millisecond; `flush` waits for
+    all receipts.
+    """
     route = await cluster.create("a-thousand")
     async with Producer(cluster.meta) as producer:
         first = now_ms() + 2_000
@@ -169,7 +173,9 @@ async def test_scheduled_messages_outlive_kills_while_they_are_stored(cluster):
 
 
 async def test_canceled_message_is_never_stored(cluster):
-    """Also after a restart; a repeated cancel has the same outcome, and a delivered message is told."""
+    """Also after a restart; a repeated cancel has the same outcome, and a delivered message is
+    told.
+    """
     route = await cluster.create("canceled")
     async with Producer(cluster.meta) as producer:
         due = now_ms() + 1_000
@@ -228,7 +234,9 @@ async def test_scheduled_message_for_an_unknown_subject_is_refused(cluster):
 
 
 async def test_messages_are_scheduled_and_canceled_by_http(cluster):
-    """One value, and several objects with one time; a repeat is kept once; a key is refused wherever it is given."""
+    """One value, and several objects with one time; a repeat is kept once; a key is refused
+    wherever it is given.
+    """
     route = await cluster.create("by-http")
     base = f"http://{cluster.brokers[0].address}/v1"
     due = datetime.now(UTC) + timedelta(seconds=1.5)

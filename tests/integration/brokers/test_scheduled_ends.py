@@ -1,4 +1,6 @@
-"""Scheduled messages that are listed, canceled by command, or dropped because their subject never takes them."""
+"""Scheduled messages that are listed, canceled by command, or dropped because their subject never
+takes them.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +99,9 @@ async def test_message_over_a_limit_that_was_lowered_is_dropped_alone(cluster: C
 
 
 async def test_list_says_which_messages_will_be_dropped(cluster: Cluster):
-    """Their subject was deleted, or takes no message of their size any more; a broker's earlier route says neither."""
+    """Their subject was deleted, or takes no message of their size any more; a broker's earlier
+    route says neither.
+    """
     for subject in ("doomed", "shrunk"):
         await cluster.create(subject, partitions=1)
     async with (

@@ -1,4 +1,6 @@
-"""A disk with static queues is lost for good: an operator accepts the loss, and every queue continues behind it."""
+"""A disk with static queues is lost for good: an operator accepts the loss, and every queue
+continues behind it.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ async def starts(reader: QueueReader) -> dict[int, int]:
 async def read_on(
     reader: QueueReader, queue: int, offset: int, count: int
 ) -> tuple[list[Message], list[int]]:
-    """`count` messages from a logic offset on, and the offsets before which some were told as lost."""
+    """`count` messages from a logic offset on, and the offsets before which some were told as
+    lost.
+    """
     messages: list[Message] = []
     losses: list[int] = []
     async with asyncio.timeout(60):
@@ -84,7 +88,9 @@ def by_key(messages: list[Message]) -> dict[bytes, list[bytes]]:
 async def lose_the_disk(
     cluster: Cluster, folder: Path, producer: Producer, meta: MetaClient
 ) -> None:
-    """The disk of g2, where both queues are, goes while messages are on their way to it; these fail, their fate unknown."""
+    """The disk of g2, where both queues are, goes while messages are on their way to it; these
+    fail, their fate unknown.
+    """
     broker = cluster.brokers[1]
     pause(broker.process.pid)
     doubtful = [producer.send("s", b"2", key=key) for key in KEYS]
@@ -103,7 +109,9 @@ async def lose_the_disk(
 
 
 def assert_handled_over_the_loss(alone: list[Message], shared: list[Message], route: Route) -> None:
-    """Both groups have every value but the lost one; the exclusive group has them in order, at growing logic offsets."""
+    """Both groups have every value but the lost one; the exclusive group has them in order, at
+    growing logic offsets.
+    """
     for seen in (alone, shared):
         assert {key: sorted(values) for key, values in by_key(seen).items()} == {
             key: [b"0", b"1", b"3"] for key in KEYS
@@ -118,7 +126,8 @@ def assert_handled_over_the_loss(alone: list[Message], shared: list[Message], ro
 async def assert_queue_is_read_over_the_loss(
     reader: QueueReader, queue: int, keys: list[bytes], *, end: int, moved: bool
 ) -> None:
-    """From its `end` before the loss the queue has the values behind the loss, and the consumers have read them all.
+    """From its `end` before the loss the queue has the values behind the loss, and the consumers
+    have read them all.
 
     Args:
         keys: the keys of the queue.
@@ -138,8 +147,10 @@ async def assert_queue_is_read_over_the_loss(
 
 
 async def test_static_queues_continue_behind_a_lost_disk(tmp_path: Path) -> None:
-    """Both kinds of consumers handle keys in order, logic offsets grow, and every other reader sees the loss and passes
-    it; after a rebuild from the broker that is left every partition begins where it began."""
+    """Both kinds of consumers handle keys in order, logic offsets grow, and every other reader sees
+    the loss and passes it; after a rebuild from the broker that is left every partition begins
+    where it began.
+    """
     with alert_cluster(tmp_path) as cluster:
         route = await cluster.create("s", partitions=2, static=True)
         places = {partition.broker_group: partition for partition in route.partitions}
@@ -226,7 +237,9 @@ async def commands_tell_the_loss(cluster: Cluster, queue: int, keys: int) -> Non
 async def test_queue_continues_above_all_offsets_when_two_disks_are_lost(
     tmp_path: Path, strategy: str
 ) -> None:
-    """After each loss the queue begins again above all its earlier offsets, under either order strategy."""
+    """After each loss the queue begins again above all its earlier offsets, under either order
+    strategy.
+    """
     with alert_cluster(tmp_path, brokers=3) as cluster:
         await cluster.create("s", partitions=1, strategy=strategy, static=True)
         async with (

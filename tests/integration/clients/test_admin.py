@@ -59,7 +59,7 @@ async def handle(meta: str, subject: str, group: str, count: int) -> None:
         await everything.wait()
 
 
-# ── subjects ──────────────────────────────────────────────────────────────────────────────────────────
+# ── subjects ──────────────────────────────────────────────────────────────────────────────────────
 async def test_created_subject_is_listed_and_described(admin, shared_cluster):
     created = await admin.create_subject(
         "admin-new",
@@ -82,8 +82,11 @@ async def test_created_subject_is_listed_and_described(admin, shared_cluster):
     described = await admin.describe_subject("admin-new")
     assert (described.retention, described.static) == (keylane.admin.Retention.TIME, False)
     assert [(partition.range_start, partition.range_end) for partition in described.partitions] == [
-        (0, 256), (256, 512), (512, 768), (768, 1024),
-    ]  # fmt: skip
+        (0, 256),
+        (256, 512),
+        (512, 768),
+        (768, 1024),
+    ]
     assert {partition.state for partition in described.partitions} == {PartitionState.OPEN}
     assert {partition.broker_group for partition in described.partitions} == {"g1", "g2"}
     assert (
@@ -103,7 +106,7 @@ async def test_subject_with_other_settings_is_refused(admin):
         await admin.history("admin-nosuch")
 
 
-# ── groups ────────────────────────────────────────────────────────────────────────────────────────────
+# ── groups ────────────────────────────────────────────────────────────────────────────────────────
 async def test_group_is_listed_described_and_reset(admin, shared_cluster):
     meta = shared_cluster.meta
     await admin.create_subject("admin-read")
@@ -151,7 +154,7 @@ async def test_group_is_switched(admin, shared_cluster):
     assert (await admin.list_groups("admin-switch"))[0].strategy == "shared"
 
 
-# ── partitions ────────────────────────────────────────────────────────────────────────────────────────
+# ── partitions ────────────────────────────────────────────────────────────────────────────────────
 async def test_partitions_are_resized_split_merged_and_moved(admin):
     await admin.create_subject("admin-shape")
     plan = await admin.resize("admin-shape", 4, dry_run=True)
@@ -216,7 +219,7 @@ async def test_static_subject_is_moved_and_not_resized(admin):
     assert (await admin.wait(await admin.move([first], to="g1"))).children == ()
 
 
-# ── brokers ───────────────────────────────────────────────────────────────────────────────────────────
+# ── brokers ───────────────────────────────────────────────────────────────────────────────────────
 async def test_broker_group_is_cordoned_and_evacuated(admin):
     assert (await admin.cordon("g1")).cordoned
     try:
@@ -259,7 +262,7 @@ async def test_health_and_verification(admin, shared_cluster):
     assert [check.code for check in verification.checks] == [f"V{n:02}" for n in range(1, 14)]
 
 
-# ── bad input ─────────────────────────────────────────────────────────────────────────────────────────
+# ── bad input ─────────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.parametrize("name", ["", "../x", "a/b", " ", None, 7, b"x"])
 async def test_illegal_name_is_refused_by_every_call(admin, name):
     calls = [
@@ -369,7 +372,9 @@ async def test_silent_broker_leaves_the_rest_described(cluster):
 
 
 async def test_wait_raises_when_the_operation_is_not_listed(admin):
-    """The metaserver's database may have been lost since; a call that waits for ever would hide it."""
+    """The metaserver's database may have been lost since; a call that waits for ever would hide
+    it.
+    """
     await admin.create_subject("admin-unlisted", partitions=1)
     planned = await admin.resize("admin-unlisted", 2, dry_run=True)
     unlisted = msgspec.structs.replace(planned, operation_id=987_654)

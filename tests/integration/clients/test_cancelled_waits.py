@@ -15,7 +15,9 @@ TURNS = 20
 
 
 async def taken_with_cancels(values: AsyncIterator[Any], count: int) -> list[Any]:
-    """The next values, where each wait is cancelled ever later, after turns of the event loop and then after times."""
+    """The next values, where each wait is cancelled ever later, after turns of the event loop and
+    then after times.
+    """
     taken: list[Any] = []
     tries = 0
     while len(taken) < count:
@@ -82,8 +84,13 @@ def test_listings_of_parked_messages_go_on_when_waits_for_the_next_row_are_cance
 
         async def work() -> None:
             await Consumer(
-                cluster.address, subject="orders", group="g", handler=fail, on_failure="park", tries_max=1
-            ).run()  # fmt: skip
+                cluster.address,
+                subject="orders",
+                group="g",
+                handler=fail,
+                on_failure="park",
+                tries_max=1,
+            ).run()
 
         cluster.start(work)
         async with Producer(cluster.address) as producer, Admin(cluster.address) as admin:

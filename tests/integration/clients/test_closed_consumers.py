@@ -1,4 +1,6 @@
-"""A closed consumer is freed, whatever it had in hand: the garbage collector does not look into messages."""
+"""A closed consumer is freed, whatever it had in hand: the garbage collector does not look into
+messages.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Values that a codec encodes at the producer and decodes at consumers and readers, on real servers."""
+"""Values that a codec encodes at the producer and decodes at consumers and readers, on real
+servers.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ async def test_handler_decodes_values_of_the_sender(shared_cluster: Cluster, str
 async def test_message_is_tried_again_when_it_cannot_be_decoded(
     shared_cluster: Cluster, caplog: pytest.LogCaptureFixture
 ):
-    """Its key waits, and is told of in the log; every other key is handled, and its own too once decoding succeeds."""
+    """Its key waits, and is told of in the log; every other key is handled, and its own too once
+    decoding succeeds.
+    """
     subject = "undecodable"
     await shared_cluster.create(subject, partitions=2)
     async with Producer(shared_cluster.meta) as producer:

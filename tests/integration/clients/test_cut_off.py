@@ -1,4 +1,6 @@
-"""Consumers cut off from one of their two networks: no partition gets stuck, no handler runs for too long."""
+"""Consumers cut off from one of their two networks: no partition gets stuck, no handler runs for
+too long.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ async def fill(cluster: Cluster, subject: str, count: int) -> list[bytes]:
 async def test_consumer_loses_its_partitions_when_it_is_cut_off_from_the_metaserver(
     shared_cluster: Cluster,
 ):
-    """It still reaches the broker, and yet the next owner has the partition within a ttl and detection."""
+    """It still reaches the broker, and yet the next owner has the partition within a ttl and
+    detection.
+    """
     values = await fill(shared_cluster, "cut-from-meta", 400)
     network = CutNetwork()
     handled: dict[str, list[tuple[float, Message]]] = {"cut": [], "next": []}
@@ -83,7 +87,9 @@ async def test_consumer_loses_its_partitions_when_it_is_cut_off_from_the_metaser
 
 
 async def test_handler_that_outlives_its_lease_is_cancelled(shared_cluster: Cluster):
-    """Cut off from the metaserver, its consumer cancels it before the lease ends; the next owner gets the message."""
+    """Cut off from the metaserver, its consumer cancels it before the lease ends; the next owner
+    gets the message.
+    """
     await fill(shared_cluster, "cancelled", 1)
     network = CutNetwork()
     cancelled: list[float] = []

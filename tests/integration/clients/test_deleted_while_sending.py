@@ -1,4 +1,5 @@
-"""A subject deleted while messages for it are sent: each sender is told, and messages of other subjects keep their order.
+"""A subject deleted while messages for it are sent: each sender is told, and messages of other
+subjects keep their order.
 
 The producer's `send` is in tests/integration/metaserver/test_deletions.py, outboxes are in
 tests/integration/outbox/test_deleted_subjects.py.
@@ -83,7 +84,9 @@ async def test_table_is_given_up_when_its_subject_is_deleted(shared_cluster: Clu
 async def test_later_rows_of_a_table_are_given_up_when_its_subject_is_deleted(
     shared_cluster: Cluster,
 ):
-    """The error says how many are stored, and a later subject of the name gets none of the others."""
+    """The error says how many are stored, and a later subject of the name gets none of the
+    others.
+    """
     meta, subject = shared_cluster.meta, "deleted-stream"
     await shared_cluster.create(subject)
     loop = asyncio.get_running_loop()
@@ -142,7 +145,9 @@ async def test_posted_message_is_refused_when_its_subject_is_deleted(
 
 
 async def test_posted_message_goes_at_once_to_the_next_subject_of_the_name(shared_cluster: Cluster):
-    """The broker has kept the route of the deleted one, of the same version; a wait for a newer one would take 10 s."""
+    """The broker has kept the route of the deleted one, of the same version; a wait for a newer one
+    would take 10 s.
+    """
     subject = "deleted-posts-idle"
     address = shared_cluster.brokers[0].address
     await shared_cluster.create(subject, partitions=1)

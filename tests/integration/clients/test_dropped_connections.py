@@ -1,4 +1,6 @@
-"""Clients behind a proxy that drops their connections without a word: each makes another, and goes on in order."""
+"""Clients behind a proxy that drops their connections without a word: each makes another, and goes
+on in order.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ from support.hosts.dropping_way import OUTSIDE, DroppingWay
 pytestmark = pytest.mark.cluster(brokers=1, broker_settings=f'advertised_host = "{OUTSIDE}"\n')
 SOON_S = 19.0
 """
-The silence of calls that wait is found after 11 s at most, and another ping has 1.5 s; a new connection answers at once.
-The rest is for a busy machine.
+The silence of calls that wait is found after 11 s at most, and another ping has 1.5 s; a new
+connection answers at once. The rest is for a busy machine.
 """
 
 
@@ -56,7 +58,9 @@ async def stored(ways: Ways, subject: str) -> list[bytes]:
 
 
 async def test_clients_go_on_when_their_connections_are_dropped(cluster: Cluster):
-    """Batches are stored once and in order; a consumer pulls and acks, a reader reads, an admin is answered."""
+    """Batches are stored once and in order; a consumer pulls and acks, a reader reads, an admin is
+    answered.
+    """
     with ways_to(cluster) as ways:
         await cluster.create("orders", partitions=1)
         handled: list[bytes] = []

@@ -1,4 +1,6 @@
-"""Clients made before a fork, given equal generators or opened twice, against real brokers: each is one of its own."""
+"""Clients made before a fork, given equal generators or opened twice, against real brokers: each is
+one of its own.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ QUICK = ConsumerSettings(ttl_ms=TTL_MS)
 
 
 async def send(producer: Producer, subject: str, name: str) -> int:
-    """Open the producer and send `COUNT` messages of a key of its own; how many were told to be duplicates."""
+    """Open the producer and send `COUNT` messages of a key of its own; how many were told to be
+    duplicates.
+    """
     async with producer:
         futures = [
             producer.send(subject, b"%s %d" % (name.encode(), number), key=name.encode())
@@ -58,7 +62,9 @@ def created(cluster: Cluster, subject: str, *, partitions: int = 2) -> None:
 def test_producer_made_before_a_fork_stores_what_each_process_sends(
     shared_cluster: Cluster, rng: random.Random | None
 ):
-    """As under gunicorn --preload: the object is copied into every worker, and each of them opens it."""
+    """As under gunicorn --preload: the object is copied into every worker, and each of them opens
+    it.
+    """
     subject = f"preloaded-{'seeded' if rng else 'system'}"
     created(shared_cluster, subject, partitions=1)
     producer = Producer(shared_cluster.meta, _environment=Environment(rng=rng))
@@ -168,7 +174,9 @@ class Handled:
         self._end.touch()
 
     async def meet(self, name: str, names: Sequence[str]) -> None:
-        """Wait until the processes of all `names` are here: one that left first would leave its partitions to others."""
+        """Wait until the processes of all `names` are here: one that left first would leave its
+        partitions to others.
+        """
         (self._folder / f"{name}.here").touch()
         while not all((self._folder / f"{other}.here").exists() for other in names):
             await asyncio.sleep(0.02)
@@ -206,7 +214,9 @@ def waited_for(condition: Callable[[], Any], *, seconds: float = 60.0) -> None:
 def test_consumer_made_before_a_fork_has_a_session_in_each_process(
     shared_cluster: Cluster, tmp_path: Path
 ):
-    """Each process is a member of the group: partitions are shared out, and each message is handled by one of them."""
+    """Each process is a member of the group: partitions are shared out, and each message is handled
+    by one of them.
+    """
     handled = Handled(tmp_path)
     asyncio.run(shared_cluster.create("preloaded-consumer", partitions=4))
     name, names = "parent", ("one", "two")
@@ -248,7 +258,9 @@ def test_consumer_made_before_a_fork_has_a_session_in_each_process(
 
 
 def test_forked_consumer_handles_nothing_when_it_was_open(shared_cluster: Cluster):
-    """The child's calls are refused, it has no partition, and the parent handles on under its lease."""
+    """The child's calls are refused, it has no partition, and the parent handles on under its
+    lease.
+    """
     loop = asyncio.new_event_loop()
     seen: list[bytes] = []
     sent = loop.run_until_complete(filled(shared_cluster, "open-consumer", 100))
@@ -287,7 +299,9 @@ def test_forked_consumer_handles_nothing_when_it_was_open(shared_cluster: Cluste
 
 
 async def test_consumer_continues_when_it_is_opened_again(shared_cluster: Cluster):
-    """With a handler and without: the second opening gets what came since, under a session of its own."""
+    """With a handler and without: the second opening gets what came since, under a session of its
+    own.
+    """
     await shared_cluster.create("again", partitions=2)
     seen: list[bytes] = []
     handling = Consumer(
@@ -337,7 +351,9 @@ async def test_open_consumer_is_not_opened_again(shared_cluster: Cluster):
 
 
 async def test_consumer_used_in_another_event_loop_is_refused(shared_cluster: Cluster):
-    """Waiting, iterating, acking and closing in a thread with a loop of its own are told at once."""
+    """Waiting, iterating, acking and closing in a thread with a loop of its own are told at
+    once.
+    """
     await filled(shared_cluster, "elsewhere", 4, partitions=1)
     consumer = Consumer(shared_cluster.meta, subject="elsewhere", group="g", settings=QUICK)
     async with consumer:

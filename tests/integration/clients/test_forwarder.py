@@ -42,7 +42,9 @@ async def linked() -> AsyncIterator[tuple[Forwarder, asyncio.StreamReader, async
 
 @pytest.mark.parametrize("cut", [{"up": True, "down": False}, {"up": False, "down": True}])
 async def test_cut_forwarder_holds_the_bytes_that_are_sent(cut: dict[str, bool]):
-    """Nothing comes through while one direction is cut; after the healing everything does, in order."""
+    """Nothing comes through while one direction is cut; after the healing everything does, in
+    order.
+    """
     async with linked() as (way, reader, writer):
         writer.write(b"one")
         assert await reader.readexactly(3) == b"one"

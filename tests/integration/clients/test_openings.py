@@ -1,4 +1,6 @@
-"""Clients that are opened while there is no metaserver: told at once, or after the wait that was asked for."""
+"""Clients that are opened while there is no metaserver: told at once, or after the wait that was
+asked for.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from support.cluster import Cluster, eventually
 
 
 async def test_client_that_could_not_be_opened_may_be_opened_again(tmp_path: Path):
-    """While the metaserver restarts nothing waits: the error says that nothing was done, and the next opening works."""
+    """While the metaserver restarts nothing waits: the error says that nothing was done, and the
+    next opening works.
+    """
     cluster = Cluster(tmp_path, 1)
     handled: list[Message] = []
     try:

@@ -48,7 +48,9 @@ HOUR_MS = 3_600_000
 async def test_requests_are_refused_when_their_token_is_above_the_fence(
     shared_cluster: Cluster,
 ) -> None:
-    """Requests under a token above the fence, and one far above it as a new fence, are refused; nothing changes."""
+    """Requests under a token above the fence, and one far above it as a new fence, are refused;
+    nothing changes.
+    """
     route = await shared_cluster.create("future", partitions=1)
     async with Producer(shared_cluster.meta) as producer:
         await producer.send("future", b"one", key=b"k")
@@ -87,7 +89,9 @@ async def test_requests_are_refused_when_their_token_is_above_the_fence(
 async def test_metaserver_catches_up_when_a_fence_is_above_its_tokens(
     shared_cluster: Cluster,
 ) -> None:
-    """A fence above every token granted, as after a database was restored from a copy, stops a group for a moment."""
+    """A fence above every token granted, as after a database was restored from a copy, stops a
+    group for a moment.
+    """
     route = await shared_cluster.create("behind", partitions=1)
     (partition,) = route.partitions
     handled: list[Message] = []
@@ -110,7 +114,9 @@ async def test_metaserver_catches_up_when_a_fence_is_above_its_tokens(
 
 
 async def test_heartbeat_is_refused_when_the_session_has_ended(shared_cluster: Cluster) -> None:
-    """A session whose ttl has passed cannot renew, report or release anything, and is not brought back by trying."""
+    """A session whose ttl has passed cannot renew, report or release anything, and is not brought
+    back by trying.
+    """
     await shared_cluster.create("dead", partitions=2)
     network = HttpNetwork()
     meta = MetaClient(network, [shared_cluster.meta])
@@ -164,7 +170,9 @@ async def held_by(database: SqlDatabase) -> dict[int, tuple[str | None, int]]:
 async def test_leases_do_not_end_early_when_the_database_clock_runs_backwards(
     tmp_path: Path,
 ) -> None:
-    """An hour back: no lease ends early, no token is granted twice, and a swept session stays dead."""
+    """An hour back: no lease ends early, no token is granted twice, and a swept session stays
+    dead.
+    """
     clock = ManualClock(10 * HOUR_MS)
     async with open_database(
         folder=tmp_path, url=None, clock=clock, boot="one", broker_ttl_ms=10_000
@@ -202,7 +210,9 @@ async def test_leases_do_not_end_early_when_the_database_clock_runs_backwards(
 
 
 def test_fence_stays_when_the_broker_clock_runs_backwards() -> None:
-    """The lock may seem to live longer, the fence does not move: the older owner stays out, a newer gets in."""
+    """The lock may seem to live longer, the fence does not move: the older owner stays out, a newer
+    gets in.
+    """
     lock = PullLock()
     raise_fence(lock, token=4, session=A)
     take(lock, ttl_ms=1_000, now_ms=HOUR_MS)
@@ -218,7 +228,9 @@ def test_fence_stays_when_the_broker_clock_runs_backwards() -> None:
 async def test_creation_is_refused_when_two_operators_create_a_subject_at_once(
     shared_cluster: Cluster,
 ) -> None:
-    """Two creations of one name with different settings: one stands, the other is refused, nothing is mixed."""
+    """Two creations of one name with different settings: one stands, the other is refused, nothing
+    is mixed.
+    """
     network = HttpNetwork()
     meta = MetaClient(network, [shared_cluster.meta])
     await shared_cluster.create("before", partitions=1)

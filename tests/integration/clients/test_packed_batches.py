@@ -1,4 +1,6 @@
-"""Batches that a producer packs, on real servers: read by consumers and readers, with those that it does not pack."""
+"""Batches that a producer packs, on real servers: read by consumers and readers, with those that it
+does not pack.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from support.cluster import Cluster
 async def test_packed_batches_arrive_as_they_were_sent(
     shared_cluster: Cluster, compression: str, strategy: str
 ):
-    """Keys, values and properties, also of messages that were sent before without packing; they take less of the disk."""
+    """Keys, values and properties, also of messages that were sent before without packing; they
+    take less of the disk.
+    """
     subject = f"packed-{compression}-{strategy}"
     route = await shared_cluster.create(subject, partitions=1, static=True)
     text = b'{"carrier": "UA", "origin": "JFK", "number": %d}'

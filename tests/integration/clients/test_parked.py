@@ -1,4 +1,6 @@
-"""Parked messages as an operator sees them, with real brokers: listed, shown, redriven and skipped."""
+"""Parked messages as an operator sees them, with real brokers: listed, shown, redriven and
+skipped.
+"""
 
 from __future__ import annotations
 
@@ -111,7 +113,9 @@ async def end_of(admin: Admin, subject: str, partition_id: int) -> int:
 
 
 async def test_messages_that_a_child_is_taking_over_are_waited_for(shared_cluster: Cluster):
-    """The sealed parent has passed the key on, and no child has it yet: nothing says that it is not parked."""
+    """The sealed parent has passed the key on, and no child has it yet: nothing says that it is not
+    parked.
+    """
     places = await sent(shared_cluster, "parked-passing", partitions=1)
     async with (
         asyncio.timeout(60),
@@ -163,9 +167,12 @@ async def test_messages_of_an_ancestor_are_read_from_its_broker(shared_cluster: 
                 await owner.adopt(parent, child)
         after = await keys_of(admin, "parked-moved")
         assert parent not in {view.partition_id for view in after}
-        assert [(v.key, v.messages, v.first_source) for v in sorted(after, key=lambda v: v.key)] == [
-            (b"a", 4, parent), (b"b", 4, parent),
-        ]  # fmt: skip
+        assert [
+            (v.key, v.messages, v.first_source) for v in sorted(after, key=lambda v: v.key)
+        ] == [
+            (b"a", 4, parent),
+            (b"b", 4, parent),
+        ]
         messages = [each async for each in admin.parked_messages("parked-moved", "g", b"b")]
         assert [(each.partition_id, each.offset) for each in messages] == places[b"b"]
         assert [each.message.key for each in messages] == [b"b"] * 4
@@ -357,7 +364,9 @@ LAST_TOWN = Failure("KeyError", "town", "host-1:worker", 1_800_000_000_999, 3)
 
 
 async def failed(cluster: Cluster, owner: RawOwner, subject: str) -> list[int]:
-    """Eight dead letters of three failures in turn, and three messages without a key of two; the dead letters' offsets."""
+    """Eight dead letters of three failures in turn, and three messages without a key of two; the
+    dead letters' offsets.
+    """
     places = await sent(cluster, subject, partitions=1)
     number = places[b"a"][0][0]
     assert number in await owner.granted()
@@ -382,8 +391,11 @@ async def test_dead_letters_are_told_each_with_its_own_failure(shared_cluster: C
         letters = await failed(shared_cluster, owner, where[0])
         views = await keys_of(admin, where[0], by_error=True)
         assert [(view.key, view.messages, view.failure) for view in views] == [
-            (None, 5, LAST_TOWN), (None, 3, FAILURE), (b"", 2, TOWN), (b"", 1, FAILURE),
-        ]  # fmt: skip
+            (None, 5, LAST_TOWN),
+            (None, 3, FAILURE),
+            (b"", 2, TOWN),
+            (b"", 1, FAILURE),
+        ]
         (chosen,) = await keys_of(admin, where[0], dead=True, error="aircraft")
         assert (chosen.messages, chosen.failure, chosen.first_offset) == (3, FAILURE, letters[0])
         shown = [each async for each in admin.parked_messages(*where, dead=True, error="town")]
@@ -483,17 +495,30 @@ async def test_message_is_edited_by_its_key(shared_cluster: Cluster):
         with pytest.raises(ParkedKeyUnknownError):
             await admin.edit_parked(*where, key=b"b", value=b"no")
         for wrong in (
-            {"key": b"a", "offset": 1}, {"key": b""}, {}, {"partition_id": number}, {"key": "a"},
-        ):  # fmt: skip
+            {"key": b"a", "offset": 1},
+            {"key": b""},
+            {},
+            {"partition_id": number},
+            {"key": "a"},
+        ):
             with pytest.raises(InvalidRequestError):
                 await admin.edit_parked(*where, **wrong, value=b"no")
 
         said = keylane(shared_cluster, "edit", *where, "--key", "a", "--value", "again")
         assert "again" in said
         told = run_keylane(
-            "dead", "edit", *where, "--key-hex", "62", "--value", "hex", "-o", "json",
-            "--meta", shared_cluster.meta,
-        )  # fmt: skip
+            "dead",
+            "edit",
+            *where,
+            "--key-hex",
+            "62",
+            "--value",
+            "hex",
+            "-o",
+            "json",
+            "--meta",
+            shared_cluster.meta,
+        )
         assert json.loads(told.stdout)["value"] == "hex"
         for words, error in (
             (("--key", "unknown"), "ParkedKeyUnknownError"),

@@ -8,7 +8,9 @@ from support.cluster import Cluster
 
 
 async def test_receipts_say_the_logic_offset_when_a_queue_has_moved(cluster: Cluster):
-    """A queue is read as it was sent, whatever the keys, and each receipt has the queue and offset of its message."""
+    """A queue is read as it was sent, whatever the keys, and each receipt has the queue and offset
+    of its message.
+    """
     route = await cluster.create("placed", partitions=2, static=True)
     home = next(each for each in route.partitions if each.queue == 1)
     other = next(each.broker_group for each in route.partitions if each.queue == 0)

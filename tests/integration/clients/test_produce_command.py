@@ -93,8 +93,11 @@ async def test_lines_of_ndjson_are_stored_as_they_are(shared_cluster: Cluster):
     messages = [json.loads(text) for text in out.splitlines()]
     given = {"source": "till=3", "zone": ""}
     assert [message["properties"] for message in messages] == [
-        given, given, {"source": "till=3", "zone": "own"}, given
-    ]  # fmt: skip
+        given,
+        given,
+        {"source": "till=3", "zone": "own"},
+        given,
+    ]
     assert (status, messages[3]["value"]) == (0, "single")
 
 
@@ -152,9 +155,16 @@ async def test_lines_that_wait_for_a_broker_are_named_when_the_command_is_interr
     away.kill()
     command = ["produce", "waiting", "--key-separator", "=", "--file", str(file), "-o", "json"]
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-P", "-m", "keylane.cli", *command, "--meta", cluster.meta,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+        sys.executable,
+        "-P",
+        "-m",
+        "keylane.cli",
+        *command,
+        "--meta",
+        cluster.meta,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
     async with asyncio.timeout(TIMEOUT_S):
         while not any((await cluster.log(replace(route, partitions=near))).values()):
             await asyncio.sleep(0.1)

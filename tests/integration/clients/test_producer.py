@@ -120,7 +120,9 @@ async def test_value_is_refused_when_it_is_not_bytes(shared_cluster: Cluster):
 
 
 async def test_send_raises_when_the_queue_is_full(shared_cluster: Cluster):
-    """The queue has a limit; `drain` waits for room, and every message that was queued is stored."""
+    """The queue has a limit; `drain` waits for room, and every message that was queued is
+    stored.
+    """
     route = await shared_cluster.create("narrow", partitions=1)
     settings = ProducerSettings(queue_bytes=1 << 20)
     value = bytes(100_000)
@@ -161,7 +163,9 @@ async def test_closed_producer_takes_nothing(shared_cluster: Cluster):
 
 @pytest.mark.crash
 async def test_strict_rides_out_a_killed_broker(cluster: Cluster):
-    """Through two kills in mid-stream every message is stored once and in order, without a word from the user."""
+    """Through two kills in mid-stream every message is stored once and in order, without a word
+    from the user.
+    """
     route = await cluster.create("steady", strategy="strict")
     sent: dict[bytes, list[bytes]] = {}
     async with Producer(cluster.meta, settings=ProducerSettings(backoff=QUICK.backoff)) as producer:
@@ -186,7 +190,9 @@ async def test_strict_rides_out_a_killed_broker(cluster: Cluster):
 
 @pytest.mark.crash
 async def test_best_tried_declares_messages_reordered_when_they_go_elsewhere(cluster: Cluster):
-    """While a broker is down its messages are stored elsewhere, each receipt declaring it; later they are home again."""
+    """While a broker is down its messages are stored elsewhere, each receipt declaring it; later
+    they are home again.
+    """
     route = await cluster.create("anywhere", strategy="best_tried")
     home = {partition.partition_id: partition.broker_group for partition in route.partitions}
     settings = replace(QUICK, leave_after_ms=300)
@@ -237,7 +243,9 @@ async def test_best_tried_reorders_nothing_when_a_broker_is_restarted(cluster: C
 
 @pytest.mark.crash
 async def test_best_tried_gives_up_after_its_time(cluster: Cluster):
-    """With no broker left a message is out of the queue after its time and its tries, and its future says why."""
+    """With no broker left a message is out of the queue after its time and its tries, and its
+    future says why.
+    """
     await cluster.create("nowhere", strategy="best_tried")
     settings = replace(QUICK, leave_after_ms=50, give_up_after_ms=500)
     async with Producer(cluster.meta, settings=settings) as producer:
@@ -255,7 +263,9 @@ async def test_best_tried_gives_up_after_its_time(cluster: Cluster):
 async def test_producer_waits_and_says_so_when_it_started_beside_a_silent_broker(
     cluster: Cluster,
 ):
-    """STRICT: keyed messages for the silent broker wait in sight, all others are acked; nothing waits once it is back."""
+    """STRICT: keyed messages for the silent broker wait in sight, all others are acked; nothing
+    waits once it is back.
+    """
     route = await cluster.create("half", strategy="strict")
     home = {partition.partition_id: partition for partition in route.partitions}
     cluster.brokers[0].kill()

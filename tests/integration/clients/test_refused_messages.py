@@ -1,4 +1,6 @@
-"""A message that cannot be sent is refused alone, by every way to send: messages before and after it are stored in order."""
+"""A message that cannot be sent is refused alone, by every way to send: messages before and after
+it are stored in order.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def refused(kind: type[KeylaneError]) -> Iterator[Any]:
 
 
 async def test_long_key_is_refused_alone_however_it_is_sent(shared_cluster: Cluster, tmp_path):
-    """By producers, async and sync, one by one and many at once, by an outbox, and by plain HTTP."""
+    """By producers, async and sync, one by one and many at once, by an outbox, and by plain
+    HTTP.
+    """
     subject, meta = "refused-long-key", shared_cluster.meta
     await shared_cluster.create(subject, partitions=2)
     sent: dict[bytes, list[bytes]] = {}
@@ -44,7 +48,9 @@ async def test_long_key_is_refused_alone_however_it_is_sent(shared_cluster: Clus
     await create_tables(url)
 
     async def check(way: bytes, send: Send, kind: type[KeylaneError] = MessageTooLargeError) -> Any:
-        """Send before and after a message with too long a key, under a key of this way and another."""
+        """Send before and after a message with too long a key, under a key of this way and
+        another.
+        """
         for turn in range(2):
             for key in (way, way + b"-other"):
                 await send(b"%d" % turn, key)

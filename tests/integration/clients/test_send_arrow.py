@@ -45,7 +45,9 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_table_keeps_the_order_of_each_key(shared_cluster: Cluster, kind: str):
-    """All rows are stored once, in the order of their key, between the messages sent before and after."""
+    """All rows are stored once, in the order of their key, between the messages sent before and
+    after.
+    """
     subject = f"arrow-{kind}"
     route = await shared_cluster.create(subject, partitions=4)
     keys, values = rows_of(ROWS)
@@ -71,7 +73,9 @@ async def test_table_keeps_the_order_of_each_key(shared_cluster: Cluster, kind: 
 
 
 async def test_stream_is_sent_while_it_is_read(shared_cluster: Cluster):
-    """A reader of record batches, sliced and of fixed width, is sent whole; rows without a key go anywhere."""
+    """A reader of record batches, sliced and of fixed width, is sent whole; rows without a key go
+    anywhere.
+    """
     route = await shared_cluster.create("arrow-stream", partitions=3)
     values = [b"%06d" % number for number in range(9_000)]
     keys = [None if number % 3 else b"k%d" % (number % 7) for number in range(9_000)]
@@ -110,7 +114,8 @@ async def test_small_queue_and_batches_hold_back_a_large_table(shared_cluster: C
 
 async def test_no_row_is_sent_when_one_cannot_be(shared_cluster: Cluster):
     """
-    A bad row deep in a table refuses all of it; with `partial` that row alone is left out, and named.
+    A bad row deep in a table refuses all of it; with `partial` that row alone is left out, and
+    named.
 
     Messages that the producer sends before and after a refused table are stored in order.
     """
@@ -178,7 +183,9 @@ async def test_frames_of_pandas_are_sent(shared_cluster: Cluster):
 
 
 async def test_row_of_another_type_refuses_a_frame(shared_cluster: Cluster):
-    """A number among the texts of row 70,000 refuses the frame; with `partial` that row alone is left out."""
+    """A number among the texts of row 70,000 refuses the frame; with `partial` that row alone is
+    left out.
+    """
     import pandas as pd
 
     route = await shared_cluster.create("arrow-objects")
@@ -197,7 +204,9 @@ async def test_row_of_another_type_refuses_a_frame(shared_cluster: Cluster):
 
 @pytest.mark.cluster(brokers=1)
 async def test_rows_given_up_are_named_when_the_broker_is_gone(cluster: Cluster):
-    """Rows that cannot be stored within `delivery_timeout_ms` are counted and named, and none is told twice."""
+    """Rows that cannot be stored within `delivery_timeout_ms` are counted and named, and none is
+    told twice.
+    """
     await cluster.create("arrow-gone", partitions=1)
     keys, values = rows_of(3_000)
     table = pa.table({"k": pa.array(keys, pa.binary()), "v": pa.array(values, pa.binary())})
@@ -259,7 +268,9 @@ async def test_stream_that_raises_counts_rows_that_were_given_up(cluster: Cluste
 
 
 def test_table_is_cut_without_pandas():
-    """Pandas, which pyarrow imports for some calls where it is installed, costs a quarter of a second and 47 MB."""
+    """Pandas, which pyarrow imports for some calls where it is installed, costs a quarter of a
+    second and 47 MB.
+    """
     code = """
 import sys
 import numpy as np

@@ -26,7 +26,9 @@ def fill(cluster: Cluster, subject: str, count: int) -> None:
 
 
 def test_loop_acks_and_gives_back_without_an_event_loop(shared_cluster: Cluster):
-    """A body may take longer than the lease; a message given back comes again before later ones of its key."""
+    """A body may take longer than the lease; a message given back comes again before later ones of
+    its key.
+    """
     fill(shared_cluster, "sync-loop", 8)
     settings = ConsumerSettings(ttl_ms=1_000)
     seen: list[tuple[bytes, int]] = []
@@ -79,7 +81,9 @@ def test_many_messages_are_taken_at_once_and_a_close_ends_the_loop(shared_cluste
 def test_failing_key_is_parked_and_partitions_are_paused_without_an_event_loop(
     shared_cluster: Cluster,
 ):
-    """`tries_max` nacks set a key aside; `pause`, `position`, `lag` and `seek` are those of the other consumer."""
+    """`tries_max` nacks set a key aside; `pause`, `position`, `lag` and `seek` are those of the
+    other consumer.
+    """
     fill(shared_cluster, "sync-parked", 8)
     with Consumer(
         shared_cluster.meta, subject="sync-parked", group="g", on_failure="park", tries_max=2
@@ -112,7 +116,9 @@ def test_failing_key_is_parked_and_partitions_are_paused_without_an_event_loop(
 
 
 def test_batches_of_arrow_data_are_acked_and_given_back(shared_cluster: Cluster):
-    """The next batch comes once one is acked; what is left is there for the next consumer, and the loop ends at the close."""
+    """The next batch comes once one is acked; what is left is there for the next consumer, and the
+    loop ends at the close.
+    """
     subject = "sync-arrow"
     fill(shared_cluster, subject, 40)
     made = {"subject": subject, "group": "g", "settings": ConsumerSettings(pull_bytes=500)}
@@ -181,7 +187,9 @@ def test_loop_over_a_consumer_that_was_never_open_is_refused():
 
 
 def interrupt_once_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have Ctrl-C come at the next call once, when its work is done and the caller has not got the result."""
+    """Have Ctrl-C come at the next call once, when its work is done and the caller has not got the
+    result.
+    """
     wait = loop_thread._Life.wait
 
     def waited(*args: Any) -> bool:

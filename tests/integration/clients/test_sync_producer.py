@@ -1,4 +1,6 @@
-"""The producer for programs without an event loop: scripts, notebooks, threads, forks, Ctrl-C; on real servers."""
+"""The producer for programs without an event loop: scripts, notebooks, threads, forks, Ctrl-C; on
+real servers.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,9 @@ def test_result_takes_the_time_out_of_concurrent_futures(shared_cluster: Cluster
 
 
 def test_message_is_kept_until_its_time_or_canceled(shared_cluster: Cluster, subject: str):
-    """Its receipt may be asked for after the end of the block; a key and a time that has passed are refused."""
+    """Its receipt may be asked for after the end of the block; a key and a time that has passed are
+    refused.
+    """
     now_ms = time.time_ns() // 1_000_000
     with Producer(shared_cluster.meta, codec=JsonCodec(int)) as producer:
         far = producer.send(subject, 1, deliver_at=now_ms + 600_000)
@@ -137,7 +141,9 @@ def _values(cluster: Cluster, subject: str) -> list[bytes]:
 
 
 def test_send_all_sends_what_the_caller_iterates(shared_cluster: Cluster, subject: str):
-    """In the caller's thread; an error of the iteration tells how many are queued, and they are stored."""
+    """In the caller's thread; an error of the iteration tells how many are queued, and they are
+    stored.
+    """
     thread = threading.get_ident()
 
     def pairs(count: int) -> Iterator[tuple[bytes, bytes]]:
@@ -163,7 +169,9 @@ def test_send_all_sends_what_the_caller_iterates(shared_cluster: Cluster, subjec
 
 
 def test_notebook_sends_beside_its_own_event_loop(shared_cluster: Cluster, subject: str):
-    """A cell of Jupyter runs in a loop; the producer is opened in one cell and closed in another."""
+    """A cell of Jupyter runs in a loop; the producer is opened in one cell and closed in
+    another.
+    """
 
     async def first_cell() -> Producer[object]:
         producer = Producer(shared_cluster.meta, codec=JsonCodec()).open()
@@ -257,7 +265,9 @@ def test_forked_producer_refuses_calls_and_the_parent_sends(shared_cluster: Clus
 
 
 def test_send_waits_while_the_queue_is_full(cluster: Cluster):
-    """With its broker stopped, it waits; it is stored once the broker serves again, and a time-out is the caller's alone."""
+    """With its broker stopped, it waits; it is stored once the broker serves again, and a time-out
+    is the caller's alone.
+    """
     asyncio.run(cluster.create("full", partitions=1))
     settings = ProducerSettings(queue_bytes=1 << 20, batch_bytes=1 << 16)
     values = [bytes([number]) * 60_000 for number in range(40)]
@@ -284,7 +294,9 @@ def test_send_waits_while_the_queue_is_full(cluster: Cluster):
 
 
 def test_program_goes_on_when_its_log_is_sent_through_an_outage(cluster: Cluster):
-    """Its handler waited for the event loop, and the event loop, which logged the outage, for the handler's lock."""
+    """Its handler waited for the event loop, and the event loop, which logged the outage, for the
+    handler's lock.
+    """
     asyncio.run(cluster.create("logs", partitions=1))
     settings = ProducerSettings(queue_bytes=1 << 20, batch_bytes=1 << 16, call_timeout_ms=300)
     sent = b"x" * 20_000
@@ -368,8 +380,11 @@ def test_producer_called_in_a_signal_handler_never_stands_still(
     """`close` or `send` at 200 moments of other calls: two of twenty programs never ended."""
     done = subprocess.run(
         [sys.executable, "-c", SIGNALLED, shared_cluster.meta, subject],
-        capture_output=True, text=True, timeout=180, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
     assert (done.stdout, done.returncode) == ("ended 200\n", 0), done.stderr
 
 
@@ -435,7 +450,9 @@ def test_messages_are_stored_when_a_script_ends_and_the_broker_is_known_by_name(
 def test_ctrl_c_interrupts_a_waiting_call_and_what_was_sent_is_told(
     shared_cluster: Cluster, subject: str
 ):
-    """The call raises KeyboardInterrupt; the end of the script stores the rest, and says what was given up."""
+    """The call raises KeyboardInterrupt; the end of the script stores the rest, and says what was
+    given up.
+    """
     command = [sys.executable, "-c", SCRIPT, shared_cluster.meta, subject, "waits"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -1,4 +1,6 @@
-"""The program of docs/CONSUMING.md that needs an Admin and a Reader beside `keylane.sync`, in the main thread and in another one."""
+"""The program of docs/CONSUMING.md that needs an Admin and a Reader beside `keylane.sync`, in the
+main thread and in another one.
+"""
 
 from __future__ import annotations
 

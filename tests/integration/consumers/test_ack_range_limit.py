@@ -1,4 +1,6 @@
-"""More gaps among handled messages than a cursor keeps: acks wait for older messages, and then continue."""
+"""More gaps among handled messages than a cursor keeps: acks wait for older messages, and then
+continue.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from keylane.rpc.http_network import HttpNetwork
 from support.cluster import Cluster, eventually
 
 PAIRS = ACK_RANGES_MAX + 600
-"""Messages of a slow key, each followed by one of another key, so that no two acked offsets are neighbours."""
+"""Messages of a slow key, each followed by one of another key, so that no two acked offsets are
+neighbours.
+"""
 
 
 class Subject:
@@ -76,7 +80,9 @@ class SlowKeyHandler:
 
 
 async def test_slow_key_is_caught_up_with_at_the_range_limit(shared_cluster: Cluster):
-    """With default settings, acks of other keys wait at the range limit, and continue with the slow key."""
+    """With default settings, acks of other keys wait at the range limit, and continue with the slow
+    key.
+    """
     handler = SlowKeyHandler()
     async with (
         filled(shared_cluster, "crowded") as subject,
@@ -92,7 +98,9 @@ async def test_slow_key_is_caught_up_with_at_the_range_limit(shared_cluster: Clu
 
 
 async def test_next_owner_catches_up_at_the_range_limit(shared_cluster: Cluster):
-    """It begins with as many ranges as a cursor keeps; only messages that could not be acked are redelivered."""
+    """It begins with as many ranges as a cursor keeps; only messages that could not be acked are
+    redelivered.
+    """
     first, second = SlowKeyHandler(), SlowKeyHandler()
     async with filled(shared_cluster, "crowded-twice") as subject:
         async with Consumer(
@@ -121,7 +129,9 @@ async def test_next_owner_catches_up_at_the_range_limit(shared_cluster: Cluster)
 async def test_acks_by_hand_of_every_second_message_first_reach_the_end(
     shared_cluster: Cluster, strategy: str
 ):
-    """Acks above the range limit wait; acks of the messages between let the cursor rise to the end."""
+    """Acks above the range limit wait; acks of the messages between let the cursor rise to the
+    end.
+    """
     name = f"crowded-by-hand-{strategy}"
     settings = ConsumerSettings(
         consume_strategy=strategy, buffer_messages=100_000, in_flight_messages=100_000

@@ -1,4 +1,6 @@
-"""A handler acks by its return: acks and returns by hand are refused there, and nothing changes by them."""
+"""A handler acks by its return: acks and returns by hand are refused there, and nothing changes by
+them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Programs that harm their own consumer: they block the event loop past the lease, fork, and end the program inside."""
+"""Programs that harm their own consumer: they block the event loop past the lease, fork, and end
+the program inside.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ async def test_body_that_blocks_past_the_lease_loses_what_is_in_hand(shared_clus
 async def test_loop_that_catches_a_lost_lease_goes_on_and_gets_the_messages_again(
     shared_cluster: Cluster, by_column: bool
 ):
-    """`async for` and `batches()`: the ack is refused in the body, and nothing is lost or out of order."""
+    """`async for` and `batches()`: the ack is refused in the body, and nothing is lost or out of
+    order.
+    """
     subject = f"lost-in-a-loop-{by_column}"
     await fill(shared_cluster, subject, 6)
     consumer = Consumer(
@@ -142,7 +146,9 @@ async def test_child_ends_when_a_forking_handler_comes_back_in_it(
 async def test_child_of_a_handler_handles_no_later_message_when_the_handler_returns(
     shared_cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Messages that are handled one after another without a turn of the event loop are the parent's as well."""
+    """Messages that are handled one after another without a turn of the event loop are the parent's
+    as well.
+    """
     monkeypatch.setattr(
         workers, "RUN_S", 10.0
     )  # a fork of this large process takes longer than a run

@@ -56,7 +56,9 @@ def by_key(messages: list[Message]) -> dict[bytes, list[bytes]]:
 
 
 async def test_messages_are_handled_in_the_order_of_their_key(shared_cluster: Cluster):
-    """Sixteen handlers at once, some slow: each key keeps the order of sending, and no message is handled twice."""
+    """Sixteen handlers at once, some slow: each key keeps the order of sending, and no message is
+    handled twice.
+    """
     sent = await fill(shared_cluster, "handled", 4_000)
     handled: list[Message] = []
     at_once = most = 0
@@ -157,7 +159,9 @@ async def test_failing_message_is_tried_again_in_place(shared_cluster: Cluster):
 
 
 async def test_partitions_are_divided_and_handed_over(shared_cluster: Cluster):
-    """A second consumer takes over half, between two messages of a key; when it leaves, all return at once."""
+    """A second consumer takes over half, between two messages of a key; when it leaves, all return
+    at once.
+    """
     sent = await fill(shared_cluster, "joined", 20, keys=20)
     log: list[tuple[str, Message]] = []
 
@@ -235,7 +239,7 @@ async def test_consumer_with_a_handler_cannot_be_iterated(shared_cluster: Cluste
             await anext(consumer)
 
 
-# ── real processes ────────────────────────────────────────────────────────────────────────────────────
+# ── real processes ────────────────────────────────────────────────────────────────────────────────
 def consumer_process(
     cluster: Cluster, subject: str, path: Path, *, sleep_s: float = 0.0
 ) -> AbstractContextManager[ServerProcess]:
@@ -278,7 +282,9 @@ async def test_killed_consumer_is_replaced_within_its_ttl(cluster: Cluster, tmp_
 async def test_stopped_consumer_moves_no_cursor_when_it_wakes(
     cluster: Cluster, tmp_path: Path, ttls: float
 ):
-    """SIGSTOP inside handlers: a new owner continues; awake again, the old one starts no handler and acks nothing."""
+    """SIGSTOP inside handlers: a new owner continues; awake again, the old one starts no handler
+    and acks nothing.
+    """
     sent = await fill(cluster, "stopped", 200, keys=10)
     survivor: list[Message] = []
     path = tmp_path / "events"
@@ -318,7 +324,9 @@ async def test_stopped_consumer_moves_no_cursor_when_it_wakes(
 
 @pytest.mark.crash
 async def test_consumer_continues_after_a_broker_was_killed(cluster: Cluster):
-    """After the broker is back, consuming continues with the same token, in order, without a loss."""
+    """After the broker is back, consuming continues with the same token, in order, without a
+    loss.
+    """
     sent = await fill(cluster, "bumpy", 2_000, keys=20)
     handled: list[Message] = []
 
@@ -338,7 +346,9 @@ async def test_consumer_continues_after_a_broker_was_killed(cluster: Cluster):
 
 @pytest.mark.crash
 async def test_handlers_stop_in_time_without_a_metaserver(cluster: Cluster):
-    """While no heartbeat is answered, no handler starts after the deadline; consuming continues once one is."""
+    """While no heartbeat is answered, no handler starts after the deadline; consuming continues
+    once one is.
+    """
     await fill(cluster, "cut", 3_000, keys=20)
     starts: list[float] = []
 

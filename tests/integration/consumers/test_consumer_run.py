@@ -1,4 +1,6 @@
-"""`Consumer.run`: at SIGTERM or SIGINT a consumer hands everything over, and the next owner continues at once."""
+"""`Consumer.run`: at SIGTERM or SIGINT a consumer hands everything over, and the next owner
+continues at once.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def records(path: Path) -> list[tuple[tuple[int, int], int]]:
 async def test_signal_hands_over_under_load(
     shared_cluster: Cluster, tmp_path: Path, how: str, number: signal.Signals
 ) -> None:
-    """The next owner starts long before the ttl is over, and no message is handled twice or left out."""
+    """The next owner starts long before the ttl is over, and no message is handled twice or left
+    out.
+    """
     subject = f"run-{how}"
     await shared_cluster.create(subject, partitions=1)
     first, second = tmp_path / "first", tmp_path / "second"
@@ -101,7 +105,9 @@ async def test_second_signal_does_not_wait_for_handlers(
 
 
 async def test_run_in_a_thread_ends_with_its_cancellation(shared_cluster: Cluster) -> None:
-    """No signal handler is installed there; a cancelled `run` hands over, and the next owner continues."""
+    """No signal handler is installed there; a cancelled `run` hands over, and the next owner
+    continues.
+    """
     await shared_cluster.create("run-thread", partitions=1)
     handled: list[Message] = []
     ready = threading.Event()
@@ -142,7 +148,9 @@ async def test_run_in_a_thread_ends_with_its_cancellation(shared_cluster: Cluste
 async def test_run_ends_with_close_and_raises_the_error_that_ended_the_consumer(
     shared_cluster: Cluster,
 ) -> None:
-    """`close` from elsewhere ends `run`; an error of the metaserver is raised, and signal handlers are restored."""
+    """`close` from elsewhere ends `run`; an error of the metaserver is raised, and signal handlers
+    are restored.
+    """
     await shared_cluster.create("run-close", partitions=1)
     before = signal.getsignal(signal.SIGTERM)
     consumer = Consumer(shared_cluster.meta, subject="run-close", group="g", handler=print)
@@ -165,7 +173,9 @@ async def test_run_ends_with_close_and_raises_the_error_that_ended_the_consumer(
 
 
 async def test_signal_handler_of_the_user_may_close_the_consumer(shared_cluster: Cluster) -> None:
-    """A signal that ends `run` and also makes the user close the consumer hands over once, and ends both."""
+    """A signal that ends `run` and also makes the user close the consumer hands over once, and ends
+    both.
+    """
     await shared_cluster.create("run-close-twice", partitions=1)
     handled: list[bytes] = []
 
@@ -194,7 +204,9 @@ async def test_signal_handler_of_the_user_may_close_the_consumer(shared_cluster:
 
 @pytest.mark.parametrize("ends", ["close", "suspend"])
 async def test_handler_may_end_its_own_consumer(shared_cluster: Cluster, ends: str) -> None:
-    """`close` and `suspend` in a handler return at once; its message is acked, and the hand-over waits for no time-out."""
+    """`close` and `suspend` in a handler return at once; its message is acked, and the hand-over
+    waits for no time-out.
+    """
     subject = f"own-{ends}"
     await shared_cluster.create(subject, partitions=1)
     handled: list[bytes] = []

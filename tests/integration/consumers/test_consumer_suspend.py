@@ -58,7 +58,9 @@ async def test_suspended_consumer_gets_nothing_until_it_resumes(shared_cluster: 
 
 
 async def test_slow_handler_delays_the_hand_over_of_its_partition_only(shared_cluster: Cluster):
-    """A closing consumer hands each partition over as soon as the handlers of that partition have ended."""
+    """A closing consumer hands each partition over as soon as the handlers of that partition have
+    ended.
+    """
     route = await shared_cluster.create("leaving", partitions=4)
     stuck = asyncio.Event()
     handled: list[Message] = []
@@ -106,7 +108,9 @@ PATIENT = ConsumerSettings(handover_ms=600_000, ttl_ms=60_000)
 
 
 async def test_closing_an_iteration_gives_up_unacked_messages(shared_cluster: Cluster):
-    """Closing waits for no ack: messages taken and not acked are redelivered, acked ones are not."""
+    """Closing waits for no ack: messages taken and not acked are redelivered, acked ones are
+    not.
+    """
     await shared_cluster.create("given-up", partitions=1)
     meta = shared_cluster.meta
     async with Producer(meta) as producer:
@@ -126,7 +130,9 @@ async def test_closing_an_iteration_gives_up_unacked_messages(shared_cluster: Cl
 async def test_partition_is_handed_over_after_the_acks_while_the_iteration_continues(
     shared_cluster: Cluster,
 ):
-    """A partition is not handed over before its taken messages are acked; closing the consumer ends the wait."""
+    """A partition is not handed over before its taken messages are acked; closing the consumer ends
+    the wait.
+    """
     await shared_cluster.create("held", partitions=2)
     first, second = (
         Consumer(shared_cluster.meta, subject="held", group="g", settings=PATIENT) for _ in range(2)

@@ -1,4 +1,6 @@
-"""What a program sees and steers of its partitions: pauses, positions, call-backs; several subjects in one object."""
+"""What a program sees and steers of its partitions: pauses, positions, call-backs; several subjects
+in one object.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +96,9 @@ async def test_paused_partition_gives_nothing_until_it_is_resumed(
 
 
 async def test_callbacks_tell_of_partitions_that_come_and_go(shared_cluster: Cluster):
-    """`on_assigned` precedes the first message; in `on_revoked` what is in hand may still be acked."""
+    """`on_assigned` precedes the first message; in `on_revoked` what is in hand may still be
+    acked.
+    """
     await shared_cluster.create("telling", partitions=2)
     await send(shared_cluster, "telling", 16)
     told: list[tuple[str, list[int]]] = []

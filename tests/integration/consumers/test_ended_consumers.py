@@ -20,7 +20,9 @@ from support.handling import Crash
 
 
 async def accept(meta: str, broker_group: str) -> None:
-    """Accept a folder that is behind, as soon as the metaserver takes its broker group for silent."""
+    """Accept a folder that is behind, as soon as the metaserver takes its broker group for
+    silent.
+    """
     network = HttpNetwork()
     try:
         async with asyncio.timeout(60):
@@ -37,7 +39,9 @@ async def accept(meta: str, broker_group: str) -> None:
 
 
 async def test_crashed_consumer_releases_its_partitions(shared_cluster: Cluster):
-    """Its program ignores the error; another consumer has its partitions long before the lease would end."""
+    """Its program ignores the error; another consumer has its partitions long before the lease
+    would end.
+    """
     await shared_cluster.create("crashed", partitions=2)
     async with Producer(shared_cluster.meta) as producer:
         for number in range(20):
@@ -67,8 +71,9 @@ async def test_crashed_consumer_releases_its_partitions(shared_cluster: Cluster)
 async def test_partition_is_pulled_anew_when_its_broker_lost_messages(
     cluster: Cluster, tmp_path: Path, count: int
 ):
-    """An operator accepts an older copy of the broker's folder: the next token begins at the broker's cursor, also if
-    the partition has grown beyond the offsets that were pulled before."""
+    """An operator accepts an older copy of the broker's folder: the next token begins at the
+    broker's cursor, also if the partition has grown beyond the offsets that were pulled before.
+    """
     route = await cluster.create("older", partitions=1)
     program = cluster.brokers[int(route.partitions[0].broker_group[1:]) - 1]
     folder = tmp_path / f"broker-{route.partitions[0].broker_group[1:]}"

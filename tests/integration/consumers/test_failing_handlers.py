@@ -37,7 +37,9 @@ async def fill(cluster: Cluster, subject: str, *, failing: int, others: int) -> 
 async def test_failing_keys_do_not_stop_other_keys(
     shared_cluster: Cluster, strategy: str, failing: int
 ):
-    """As many failing keys as workers, and far more than a shared group has in flight: all other keys are handled."""
+    """As many failing keys as workers, and far more than a shared group has in flight: all other
+    keys are handled.
+    """
     subject = f"failing-{strategy}-{failing}"
     await fill(shared_cluster, subject, failing=failing, others=2_000)
     mended = False
@@ -101,7 +103,9 @@ async def test_coroutine_returned_by_a_lambda_is_awaited(shared_cluster: Cluster
 async def test_handler_that_blocks_the_loop_is_logged_as_the_reason_of_a_lost_lease(
     shared_cluster: Cluster, caplog: pytest.LogCaptureFixture
 ):
-    """The line says how long the event loop was blocked, and the lease of which partition was lost."""
+    """The line says how long the event loop was blocked, and the lease of which partition was
+    lost.
+    """
     await fill(shared_cluster, "blocked", failing=0, others=20)
     blocked = False
 
@@ -126,7 +130,8 @@ async def test_handler_that_blocks_the_loop_is_logged_as_the_reason_of_a_lost_le
     assert sum("session is unknown" in line for line in caplog.messages) <= 1
     stall = re.search(r"the event loop did not run for ([\d.]+) s", text)
     assert stall, text
-    # A stall counts from when the next look at the lease was due, up to a second after its beginning.
+    # A stall counts from when the next look at the lease was due, up to a second after its
+    # beginning.
     assert float(stall[1]) >= 1.5
 
 

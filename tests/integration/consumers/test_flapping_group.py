@@ -20,7 +20,9 @@ from support.cluster import done_operation
 
 QUIET = "a" * 32
 TTL_MS = 30_000
-"""Long, so that no session ends on a slow machine: how long renewals take is compared with how long joins take."""
+"""Long, so that no session ends on a slow machine: how long renewals take is compared with how long
+joins take.
+"""
 BEAT_SECONDS = 0.5
 FLAPPING = 300
 FLAPPING_GROUPS = 50
@@ -38,8 +40,8 @@ async def house(tmp_path: Path, database: dict[str, str]) -> AsyncIterator[MetaA
 async def test_other_groups_and_brokers_keep_their_sessions(
     house: MetaAndBroker,
 ) -> None:
-    """Renewals of a session, which reports drained partitions, and of a broker do not wait behind the joins of others,
-    and joins are answered meanwhile.
+    """Renewals of a session, which reports drained partitions, and of a broker do not wait behind
+    the joins of others, and joins are answered meanwhile.
     """
     meta, _, broker = house
     await meta.create_subject(CreateSubject(subject="s", partitions=64))

@@ -1,4 +1,6 @@
-"""`handler_timeout_ms`: a handler that does not return is cancelled, and its try counts as failed, in every kind of group."""
+"""`handler_timeout_ms`: a handler that does not return is cancelled, and its try counts as failed,
+in every kind of group.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ async def set_aside(cluster: VirtualCluster) -> list[tuple[str, int]]:
 @KINDS
 @pytest.mark.parametrize("batch", [False, True], ids=["handler", "batch"])
 def test_consumer_goes_on_when_all_its_handlers_hang(strategy: str, batch: bool):
-    """After `tries_max` time-outs each message is set aside, with the typed error; others are handled meanwhile."""
+    """After `tries_max` time-outs each message is set aside, with the typed error; others are
+    handled meanwhile.
+    """
 
     async def story(cluster: VirtualCluster) -> None:
         await cluster.create_subject("s", partitions=1)
@@ -74,10 +78,16 @@ def test_consumer_goes_on_when_all_its_handlers_hang(strategy: str, batch: bool)
             {"batch_handler": hanging.many, "max_records": 1} if batch else {"handler": hanging.one}
         )
         consumer = Consumer(
-            cluster.address, subject="s", group="g", consume_strategy=strategy, concurrency=4,
-            on_failure="park" if strategy == "exclusive" else "dead", tries_max=2,
-            handler_timeout_ms=20_000, **handlers,
-        )  # fmt: skip
+            cluster.address,
+            subject="s",
+            group="g",
+            consume_strategy=strategy,
+            concurrency=4,
+            on_failure="park" if strategy == "exclusive" else "dead",
+            tries_max=2,
+            handler_timeout_ms=20_000,
+            **handlers,
+        )
         async with consumer:
             await send(cluster, *(b"hang%d" % number for number in range(4)))
             began_s = cluster.now_s
@@ -101,9 +111,15 @@ def test_message_is_lost_when_its_handler_times_out_and_it_was_acked_before(
         await cluster.create_subject("s", partitions=1)
         hanging = LateHandlers(cluster)
         consumer = Consumer(
-            cluster.address, subject="s", group="g", consume_strategy=strategy, concurrency=1,
-            ack="before", handler=hanging.one, handler_timeout_ms=20_000,
-        )  # fmt: skip
+            cluster.address,
+            subject="s",
+            group="g",
+            consume_strategy=strategy,
+            concurrency=1,
+            ack="before",
+            handler=hanging.one,
+            handler_timeout_ms=20_000,
+        )
         async with consumer:
             await send(cluster, b"hang", b"good")
             await asyncio.sleep(60)
@@ -200,9 +216,16 @@ def test_try_has_failed_when_its_handler_takes_its_time_out_in_any_way(
             {"batch_handler": handle_all, "max_records": 1} if batch else {"handler": handle}
         )
         async with Consumer(
-            cluster.address, subject="s", group="g", consume_strategy=strategy, concurrency=1,
-            on_failure="dead", tries_max=2, handler_timeout_ms=5_000, **handlers,
-        ):  # fmt: skip
+            cluster.address,
+            subject="s",
+            group="g",
+            consume_strategy=strategy,
+            concurrency=1,
+            on_failure="dead",
+            tries_max=2,
+            handler_timeout_ms=5_000,
+            **handlers,
+        ):
             await send(cluster, b"late", b"next", b"last")
             await asyncio.sleep(60)
         assert tries == [1, 2]
@@ -226,9 +249,14 @@ def test_message_is_lost_once_when_its_handler_times_out_in_any_way_and_it_was_a
                 await end()
 
         async with Consumer(
-            cluster.address, subject="s", group="g", handler=handle, concurrency=1, ack="before",
+            cluster.address,
+            subject="s",
+            group="g",
+            handler=handle,
+            concurrency=1,
+            ack="before",
             handler_timeout_ms=5_000,
-        ):  # fmt: skip
+        ):
             await send(cluster, b"late", b"next")
             await asyncio.sleep(60)
         assert begun == [b"late", b"next"]
@@ -284,9 +312,14 @@ def test_handler_that_raises_another_error_at_its_time_out_has_timed_out():
                 raise RuntimeError("the bank has gone") from None
 
         async with Consumer(
-            cluster.address, subject="s", group="g", handler=handle, on_failure="dead", tries_max=1,
+            cluster.address,
+            subject="s",
+            group="g",
+            handler=handle,
+            on_failure="dead",
+            tries_max=1,
             handler_timeout_ms=5_000,
-        ):  # fmt: skip
+        ):
             await send(cluster, b"a")
             await asyncio.sleep(30)
         assert await set_aside(cluster) == [("HandlerTimeoutError", 1)]
@@ -304,9 +337,15 @@ def test_error_of_a_later_try_is_its_own_when_the_first_has_timed_out():
             raise ValueError("no such customer")
 
         async with Consumer(
-            cluster.address, subject="s", group="g", handler=handle, on_failure="dead", tries_max=2,
-            concurrency=1, handler_timeout_ms=60_000,
-        ):  # fmt: skip
+            cluster.address,
+            subject="s",
+            group="g",
+            handler=handle,
+            on_failure="dead",
+            tries_max=2,
+            concurrency=1,
+            handler_timeout_ms=60_000,
+        ):
             await send(cluster, b"a")
             await asyncio.sleep(100)
         assert await set_aside(cluster) == [("ValueError", 2)]

@@ -37,7 +37,9 @@ async def first_of_each(consumer: Consumer) -> dict[int, Message]:
 
 @asynccontextmanager
 async def two_of(cluster: Cluster, subject: str) -> AsyncIterator[tuple[Consumer, Consumer]]:
-    """A consumer that owns both partitions, with messages in them, and a second one that has not joined."""
+    """A consumer that owns both partitions, with messages in them, and a second one that has not
+    joined.
+    """
     await cluster.create(subject, partitions=2)
     first, second = (
         Consumer(cluster.meta, subject=subject, group="g", settings=HASTY) for _ in range(2)
@@ -49,7 +51,9 @@ async def two_of(cluster: Cluster, subject: str) -> AsyncIterator[tuple[Consumer
 
 
 async def test_loop_body_may_take_longer_than_handover_and_lease(shared_cluster: Cluster):
-    """Another consumer gets no message of a partition before the body has acked its own; then it gets the next ones."""
+    """Another consumer gets no message of a partition before the body has acked its own; then it
+    gets the next ones.
+    """
     async with two_of(shared_cluster, "in-the-body") as (first, second):
         held = await first_of_each(first)
         async with second:

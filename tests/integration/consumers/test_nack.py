@@ -1,4 +1,6 @@
-"""Messages that are not acked come again before later ones of their key: `nack` in an iteration, `Retry` in a handler."""
+"""Messages that are not acked come again before later ones of their key: `nack` in an iteration,
+`Retry` in a handler.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ async def test_message_given_back_goes_to_the_next_owner_at_once(shared_cluster:
 
 
 async def test_nack_is_refused_when_the_message_is_not_in_hand(shared_cluster: Cluster):
-    """Acked, given back, read by no consumer, or with a wait that is no time; the message itself is unharmed."""
+    """Acked, given back, read by no consumer, or with a wait that is no time; the message itself is
+    unharmed.
+    """
     await send(shared_cluster, "nack-refused", b"a")
     async with Consumer(shared_cluster.meta, subject="nack-refused", group="g") as consumer:
         message = await anext(consumer)

@@ -1,4 +1,6 @@
-"""`ack="each"` beside more gaps than a cursor keeps: an ack that the broker refuses is never reported as done."""
+"""`ack="each"` beside more gaps than a cursor keeps: an ack that the broker refuses is never
+reported as done.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def few_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def fill(cluster: VirtualCluster, *, keyless: bool = False) -> None:
-    """Messages of a bad key, each followed by one of another key, or of none: no two of the others are neighbours."""
+    """Messages of a bad key, each followed by one of another key, or of none: no two of the others
+    are neighbours.
+    """
     await cluster.create_subject("orders", partitions=1)
     async with Producer(cluster.address) as producer:
         for index in range(PAIRS):
@@ -89,7 +93,9 @@ def story_of(
 
 @pytest.mark.parametrize("kind", ["handler", "batch_handler"])
 def test_killed_handler_repeats_one_message_of_a_key_at_most_when_acks_are_refused(kind: str):
-    """Behind the failing key there are more gaps than the cursor keeps; once it is mended all are handled, in order."""
+    """Behind the failing key there are more gaps than the cursor keeps; once it is mended all are
+    handled, in order.
+    """
     handler = FailingHandler()
     given: dict[str, Any] = (
         {"handler": handler.one}
@@ -124,7 +130,9 @@ async def durable_offsets(cluster: VirtualCluster) -> int:
 def test_ack_by_hand_returns_only_once_it_is_durable_when_acks_are_refused(
     strategy: str, together: bool
 ):
-    """It waits for the acks of older messages; a second ack waits too, and a cancelled one is made all the same."""
+    """It waits for the acks of older messages; a second ack waits too, and a cancelled one is made
+    all the same.
+    """
 
     async def story(cluster: VirtualCluster) -> None:
         await fill(cluster)
@@ -176,7 +184,9 @@ def test_ack_by_hand_raises_when_the_lease_ends_while_it_is_refused():
 
 @pytest.mark.parametrize("together", [False, True])
 def test_loop_goes_on_when_its_refused_ack_waits_for_a_message_that_it_gave_back(together: bool):
-    """One task takes, gives back and acks: it is told that no room can come, and its ack is made all the same."""
+    """One task takes, gives back and acks: it is told that no room can come, and its ack is made
+    all the same.
+    """
 
     async def story(cluster: VirtualCluster) -> None:
         await fill(cluster)

@@ -1,4 +1,6 @@
-"""Shared groups with real brokers, metaservers and consumer processes; a switched group fences late consumers."""
+"""Shared groups with real brokers, metaservers and consumer processes; a switched group fences late
+consumers.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,9 @@ def place(message: Message) -> Place:
 
 
 async def test_sessions_of_a_shared_group_work_on_one_partition(shared_cluster: Cluster):
-    """Three consumers take messages of the same partition at once, and each message goes to one of them."""
+    """Three consumers take messages of the same partition at once, and each message goes to one of
+    them.
+    """
     values = await fill(shared_cluster, "one-for-all", 600, partitions=1)
     handled: dict[str, list[Message]] = {"a": [], "b": [], "c": []}
     patient = ConsumerSettings(
@@ -116,7 +120,9 @@ async def test_sessions_of_a_shared_group_work_on_one_partition(shared_cluster: 
 
 
 async def test_closing_consumer_releases_its_messages(shared_cluster: Cluster):
-    """Messages that a leaving consumer did not handle are handed out at once, not at the deadline; none is handled twice."""
+    """Messages that a leaving consumer did not handle are handed out at once, not at the deadline;
+    none is handled twice.
+    """
     values = await fill(shared_cluster, "given-back", 100, partitions=1)
     settings = ConsumerSettings(
         ttl_ms=TTL_MS, consume_strategy="shared", in_flight_ms=600_000, handover_ms=100
@@ -143,7 +149,9 @@ async def test_closing_consumer_releases_its_messages(shared_cluster: Cluster):
 
 
 async def test_failing_message_delays_no_other(shared_cluster: Cluster):
-    """Without order, later messages of its key are handled; the message is tried until it succeeds."""
+    """Without order, later messages of its key are handled; the message is tried until it
+    succeeds.
+    """
     values = await fill(shared_cluster, "no-order", 200, partitions=1)
     handled: list[bytes] = []
     tries: Counter[bytes] = Counter()
@@ -219,10 +227,12 @@ def _oldest(handled: list[Message]) -> set[int]:
     return set(sorted({message.partition_id for message in handled})[:2])
 
 
-# ── real processes ────────────────────────────────────────────────────────────────────────────────────
+# ── real processes ────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.crash
 async def test_killed_session_repeats_only_its_messages_in_flight(cluster: Cluster, tmp_path: Path):
-    """Three consumers, one killed with SIGKILL: every message is handled, and only those of the dead one twice."""
+    """Three consumers, one killed with SIGKILL: every message is handled, and only those of the
+    dead one twice.
+    """
     await fill(cluster, "killed-shared", 600)
     paths = [tmp_path / f"events-{number}" for number in range(3)]
 
@@ -248,14 +258,16 @@ async def test_killed_session_repeats_only_its_messages_in_flight(cluster: Clust
 async def test_messages_of_a_killed_session_are_free_after_its_ttl(
     cluster: Cluster, tmp_path: Path
 ):
-    """However long `in_flight_ms` is: ten minutes here.  Messages of the other consumer are not handled twice."""
+    """However long `in_flight_ms` is: ten minutes here.  Messages of the other consumer are not
+    handled twice.
+    """
     await fill(cluster, "dead-shared", 300)
     paths = [tmp_path / f"events-{number}" for number in range(2)]
 
     def consumer(number: int):
         return consumer_process(
             cluster, "dead-shared", paths[number], sleep_s=0.03, shared=True, in_flight_ms=600_000
-        )  # fmt: skip
+        )
 
     with consumer(0) as victim, consumer(1):
         await eventually(lambda: all(len(places(path, "end")) > 10 for path in paths))
@@ -271,7 +283,9 @@ async def test_messages_of_a_killed_session_are_free_after_its_ttl(
 async def test_handlers_that_take_longer_than_the_ttl_keep_their_messages(
     shared_cluster: Cluster,
 ):
-    """Empty acks renew the session at the broker, so no message is handed out to another consumer too."""
+    """Empty acks renew the session at the broker, so no message is handed out to another consumer
+    too.
+    """
     values = await fill(shared_cluster, "slow-shared", 8, partitions=2)
     settings = ConsumerSettings(
         ttl_ms=TTL_MS, consume_strategy="shared", in_flight_ms=600_000, in_flight_messages=2
@@ -295,7 +309,9 @@ async def test_handlers_that_take_longer_than_the_ttl_keep_their_messages(
 
 @pytest.mark.crash
 async def test_broker_restart_hands_out_unacked_messages_again(cluster: Cluster):
-    """Acks survive the restart; messages in flight are handled, once or again; none is left over."""
+    """Acks survive the restart; messages in flight are handled, once or again; none is left
+    over.
+    """
     values = await fill(cluster, "restarted-shared", 600)
     handled: Counter[bytes] = Counter()
 
@@ -327,7 +343,9 @@ async def test_broker_restart_hands_out_unacked_messages_again(cluster: Cluster)
     "shared", [False, True], ids=["exclusive-to-shared", "shared-to-exclusive"]
 )
 async def test_zombie_is_fenced_across_a_switch(cluster: Cluster, tmp_path: Path, *, shared: bool):
-    """A consumer frozen before a switch moves no cursor after it, in either direction, and ends by itself."""
+    """A consumer frozen before a switch moves no cursor after it, in either direction, and ends by
+    itself.
+    """
     await fill(cluster, "switched", 300)
     path = tmp_path / "events"
     handled: list[Message] = []

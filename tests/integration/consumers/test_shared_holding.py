@@ -1,4 +1,6 @@
-"""What a member of a shared group has in hand is renewed, comes to nobody else meanwhile, and is not more than it can handle."""
+"""What a member of a shared group has in hand is renewed, comes to nobody else meanwhile, and is
+not more than it can handle.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +88,9 @@ def test_message_is_handled_once_when_its_handler_takes_longer_than_its_time_in_
 
 
 def test_message_is_handled_once_when_its_broker_restarts_meanwhile():
-    """The broker has forgotten what is in flight: the member that handles a message is not given it again."""
+    """The broker has forgotten what is in flight: the member that handles a message is not given it
+    again.
+    """
 
     async def story(cluster: VirtualCluster) -> None:
         await cluster.create_subject("s", partitions=1)
@@ -131,9 +135,13 @@ def test_hanging_message_takes_one_worker_and_no_more():
         await cluster.create_subject("s", partitions=1)
         handling = LongHandlers(cluster)
         consumer = Consumer(
-            cluster.address, handler=handling.one, on_failure="dead", tries_max=3,
-            handler_timeout_ms=200_000, **SHARED,
-        )  # fmt: skip
+            cluster.address,
+            handler=handling.one,
+            on_failure="dead",
+            tries_max=3,
+            handler_timeout_ms=200_000,
+            **SHARED,
+        )
         async with consumer:
             await send(cluster, b"long")
             await asyncio.sleep(150)
@@ -178,7 +186,9 @@ def test_message_in_hand_is_not_handed_out_again_while_its_program_works(togethe
 
 
 def test_message_that_a_loop_passes_over_counts_as_failed_when_it_comes_again():
-    """After `tries_max` times it is a dead letter, which a late ack changes nothing about; a late ack in time does."""
+    """After `tries_max` times it is a dead letter, which a late ack changes nothing about; a late
+    ack in time does.
+    """
 
     async def story(cluster: VirtualCluster) -> None:
         await cluster.create_subject("s", partitions=1)
@@ -215,7 +225,9 @@ def test_message_that_a_loop_passes_over_counts_as_failed_when_it_comes_again():
 
 
 def test_expiries_count_when_the_processes_that_handle_a_message_are_killed():
-    """A message that hangs is a dead letter after three members ended with it, and good ones are handled beside it."""
+    """A message that hangs is a dead letter after three members ended with it, and good ones are
+    handled beside it.
+    """
 
     async def story(cluster: VirtualCluster) -> None:
         await cluster.create_subject("s", partitions=1)

@@ -1,4 +1,6 @@
-"""Batches, many messages at once, Arrow data and threads, on real servers: order, acks, and what a failure leaves."""
+"""Batches, many messages at once, Arrow data and threads, on real servers: order, acks, and what a
+failure leaves.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,9 @@ async def test_batch_handler_gets_everything_in_order_over_failures(
 async def test_getmany_gives_messages_of_a_key_together_and_holds_later_ones(
     shared_cluster: Cluster,
 ):
-    """Given back, they come again in their order; a foreign message and a second way of taking are refused."""
+    """Given back, they come again in their order; a foreign message and a second way of taking are
+    refused.
+    """
     await fill(shared_cluster, "getmany", 30, keys=3)
     done: list[Message] = []
     async with (
@@ -201,7 +205,9 @@ async def test_arrow_batches_come_one_by_one_of_each_partition(shared_cluster: C
 
 
 async def test_blocking_handlers_run_in_threads_in_the_order_of_their_key(shared_cluster: Cluster):
-    """Several at once, none of one key together; heartbeats go on; a hand-over waits for a thread that runs."""
+    """Several at once, none of one key together; heartbeats go on; a hand-over waits for a thread
+    that runs.
+    """
     await fill(shared_cluster, "threads", 60, keys=6)
     running: set[bytes] = set()
     lock = threading.Lock()

@@ -19,7 +19,9 @@ def held(grants: Grants) -> tuple[tuple[int, int], ...]:
 
 
 async def test_grant_that_its_session_does_not_hold_is_released(tmp_path):
-    """A revoked partition is granted to another session once its session, at the newest version, does not list it."""
+    """A revoked partition is granted to another session once its session, at the newest version,
+    does not list it.
+    """
     network = HttpNetwork()
     try:
         async with running_metaserver(MetaserverSettings(data=tmp_path, port=0)) as running:
@@ -37,7 +39,8 @@ async def test_grant_that_its_session_does_not_hold_is_released(tmp_path):
                 async def taken() -> tuple[tuple[int, int], ...]:
                     return held(await meta.call(endpoints.HEARTBEAT, Heartbeat(session=B)))
 
-                # Still handing over, saying nothing of it, or not up to date: none of these releases the lease.
+                # Still handing over, saying nothing of it, or not up to date: none of these
+                # releases the lease.
                 for known, holding in [
                     (kept.version, held(first)),
                     (kept.version, None),

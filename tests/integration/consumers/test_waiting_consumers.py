@@ -38,7 +38,9 @@ class CountingNetwork:
 async def test_waiting_consumers_ask_seldom_and_are_served_in_turn(
     shared_cluster: Cluster,
 ):
-    """While another consumer owns the only partition: a heartbeat for each third of the ttl, no call to the broker."""
+    """While another consumer owns the only partition: a heartbeat for each third of the ttl, no
+    call to the broker.
+    """
     await shared_cluster.create("queue-up", partitions=1)
     networks = [CountingNetwork() for _ in range(3)]
     consumers = [
@@ -60,7 +62,8 @@ async def test_waiting_consumers_ask_seldom_and_are_served_in_turn(
         before = [network.calls for network in networks]
         await asyncio.sleep(WAITED_S)
         asked = [network.calls - count for network, count in zip(networks, before, strict=True)]
-        # Three times the beats that fit, so that a slow machine cannot fail it; a loop would ask thousands of times.
+        # Three times the beats that fit, so that a slow machine cannot fail it; a loop would ask
+        # thousands of times.
         assert max(asked) <= 3 * (WAITED_S * 1000 / (TTL_MS / 3) + 1)
         assert [network.channels for network in networks[1:]] == [0, 0]
         await holder.close()

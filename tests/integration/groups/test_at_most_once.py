@@ -1,4 +1,6 @@
-"""Acks before handlers: no message is handled twice, whatever its handler, its process or its partition does."""
+"""Acks before handlers: no message is handled twice, whatever its handler, its process or its
+partition does.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Groups that no consumer joins are deleted by the cluster itself, and hold nothing back any more."""
+"""Groups that no consumer joins are deleted by the cluster itself, and hold nothing back any
+more.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Consumers that want some messages: the others count as handled, durably and in order, whatever the way of taking them."""
+"""Consumers that want some messages: the others count as handled, durably and in order, whatever
+the way of taking them.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ def values(messages: list[Message]) -> list[int]:
 async def test_handler_gets_tagged_messages_and_the_rest_is_acked(
     shared_cluster: Cluster, shared: bool
 ):
-    """Also in partitions and batches without any; a later consumer without the filter gets nothing of it."""
+    """Also in partitions and batches without any; a later consumer without the filter gets nothing
+    of it.
+    """
     subject = f"tags-{shared}"
     strategy = "shared" if shared else "exclusive"
     await fill(shared_cluster, subject, 60, keys=7, partitions=2)
@@ -178,7 +182,9 @@ async def take_many(consumer: Consumer, count: int) -> list[int]:
 async def test_program_takes_wanted_messages_in_the_order_of_their_keys(
     shared_cluster: Cluster, take: Callable[..., object]
 ):
-    """A message whose filter fails comes once it is mended, before later ones of its key; the rest is acked."""
+    """A message whose filter fails comes once it is mended, before later ones of its key; the rest
+    is acked.
+    """
     subject = take.__name__.replace("_", "-")
     await fill(shared_cluster, subject, 24)
     wants = Wants(6)

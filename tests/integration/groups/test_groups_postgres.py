@@ -34,7 +34,9 @@ ANSWER = b'{"subject":"s","group":"g","cursors":[]}'.decode()
 
 
 async def test_statements_work_on_postgresql(postgres: Postgres, tmp_path: Path):
-    """A join that differs, a reset given up and one that is done, and a group that becomes idle; what is parked."""
+    """A join that differs, a reset given up and one that is done, and a group that becomes idle;
+    what is parked.
+    """
     options = {"clock": SystemClock(), "boot": "", "broker_ttl_ms": 60_000}
     async with open_database(folder=tmp_path, url=postgres.url(), **options) as database:
         report = BrokerHeartbeat(broker_group="g1", broker_id="g1", address="g1:1")

@@ -1,4 +1,6 @@
-"""Heartbeats of several sessions in one call: renewed together, answered when one of them has news."""
+"""Heartbeats of several sessions in one call: renewed together, answered when one of them has
+news.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +103,9 @@ async def test_session_that_has_ended_is_told_and_others_are_renewed(house: Meta
 async def test_consumers_of_a_program_keep_their_sessions_by_shared_calls(
     shared_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ):
-    """They keep all partitions for longer than the ttl, and give them up to a consumer that comes."""
+    """They keep all partitions for longer than the ttl, and give them up to a consumer that
+    comes.
+    """
     await shared_cluster.create("shared-calls", partitions=4)
     asked: list[int] = []
     note_shared_calls(monkeypatch, asked)
@@ -110,9 +114,12 @@ async def test_consumers_of_a_program_keep_their_sessions_by_shared_calls(
 
     def member(number: int) -> Consumer[bytes]:
         return Consumer(
-            shared_cluster.meta, subject="shared-calls", group=f"g{number}", handler=handle,
+            shared_cluster.meta,
+            subject="shared-calls",
+            group=f"g{number}",
+            handler=handle,
             settings=ConsumerSettings(ttl_ms=2_000),
-        )  # fmt: skip
+        )
 
     async with AsyncExitStack() as stack:
         consumers = [await stack.enter_async_context(member(number)) for number in range(5)]

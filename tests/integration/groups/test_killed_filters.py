@@ -1,4 +1,6 @@
-"""Consumers with a filter that are killed under load: the cursor is right, and no wanted message is lost."""
+"""Consumers with a filter that are killed under load: the cursor is right, and no wanted message is
+lost.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def handed(path: Path) -> list[tuple[int, int, int]]:
 
 
 async def send(cluster: Cluster, subject: str) -> None:
-    """Message n has key n % KEYS; every fifth is wanted; long runs of unwanted ones are in batches of their own."""
+    """Message n has key n % KEYS; every fifth is wanted; long runs of unwanted ones are in batches
+    of their own.
+    """
     async with Producer(cluster.meta) as producer:
         for number in range(COUNT):
             wanted = number % EVERY == 0
@@ -66,7 +70,9 @@ async def cursors(admin: Admin, subject: str) -> dict[int, int]:
 async def test_killed_consumer_with_a_filter_loses_no_wanted_message(
     shared_cluster: Cluster, tmp_path: Path, manner: str
 ):
-    """Handlers get nothing else; what is below the cursor at each kill was handled, or is not wanted; all is passed at the end."""
+    """Handlers get nothing else; what is below the cursor at each kill was handled, or is not
+    wanted; all is passed at the end.
+    """
     subject, path = f"killed-{manner}", tmp_path / "handed"
     await shared_cluster.create(subject, partitions=2)
     async with asyncio.timeout(120), Admin(shared_cluster.meta) as admin:

@@ -1,4 +1,6 @@
-"""A group's progress set under its live consumers: they hand over, and go on at the new offsets, in order."""
+"""A group's progress set under its live consumers: they hand over, and go on at the new offsets, in
+order.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,9 @@ def by_key(*members: Member, since: tuple[int, ...] = (0, 0)) -> dict[bytes, lis
 async def test_members_go_on_at_the_new_cursors_without_being_restarted(
     shared_cluster: Cluster, strategy: str
 ):
-    """Back to the first message, and to the end; each partition is handed over as usual, and in order."""
+    """Back to the first message, and to the end; each partition is handed over as usual, and in
+    order.
+    """
     subject = f"live-{strategy}"
     await fill(shared_cluster, subject, 40)
     first, second = (
@@ -207,7 +211,9 @@ async def test_command_resets_a_live_group(shared_cluster: Cluster):
 
 @pytest.mark.parametrize("step", ["reset-begun", "reset-generation", "reset-told"])
 async def test_reset_is_finished_when_its_metaserver_dies(tmp_path: Path, step: str):
-    """The members are granted nothing until the next metaserver has set every cursor; then they go on."""
+    """The members are granted nothing until the next metaserver has set every cursor; then they go
+    on.
+    """
     with Cluster(tmp_path, brokers=1) as cluster:
         await fill(cluster, "s", 20)
         member = Member(cluster, "s", "a")
@@ -229,7 +235,9 @@ async def test_reset_is_finished_when_its_metaserver_dies(tmp_path: Path, step: 
 
 
 async def test_canceled_reset_leaves_the_group_where_it_was(shared_cluster: Cluster):
-    """While a handler is waited for; the caller that waits for the reset is told, and once cursors are set it is too late."""
+    """While a handler is waited for; the caller that waits for the reset is told, and once cursors
+    are set it is too late.
+    """
     subject = "live-canceled"
     await fill(shared_cluster, subject, 10, partitions=1)
     gate, running = asyncio.Event(), asyncio.Event()

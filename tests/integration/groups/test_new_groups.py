@@ -87,7 +87,9 @@ async def test_first_join_grants_nothing_that_its_broker_refuses_to_know(cluster
 async def test_first_join_is_granted_every_page_of_partitions(
     cluster: JoinedSubject, monkeypatch: pytest.MonkeyPatch, page: int
 ):
-    """Whatever the number of partitions that brokers are told of at once, all are told before the answer."""
+    """Whatever the number of partitions that brokers are told of at once, all are told before the
+    answer.
+    """
     monkeypatch.setattr(heard, "PARTITIONS_MAX", page)
     assert await cluster.granted(SESSION) == PARTITIONS
     assert cluster.broker.known == {key: {"g"} for key in cluster.broker.hosted}

@@ -44,7 +44,9 @@ async def once_parked(admin: Admin, subject: str) -> list[bytes | None]:
 async def test_stored_policy_is_followed_by_running_consumers(
     shared_cluster: Cluster, caplog: pytest.LogCaptureFixture
 ):
-    """A key that blocks is parked once the operator says so; a policy that is forgotten leaves the code's."""
+    """A key that blocks is parked once the operator says so; a policy that is forgotten leaves the
+    code's.
+    """
     await shared_cluster.create("policy-live", partitions=1)
     handler = FailingForBad()
     settings = ConsumerSettings(handler_backoff=FAST)
@@ -82,7 +84,9 @@ async def test_stored_policy_is_followed_by_running_consumers(
 async def test_stored_policy_counts_more_than_the_code(
     shared_cluster: Cluster, caplog: pytest.LogCaptureFixture
 ):
-    """A consumer whose code says another one is not refused: it follows the stored one, and its log names both."""
+    """A consumer whose code says another one is not refused: it follows the stored one, and its log
+    names both.
+    """
     await shared_cluster.create("policy-code", partitions=1)
     handler = FailingForBad()
     async with Admin(shared_cluster.meta) as admin, Producer(shared_cluster.meta) as producer:

@@ -1,4 +1,6 @@
-"""Where a new group begins: fixed once, by its first consumer or by an operator, and kept through crashes and resizes."""
+"""Where a new group begins: fixed once, by its first consumer or by an operator, and kept through
+crashes and resizes.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ async def test_group_that_starts_at_latest_gets_what_is_sent_once_it_is_open(
 
 
 async def test_created_group_gets_everything_sent_after_its_creation(shared_cluster: Cluster):
-    """Also what parents of a resize got before it, and what their children got, with no consumer until then."""
+    """Also what parents of a resize got before it, and what their children got, with no consumer
+    until then.
+    """
     await shared_cluster.create("start-created", partitions=2)
     await send(shared_cluster, "start-created", *range(20))
     async with Admin(shared_cluster.meta) as admin:
@@ -140,14 +144,17 @@ def mortal(request: pytest.FixtureRequest, tmp_path) -> Cluster:
 
 
 async def test_start_that_a_crash_cuts_short_stays_where_it_was_fixed(mortal: Cluster):
-    """No broker was told when the metaserver died; it ends the work, and messages sent meanwhile belong to the group."""
+    """No broker was told when the metaserver died; it ends the work, and messages sent meanwhile
+    belong to the group.
+    """
     await mortal.create("s", partitions=4)
     async with Producer(mortal.meta) as producer:
         for number in range(20):
             await producer.send("s", b"%d" % number, key=b"k%d" % (number % 16))
         mortal.meta_program.restart_to_die_after("start-fixed")
         async with asyncio.timeout(60), Admin(mortal.meta) as admin:
-            # A broker that was silent for its ttl of 1.5 seconds has it refused: nothing is fixed, and the metaserver goes on.
+            # A broker that was silent for its ttl of 1.5 seconds has it refused: nothing is fixed,
+            # and the metaserver goes on.
             while mortal.meta_program.process.poll() is None:
                 with pytest.raises(KeylaneError):
                     await admin.create_group("s", "g", start="latest")

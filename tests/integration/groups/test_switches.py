@@ -1,4 +1,6 @@
-"""The operator's switch: a group, or one client of it, gets nothing until it is resumed, through restarts."""
+"""The operator's switch: a group, or one client of it, gets nothing until it is resumed, through
+restarts.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def consumer_of(cluster: Cluster, subject: str, name: str, seen: list[Message], 
 async def test_suspended_group_gets_nothing_until_it_is_resumed(
     shared_cluster: Cluster, caplog: pytest.LogCaptureFixture, strategy: str
 ):
-    """Its members stay, hand everything over and say why they wait; one that joins later waits too."""
+    """Its members stay, hand everything over and say why they wait; one that joins later waits
+    too.
+    """
     subject = f"switch-{strategy}"
     await shared_cluster.create(subject, partitions=2)
     seen: list[Message] = []
@@ -58,7 +62,9 @@ async def test_suspended_group_gets_nothing_until_it_is_resumed(
 
 
 async def test_suspended_client_leaves_its_share_to_others(shared_cluster: Cluster):
-    """By its name, before it is there as well; its own switch is another one, and both have to be on."""
+    """By its name, before it is there as well; its own switch is another one, and both have to be
+    on.
+    """
     await shared_cluster.create("switch-client", partitions=4)
     seen: list[Message] = []
     sick = consumer_of(shared_cluster, "switch-client", "sick", seen)
@@ -97,7 +103,9 @@ def mortal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
 
 
 async def test_switch_survives_restarts(mortal: Cluster):
-    """Of the metaserver and of the consumer; on PostgreSQL the switch is thrown at another metaserver than the member's."""
+    """Of the metaserver and of the consumer; on PostgreSQL the switch is thrown at another
+    metaserver than the member's.
+    """
     await mortal.create("s", partitions=2)
     seen: list[Message] = []
     consumer = consumer_of(mortal, "s", "c", seen)

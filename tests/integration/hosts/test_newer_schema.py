@@ -1,4 +1,6 @@
-"""A metaserver starts on a schema of a newer keylane if that one says that it can; else nothing is changed."""
+"""A metaserver starts on a schema of a newer keylane if that one says that it can; else nothing is
+changed.
+"""
 
 from __future__ import annotations
 
@@ -94,11 +96,17 @@ def test_migrations_only_add_since_the_oldest_version_that_can_use_the_schema(en
         ("ALTER TABLE metaservers RENAME COLUMN version TO v", None),
         ("CREATE UNIQUE INDEX one ON metaservers (address)", None),
         (
-            "DROP TABLE facts; CREATE TABLE facts (name VARCHAR(64) PRIMARY KEY, value VARCHAR(512))",
+            (
+                "DROP TABLE facts; CREATE TABLE facts (name VARCHAR(64) PRIMARY KEY, value "
+                "VARCHAR(512))"
+            ),
             [],
         ),
         (
-            "DROP TABLE facts; CREATE TABLE facts (name VARCHAR(64) PRIMARY KEY, value INTEGER, more INTEGER NOT NULL)",
+            (
+                "DROP TABLE facts; CREATE TABLE facts (name VARCHAR(64) PRIMARY KEY, value INTEGER, "
+                "more INTEGER NOT NULL)"
+            ),
             ["column facts.value has another type", "new column facts.more has to be given"],
         ),
     ],

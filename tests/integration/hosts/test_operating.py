@@ -98,26 +98,46 @@ def test_health_is_ready_when_a_broker_is_registered(file_cluster: Cluster) -> N
 
 
 BROKER_SERIES = {
-    "keylane_broker_stored_messages_total", "keylane_broker_stored_bytes_total",
-    "keylane_broker_handed_messages_total", "keylane_broker_handed_bytes_total",
-    "keylane_broker_append_seconds_bucket", "keylane_broker_commit_seconds_bucket",
-    "keylane_group_lag_messages", "keylane_group_lag_seconds",
-    "keylane_broker_waiting_pulls", "keylane_broker_queued_bytes", "keylane_broker_pull_locks",
-    "keylane_broker_fences_total", "keylane_broker_disk_free_bytes", "keylane_broker_disk_bytes",
-}  # fmt: skip
+    "keylane_broker_stored_messages_total",
+    "keylane_broker_stored_bytes_total",
+    "keylane_broker_handed_messages_total",
+    "keylane_broker_handed_bytes_total",
+    "keylane_broker_append_seconds_bucket",
+    "keylane_broker_commit_seconds_bucket",
+    "keylane_group_lag_messages",
+    "keylane_group_lag_seconds",
+    "keylane_broker_waiting_pulls",
+    "keylane_broker_queued_bytes",
+    "keylane_broker_pull_locks",
+    "keylane_broker_fences_total",
+    "keylane_broker_disk_free_bytes",
+    "keylane_broker_disk_bytes",
+}
 METASERVER_SERIES = {
-    "keylane_metaserver_leases", "keylane_metaserver_broker_available", "keylane_group_sessions",
-    "keylane_metaserver_subjects", "keylane_metaserver_groups", "keylane_metaserver_operations",
-}  # fmt: skip
+    "keylane_metaserver_leases",
+    "keylane_metaserver_broker_available",
+    "keylane_group_sessions",
+    "keylane_metaserver_subjects",
+    "keylane_metaserver_groups",
+    "keylane_metaserver_operations",
+}
 SERIES = {
-    "keylane_refusals_total", "keylane_event_loop_delay_seconds_bucket", "keylane_connections",
-    "keylane_build_info", "keylane_access_off", "keylane_insecure_network",
-    "process_resident_memory_bytes", "process_cpu_seconds_total", "process_open_fds",
-}  # fmt: skip
+    "keylane_refusals_total",
+    "keylane_event_loop_delay_seconds_bucket",
+    "keylane_connections",
+    "keylane_build_info",
+    "keylane_access_off",
+    "keylane_insecure_network",
+    "process_resident_memory_bytes",
+    "process_cpu_seconds_total",
+    "process_open_fds",
+}
 
 
 async def test_metrics_have_every_series_that_operators_need(file_cluster: Cluster) -> None:
-    """Of traffic, disk, groups, leases, refusals and the process, once there is something to tell."""
+    """Of traffic, disk, groups, leases, refusals and the process, once there is something to
+    tell.
+    """
     await file_cluster.create("series", partitions=4)
     async with Producer(file_cluster.meta) as producer:
         for number in range(200):

@@ -1,4 +1,6 @@
-"""A cluster of three hosts, from what `keylane cluster init` writes: over TLS, with every client, checked, renewed."""
+"""A cluster of three hosts, from what `keylane cluster init` writes: over TLS, with every client,
+checked, renewed.
+"""
 
 from __future__ import annotations
 
@@ -209,7 +211,9 @@ async def test_check_says_what_does_not_fit_and_a_signal_renews_a_certificate(
 
 
 def _authority_of(cluster: HostedCluster):
-    """Issue certificates for the second host by the cluster's own authority, whose key is in its folder."""
+    """Issue certificates for the second host by the cluster's own authority, whose key is in its
+    folder.
+    """
     from cryptography import x509
     from cryptography.hazmat.primitives import serialization
 

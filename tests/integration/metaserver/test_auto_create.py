@@ -1,4 +1,6 @@
-"""`auto_create`: the first message creates its subject, where the pattern allows it, and nothing else does."""
+"""`auto_create`: the first message creates its subject, where the pattern allows it, and nothing
+else does.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ pytestmark = pytest.mark.cluster(
 
 
 async def test_first_message_creates_its_subject_once(file_cluster: Cluster):
-    """Three producers at once get one subject, with the producers' strategy and the partitions of the setting."""
+    """Three producers at once get one subject, with the producers' strategy and the partitions of
+    the setting.
+    """
 
     async def send(number: int) -> None:
         async with Producer(file_cluster.meta, order_strategy="best_tried") as producer:
@@ -98,7 +102,9 @@ async def test_producer_is_refused_when_the_subject_has_another_strategy(file_cl
 
 
 async def test_message_does_not_create_a_deleted_subject_again(file_cluster: Cluster):
-    """A program that goes on sending would undo the deletion, or one that is restarted; an operator may create it."""
+    """A program that goes on sending would undo the deletion, or one that is restarted; an operator
+    may create it.
+    """
     meta, subject = file_cluster.meta, "made.deleted"
     gone = SubjectDeletedError
     later = datetime.now(UTC) + timedelta(hours=1)

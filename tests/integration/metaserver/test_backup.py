@@ -1,4 +1,6 @@
-"""`keylane meta backup|restore`: from either database to either one, online, and nothing that does not fit."""
+"""`keylane meta backup|restore`: from either database to either one, online, and nothing that does
+not fit.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ async def sent_and_handled(address: str, values: list[bytes], handled: int) -> l
 async def test_cluster_goes_on_from_a_backup(
     tmp_path: Path, postgres: Postgres, source: str, target: str
 ) -> None:
-    """Taken while the cluster runs; subjects, groups and settings are there, and no token is given twice."""
+    """Taken while the cluster runs; subjects, groups and settings are there, and no token is given
+    twice.
+    """
     url = postgres.url() if source == "postgresql" else None
     settings = "" if url is None else f'database_url = "{url}"'
     file = tmp_path / "backup"

@@ -129,7 +129,9 @@ async def test_newer_long_poll_is_woken_when_an_older_one_ends(house: TwoMetaser
 
 
 async def test_waiter_joining_during_a_poll_is_woken_by_the_next_poll(house: TwoMetaservers):
-    """A session was renewed before it was ended elsewhere, and waits since the poll that saw it ended."""
+    """A session was renewed before it was ended elsewhere, and waits since the poll that saw it
+    ended.
+    """
     for session in (FIRST, SECOND):
         await house.join(session)
     first, second = [await house.version(subject) for subject in (FIRST, SECOND)]
@@ -166,7 +168,9 @@ async def test_poll_wakes_no_session_without_changes(house: TwoMetaservers):
 async def test_waiter_joining_after_the_change_that_a_poll_saw_is_woken_by_the_next_poll(
     house: TwoMetaservers,
 ):
-    """Its row is older than the change, and no version rises after the poll that did not know it."""
+    """Its row is older than the change, and no version rises after the poll that did not know
+    it.
+    """
     for session in (FIRST, SECOND):
         await house.join(session)
     first, second = [await house.version(session) for session in (FIRST, SECOND)]

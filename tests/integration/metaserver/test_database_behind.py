@@ -1,4 +1,6 @@
-"""A database that went back behind the brokers: metaservers notice, say what to do, and create nothing until it is mended."""
+"""A database that went back behind the brokers: metaservers notice, say what to do, and create
+nothing until it is mended.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ BEHIND = ("keylane_metaserver_database_behind", ())
 
 
 class OlderFile:
-    """SQLite: an older copy of the file is put in the place of the newer one, and the metaserver started on it."""
+    """SQLite: an older copy of the file is put in the place of the newer one, and the metaserver
+    started on it.
+    """
 
     settings = ""
 
@@ -48,7 +52,9 @@ class OlderFile:
 
 
 class Standby:
-    """PostgreSQL: another database takes the place of the first, as after a fail-over; the metaserver goes on."""
+    """PostgreSQL: another database takes the place of the first, as after a fail-over; the
+    metaserver goes on.
+    """
 
     def __init__(self, postgres: Postgres) -> None:
         self._postgres = postgres

@@ -1,4 +1,6 @@
-"""Subjects and groups deleted in a real cluster: fenced, driven through kills, never mixed with later ones of their names."""
+"""Subjects and groups deleted in a real cluster: fenced, driven through kills, never mixed with
+later ones of their names.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +87,9 @@ async def refused(
 
 
 async def consuming(cluster: Cluster, work: Callable[[], Awaitable[None]]) -> None:
-    """Do some work beside a consumer of the subject `s`, which no busy machine ends, and wait until it ends."""
+    """Do some work beside a consumer of the subject `s`, which no busy machine ends, and wait until
+    it ends.
+    """
     patient = ConsumerSettings(ttl_ms=30_000)
     consumer = Consumer(
         cluster.meta, subject="s", group="g", handler=lambda _message: None, settings=patient
@@ -99,7 +103,7 @@ async def sent(producer: Producer) -> None:
     await producer.send("s", b"late", key=b"k")
 
 
-# ── groups ────────────────────────────────────────────────────────────────────────────────────────────
+# ── groups ────────────────────────────────────────────────────────────────────────────────────────
 async def test_group_of_a_deleted_name_begins_at_the_first_message_that_is_stored(
     cluster: Cluster, admin: Admin
 ):
@@ -133,7 +137,9 @@ async def test_group_with_live_consumers_is_deleted_by_force_alone_and_ends_them
 async def test_session_ends_when_a_late_join_has_begun_it_again_in_a_later_group(
     cluster: Cluster, admin: Admin, together: bool
 ):
-    """Its consumer is one of the deleted group; what the session was granted in the later one is free at once."""
+    """Its consumer is one of the deleted group; what the session was granted in the later one is
+    free at once.
+    """
     await cluster.create("s")
     join = Join(subject="s", group="g", session="a" * 32, client="c", ttl_ms=60_000)
     async with meta_of(cluster) as meta:
@@ -182,7 +188,7 @@ async def test_group_is_forgotten_by_a_dead_broker_when_it_is_back_though_the_me
     assert (await admin.verify()).ok
 
 
-# ── subjects ──────────────────────────────────────────────────────────────────────────────────────────
+# ── subjects ──────────────────────────────────────────────────────────────────────────────────────
 async def test_subject_of_a_deleted_name_has_none_of_its_messages_and_other_ids(
     cluster: Cluster, admin: Admin
 ):
@@ -220,7 +226,9 @@ async def test_last_subject_is_deleted_and_the_database_does_not_count_as_lost(
 async def test_messages_of_a_deleted_subject_fail_with_a_typed_error_while_others_are_stored(
     cluster: Cluster, admin: Admin
 ):
-    """A producer and a consumer that were at work do not go on with the next subject of the name."""
+    """A producer and a consumer that were at work do not go on with the next subject of the
+    name.
+    """
     await cluster.create("s")
     await cluster.create("other")
     ends = (SubjectDeletedError, SubjectUnknownError)

@@ -88,7 +88,9 @@ async def test_subject_with_the_longest_name_is_created(tmp_path: Path) -> None:
 async def test_empty_database_is_not_ready_beside_brokers_with_partitions(
     tmp_path: Path,
 ) -> None:
-    """Calls are refused and name the command that helps, also after a restart; the command ends that."""
+    """Calls are refused and name the command that helps, also after a restart; the command ends
+    that.
+    """
     async with small_cluster(tmp_path) as (cluster, meta):
         route = await cluster.create("old", partitions=2)
         cluster.meta_program.kill()
@@ -151,14 +153,19 @@ async def test_clients_wait_while_the_database_is_lost(tmp_path: Path) -> None:
 
 
 async def take_next_number(cluster: Cluster, known: Route) -> int:
-    """Have the first broker host a partition under the number that comes next, as after a database that went back."""
+    """Have the first broker host a partition under the number that comes next, as after a database
+    that went back.
+    """
     partition = known.partitions[-1]
     number = partition.partition_id + 1
     other = replace(partition, partition_id=number, name="newer.p0", address=None)
     body = HostPartition(
-        subject="newer", partition=other, order_strategy=OrderStrategy.STRICT,
-        partitions_wanted=7, groups=(),
-    )  # fmt: skip
+        subject="newer",
+        partition=other,
+        order_strategy=OrderStrategy.STRICT,
+        partitions_wanted=7,
+        groups=(),
+    )
     network = HttpNetwork()
     try:
         await BrokerClient(network, cluster.brokers[0].address).control(
@@ -170,7 +177,9 @@ async def take_next_number(cluster: Cluster, known: Route) -> int:
 
 
 async def test_creation_fails_when_its_partition_id_was_taken_just_now(tmp_path: Path) -> None:
-    """The error comes at once and is in the list; the broker's partition stays, and the name may be used again."""
+    """The error comes at once and is in the list; the broker's partition stays, and the name may be
+    used again.
+    """
     async with small_cluster(tmp_path) as (cluster, meta):
         used = await take_next_number(cluster, await cluster.create("old", partitions=2))
         with pytest.raises(CreationFailedError, match=r"'g1': .* hosted with other facts"):
@@ -242,7 +251,9 @@ async def opened(meta: MetaClient, ask: CreateSubject) -> Route:
 async def test_creation_goes_elsewhere_when_its_broker_dies_before_it_hosts(
     tmp_path: Path, asked_again: bool
 ) -> None:
-    """The broker is killed between plan and host: the subject opens on the other one, by itself or asked by name."""
+    """The broker is killed between plan and host: the subject opens on the other one, by itself or
+    asked by name.
+    """
     async with small_cluster(tmp_path, brokers=2) as (cluster, meta):
         await cluster.create("warm", partitions=2)
         cluster.brokers[1].kill()
@@ -279,7 +290,9 @@ async def verified(meta: MetaClient) -> None:
 
 
 async def test_id_sent_to_a_broker_that_died_is_never_used_again(tmp_path: Path) -> None:
-    """A stopped broker hosts its partition when it continues: by then it was abandoned, is sealed, and has another id."""
+    """A stopped broker hosts its partition when it continues: by then it was abandoned, is sealed,
+    and has another id.
+    """
     async with small_cluster(tmp_path, brokers=2) as (cluster, meta):
         warm = await cluster.create("warm", partitions=2)
         stopped = cluster.brokers[1]

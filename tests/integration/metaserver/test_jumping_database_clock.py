@@ -1,4 +1,6 @@
-"""The calendar of a PostgreSQL server is set forward or back under live metaservers: leases keep their length."""
+"""The calendar of a PostgreSQL server is set forward or back under live metaservers: leases keep
+their length.
+"""
 
 from __future__ import annotations
 
@@ -148,7 +150,9 @@ async def test_jump_ends_no_lease(pair: list[MetaClient], calendar: Calendar, ho
 async def test_silent_consumers_are_replaced_in_time_after_a_jump(
     pair: list[MetaClient], calendar: Calendar, hours: int
 ) -> None:
-    """A crashed consumer keeps its partitions for at most a ttl from the jump, not for an hour, and not for less."""
+    """A crashed consumer keeps its partitions for at most a ttl from the jump, not for an hour, and
+    not for less.
+    """
     first, second = pair
     joined = time.monotonic()
     before = await first_owner(first)

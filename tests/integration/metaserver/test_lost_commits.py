@@ -28,7 +28,9 @@ def copy_database(source: Path, target: Path) -> None:
 
 @pytest.mark.crash
 async def test_consumer_continues_when_the_database_went_back(cluster: Cluster, tmp_path: Path):
-    """Its session lives and knows newer grants than the database: it takes the older ones, asks seldom, and handles."""
+    """Its session lives and knows newer grants than the database: it takes the older ones, asks
+    seldom, and handles.
+    """
     await cluster.create("back", partitions=2)
     database = tmp_path / "meta-0" / "meta.db"
     handled: list[Message] = []

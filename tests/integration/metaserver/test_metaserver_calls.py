@@ -70,7 +70,9 @@ def held(grants: Grants) -> dict[int, int]:
 
 
 async def test_subject_is_spread_over_brokers(house: MetaAndBroker) -> None:
-    """A new subject has exact ranges, spread evenly over the available broker groups, each hosted there."""
+    """A new subject has exact ranges, spread evenly over the available broker groups, each hosted
+    there.
+    """
     async with hosting_broker(house.meta, "right") as right:
         made = await house.meta.create_subject(CreateSubject(subject="flights", partitions=4))
         route = made.route
@@ -149,7 +151,9 @@ async def test_consumers_share_hand_over_and_leave(house: MetaAndBroker) -> None
 
 
 async def test_switch_answers_waiting_heartbeats(house: MetaAndBroker) -> None:
-    """A waiting heartbeat learns at once that its session has ended; shared sessions are granted every partition."""
+    """A waiting heartbeat learns at once that its session has ended; shared sessions are granted
+    every partition.
+    """
     await house.meta.create_subject(CreateSubject(subject="s", partitions=4))
     await house.meta.call(endpoints.JOIN, Join(subject="s", group="g", session=A))
     first = await house.meta.call(endpoints.HEARTBEAT, Heartbeat(session=A))
@@ -205,7 +209,9 @@ async def test_cordon_is_stored_and_an_unknown_operation_refused(house: MetaAndB
 
 
 async def test_silent_consumer_is_replaced(house: MetaAndBroker) -> None:
-    """With a ttl of 1 s the partitions of a silent consumer are soon another's, and it stays dead."""
+    """With a ttl of 1 s the partitions of a silent consumer are soon another's, and it stays
+    dead.
+    """
     await house.meta.create_subject(CreateSubject(subject="s", partitions=2))
     await house.meta.call(endpoints.JOIN, Join(subject="s", group="g", session=A, ttl_ms=1_000))
     first = held(await house.meta.call(endpoints.HEARTBEAT, Heartbeat(session=A)))
@@ -284,7 +290,9 @@ async def test_route_long_poll_returns_when_an_address_changes(house: MetaAndBro
 
 
 async def test_silent_broker_has_no_address(tmp_path: Path, database: dict[str, str]) -> None:
-    """A broker that is silent for its ttl has no address in the route, and gets no new partitions."""
+    """A broker that is silent for its ttl has no address in the route, and gets no new
+    partitions.
+    """
     async with running_house(
         tmp_path, broker_heartbeat_ms=50, broker_ttl_ms=2_000, **database
     ) as house:
@@ -302,7 +310,9 @@ async def test_silent_broker_has_no_address(tmp_path: Path, database: dict[str, 
 
 
 async def test_creation_continues_after_a_refusal(house: MetaAndBroker) -> None:
-    """A creation that a broker refused serves no route, and completes by itself when the broker answers."""
+    """A creation that a broker refused serves no route, and completes by itself when the broker
+    answers.
+    """
     house.broker.refuse_after = 1
     with pytest.raises(NotEnoughBrokersError):
         await house.meta.create_subject(CreateSubject(subject="s", partitions=3))
@@ -336,7 +346,9 @@ async def test_creation_continues_after_a_refusal(house: MetaAndBroker) -> None:
 async def test_creation_waits_whatever_error_its_broker_answers(
     tmp_path: Path, refusal: KeylaneError
 ) -> None:
-    """The error says why and where; the creation is retried and completes when the broker takes it; others are not blocked."""
+    """The error says why and where; the creation is retried and completes when the broker takes it;
+    others are not blocked.
+    """
     async with running_house(tmp_path) as house, hosting_broker(house.meta, "right") as right:
         house.broker.refusal, house.broker.refuse_after = refusal, 0
         ask = CreateSubject(subject="s", partitions=2)

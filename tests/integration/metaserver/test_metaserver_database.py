@@ -193,7 +193,9 @@ async def test_sessions_and_subjects_are_refused_above_their_limits(tmp_path: Pa
 
 
 async def test_silent_folder_with_partitions_is_not_replaced(tmp_path: Path) -> None:
-    """Another data folder cannot take the name of a silent group that has partitions: its data would be gone."""
+    """Another data folder cannot take the name of a silent group that has partitions: its data
+    would be gone.
+    """
     clock = ManualClock(1_000)
     async with opened(tmp_path, clock) as database:
         await populate(database)

@@ -54,7 +54,9 @@ async def test_work_gets_its_own_answer(database: SqlDatabase) -> None:
 async def test_waiting_works_share_a_transaction(
     database: SqlDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Works that come during a transaction go into the next one together, while it has time for them."""
+    """Works that come during a transaction go into the next one together, while it has time for
+    them.
+    """
     monkeypatch.setattr(database._writer, "_boot_ms", lambda: 0)  # type: ignore[union-attr]
     commits = 0
 
@@ -127,7 +129,9 @@ def slowly(_connection: sa.Connection, done: list[str], name: str) -> None:
 
 
 async def test_urgent_works_go_before_waiting_ones(database: SqlDatabase) -> None:
-    """Behind hundreds of slow works a renewal waits for one short transaction; the works keep their order."""
+    """Behind hundreds of slow works a renewal waits for one short transaction; the works keep their
+    order.
+    """
     done: list[str] = []
     count = 200
     works = [

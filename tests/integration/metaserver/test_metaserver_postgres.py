@@ -202,7 +202,9 @@ def one_broker(connection: Connection) -> None:
 async def test_renewals_and_changes_lock_in_one_order(
     url: str, tmp_path: Path, postgres: Postgres
 ) -> None:
-    """Renewing many sessions while all their grants change costs no deadlock, which would stop both for a second."""
+    """Renewing many sessions while all their grants change costs no deadlock, which would stop both
+    for a second.
+    """
     ids = [f"{number:032x}" for number in range(60)]
     before = deadlocks(postgres)
     async with opened(url, tmp_path) as first, opened(url, tmp_path) as other:
@@ -236,7 +238,9 @@ async def test_renewals_and_changes_lock_in_one_order(
 async def test_renewals_and_an_accepted_copy_lock_in_one_order(
     url: str, tmp_path: Path, postgres: Postgres
 ) -> None:
-    """An accepted copy ends leases of many groups, whose sessions' ids are mixed, while heartbeats renew all of them."""
+    """An accepted copy ends leases of many groups, whose sessions' ids are mixed, while heartbeats
+    renew all of them.
+    """
     rng = random.Random(1)
     ids = [f"{rng.getrandbits(128):032x}" for _ in range(60)]
     before = deadlocks(postgres)
@@ -296,7 +300,9 @@ async def test_close_waits_for_running_works(
 async def test_close_cancels_works_that_take_too_long(
     url: str, tmp_path: Path, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A statement that does not end is broken off, and its connection closed: a metaserver can always end."""
+    """A statement that does not end is broken off, and its connection closed: a metaserver can
+    always end.
+    """
     monkeypatch.setattr("keylane.metaserver.sql.transactions.CLOSE_S", 0.2)
     sleep = sa.select(sa.func.pg_sleep(60))
     async with opened(url, tmp_path) as database:
@@ -313,7 +319,9 @@ async def test_close_cancels_works_that_take_too_long(
 async def test_transaction_is_lost_when_its_metaserver_stops(
     url: str, tmp_path: Path, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows that a metaserver holds and says nothing about are the others' before long; nothing of its work stays."""
+    """Rows that a metaserver holds and says nothing about are the others' before long; nothing of
+    its work stays.
+    """
     async with opened(url, tmp_path):
         pass  # the schema is made before the time-out is as short as below
     kept = {"idle_in_transaction_session_timeout": "300"}

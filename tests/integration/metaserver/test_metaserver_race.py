@@ -1,7 +1,7 @@
 """Two processes that grant leases on one SQLite file at the same time.
 
-Run as a program, this file is one of the two: it plays consumers with the metaserver's own SQL and prints
-what it was granted, one JSON line per grant.
+Run as a program, this file is one of the two: it plays consumers with the metaserver's own SQL and
+prints what it was granted, one JSON line per grant.
 """
 
 from __future__ import annotations

@@ -144,7 +144,9 @@ class Consumer:
         self.held = {}
 
     async def live(self, until: float) -> None:
-        """Join, look, leave or crash, join again, until the time comes and there were grants; then stay a member."""
+        """Join, look, leave or crash, join again, until the time comes and there were grants; then
+        stay a member.
+        """
         await self.join()
         while time.monotonic() < until or len(self._ledger.owner_of) <= GRANTS_MIN:
             if not await self.beat(self._rng.choice([0, 20, 100])):
@@ -263,7 +265,9 @@ async def settle(consumers: list[Consumer]) -> None:
 
 
 async def test_subject_is_created_once_by_concurrent_calls(metas: list[MetaClient]) -> None:
-    """Operators at every metaserver create the same subjects at once: one of each; other settings are refused."""
+    """Operators at every metaserver create the same subjects at once: one of each; other settings
+    are refused.
+    """
     names = [f"s{number}" for number in range(4)]
     asked = [
         meta.create_subject(CreateSubject(subject=name, partitions=4))
@@ -327,8 +331,10 @@ async def test_change_at_one_metaserver_wakes_a_long_poll_at_another(
 
 
 async def test_operations_on_a_subject_exclude_each_other(race: Race) -> None:
-    """Resizes, evacuations and cancels at every metaserver at once: one operation runs on a subject, who comes second
-    is refused by type, every operation comes to its end, and the database and the brokers agree."""
+    """Resizes, evacuations and cancels at every metaserver at once: one operation runs on a
+    subject, who comes second is refused by type, every operation comes to its end, and the database
+    and the brokers agree.
+    """
     metas, names = race.metas, ["s0", "s1", "s2"]
     for name in names:
         await metas[0].create_subject(CreateSubject(subject=name, partitions=4))
@@ -370,7 +376,9 @@ async def test_operations_on_a_subject_exclude_each_other(race: Race) -> None:
 
 
 async def at_once(race: Race, names: list[str], counts: list[int]) -> list[OperationView]:
-    """Resizes of each subject to all these counts and an evacuation, at every metaserver: what was begun."""
+    """Resizes of each subject to all these counts and an evacuation, at every metaserver: what was
+    begun.
+    """
     asks = [
         Reshape(kind=OperationKind.RESIZE, subject=name, partitions=count)
         for count in counts

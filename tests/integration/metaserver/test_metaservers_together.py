@@ -97,7 +97,9 @@ async def test_new_address_at_one_metaserver_answers_a_route_at_the_other(pair: 
 
 
 async def test_concurrent_creations_make_one_subject(pair: Pair) -> None:
-    """The same subject created at both metaservers, many times at once, is one subject with one route."""
+    """The same subject created at both metaservers, many times at once, is one subject with one
+    route.
+    """
     ask = CreateSubject(subject="s", partitions=16)
     made = await asyncio.gather(
         *(meta.create_subject(ask) for meta in (pair.first, pair.second) for _ in range(4))

@@ -1,4 +1,6 @@
-"""The migrations make exactly the schema that the metaserver's SQL is written for, and that a new database gets."""
+"""The migrations make exactly the schema that the metaserver's SQL is written for, and that a new
+database gets.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def test_migrated_schema_is_the_metadata(engine: sa.Engine) -> None:
 
 
 def test_new_database_says_the_same_sql_as_a_migrated_one(engine: sa.Engine) -> None:
-    """Table by table, SQLite's own text of the schema is the same: keys, names, AUTOINCREMENT; and so are the rows."""
+    """Table by table, SQLite's own text of the schema is the same: keys, names, AUTOINCREMENT; and
+    so are the rows.
+    """
     other = sa.create_engine("sqlite://")
     texts, rows = [], []
     for database in (engine, other):

@@ -1,4 +1,6 @@
-"""Refused calls, of metaservers that are asked again and again: each answers with a typed error, changes nothing, and serves."""
+"""Refused calls, of metaservers that are asked again and again: each answers with a typed error,
+changes nothing, and serves.
+"""
 
 from __future__ import annotations
 
@@ -141,12 +143,21 @@ async def test_broker_heartbeat_is_refused_when_its_address_is_no_host_and_port(
 
 @pytest.mark.parametrize(
     "address",
-    ["10.0.0.1:7101", "[::]:7101", "0.0.0.0:7101", "evil.example:7101", "127.0.0.1.evil.example:1", "metadata:80"],
-)  # fmt: skip
+    [
+        "10.0.0.1:7101",
+        "[::]:7101",
+        "0.0.0.0:7101",
+        "evil.example:7101",
+        "127.0.0.1.evil.example:1",
+        "metadata:80",
+    ],
+)
 async def test_broker_heartbeat_is_refused_when_its_address_is_not_loopback(
     house: MetaAndBroker, address: str
 ) -> None:
-    """No client is sent to another host: the known address stays, for a new name and for a known broker's name."""
+    """No client is sent to another host: the known address stays, for a new name and for a known
+    broker's name.
+    """
     known = (await house.meta.health()).details["brokers"]
     for group, broker_id in (("right", "x"), ("left", house.broker.broker_id)):
         report = BrokerHeartbeat(

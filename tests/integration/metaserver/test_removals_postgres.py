@@ -1,4 +1,6 @@
-"""Deletions, settings and first messages at two metaservers on one PostgreSQL, under messages that flow meanwhile."""
+"""Deletions, settings and first messages at two metaservers on one PostgreSQL, under messages that
+flow meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,9 @@ async def end_of(load: Load) -> None:
 
 
 async def test_subject_is_deleted_when_the_metaserver_that_began_it_dies(pair: Cluster):
-    """The other one ends the deletion; what is sent to another subject meanwhile is handled in order."""
+    """The other one ends the deletion; what is sent to another subject meanwhile is handled in
+    order.
+    """
     await pair.create("doomed", partitions=4)
     await pair.create("steady-0", partitions=4)
     values: list[Message] = []
@@ -112,7 +116,9 @@ async def send_until_refused(producer: Producer, subject: str) -> None:
 async def test_group_is_deleted_at_both_metaservers_at_once_while_others_consume(
     pair: Cluster, admins: tuple[Admin, Admin]
 ):
-    """Its live consumer is refused, and ended by force; a later group of the name begins at the first message."""
+    """Its live consumer is refused, and ended by force; a later group of the name begins at the
+    first message.
+    """
     await pair.create("steady-1", partitions=4)
     seen: list[Message] = []
     async with Load(pair.addresses, "steady-1") as load:
@@ -139,7 +145,9 @@ async def test_group_is_deleted_at_both_metaservers_at_once_while_others_consume
 async def test_settings_are_set_at_both_metaservers_at_once_while_messages_flow(
     pair: Cluster, admins: tuple[Admin, Admin]
 ):
-    """One change is made; the other call finds it running, or done.  Both show it, and no key loses its order."""
+    """One change is made; the other call finds it running, or done.  Both show it, and no key loses
+    its order.
+    """
     await pair.create("steady-2", partitions=4)
     async with Load(pair.addresses, "steady-2") as load:
         await load.progress(FLOWING)

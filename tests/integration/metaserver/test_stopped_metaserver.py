@@ -1,4 +1,6 @@
-"""All metaservers but one stop (SIGSTOP): they accept connections and answer nothing.  No client waits for them."""
+"""All metaservers but one stop (SIGSTOP): they accept connections and answer nothing.  No client
+waits for them.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def three_metas(tmp_path: Path, postgres: Postgres) -> Iterator[Cluster]:
 
 @pytest.mark.crash
 async def test_stopped_metaserver_costs_no_lease(two_metas: Cluster) -> None:
-    """All clients change to the other one in time: leases hold, new clients open, partitions change hands."""
+    """All clients change to the other one in time: leases hold, new clients open, partitions change
+    hands.
+    """
     await two_metas.create("s", partitions=2)
     handled: list[Message] = []
 
@@ -102,7 +106,9 @@ async def test_two_of_three_stopped_metaservers_cost_no_lease(three_metas: Clust
 
 @pytest.mark.crash
 async def test_close_waits_once_for_a_stopped_metaserver(tmp_path: Path) -> None:
-    """However many parts the farewell has: one whole time-out, then FAREWELL_MS_MIN for each that is left; acks are kept."""
+    """However many parts the farewell has: one whole time-out, then FAREWELL_MS_MIN for each that
+    is left; acks are kept.
+    """
     handled: list[Message] = []
     settings = ConsumerSettings(ttl_ms=TTL_MS, call_timeout_ms=CALL_TIMEOUT_MS)
     with Cluster(tmp_path, 1) as cluster:

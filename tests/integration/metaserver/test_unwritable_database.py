@@ -1,4 +1,6 @@
-"""A database that can be read and not written: the metaserver is not ready until it can be written again."""
+"""A database that can be read and not written: the metaserver is not ready until it can be written
+again.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ async def becomes(meta: MetaClient, *, ready: bool) -> str:
 async def test_metaserver_is_not_ready_while_its_disk_takes_nothing(
     tmp_path: Path, used: bool
 ) -> None:
-    """The process may not lengthen a file: health says why, with and without other writes, until it may again."""
+    """The process may not lengthen a file: health says why, with and without other writes, until it
+    may again.
+    """
     program = Program("keylane.metaserver", "--data", str(tmp_path / "meta")).ready()
     pid = program.process.pid
     try:
@@ -80,7 +84,9 @@ async def test_metaserver_is_not_ready_while_its_database_is_locked(tmp_path: Pa
 async def test_metaserver_stays_ready_when_it_refuses_a_brokers_folder(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A broker on another folder of a group that is alive is refused; the database was written all the same."""
+    """A broker on another folder of a group that is alive is refused; the database was written all
+    the same.
+    """
     settings = MetaserverSettings(data=tmp_path / "meta", port=0)
     own = BrokerHeartbeat(version=VERSION, broker_group="g", broker_id="own", address="127.0.0.1:9")
     stray = BrokerHeartbeat(

@@ -29,7 +29,9 @@ LEASE_MS = 500
 
 
 class Abandoned:
-    """A move of partition 1 of subject `s` from g1 to g2, journaled by a metaserver that died right afterwards."""
+    """A move of partition 1 of subject `s` from g1 to g2, journaled by a metaserver that died right
+    afterwards.
+    """
 
     def __init__(
         self, database: SqlDatabase, clock: ManualClock, operations: OperationDriver
@@ -98,9 +100,14 @@ async def abandoned(
                 GroupService(database, settings),
             )
             operations = OperationDriver(
-                database, network, settings,
-                catalogue=catalogue, groups=groups, driver="next", rng=random.Random(1),
-            )  # fmt: skip
+                database,
+                network,
+                settings,
+                catalogue=catalogue,
+                groups=groups,
+                driver="next",
+                rng=random.Random(1),
+            )
             abandoned = Abandoned(database, clock, operations)
             await abandoned.begin(strategy, without_source=without_source)
             yield abandoned
@@ -109,7 +116,9 @@ async def abandoned(
 
 
 async def test_operation_names_a_silent_broker_that_is_to_host(tmp_path: Path):
-    """No driver asks the broker; the operation names the broker as long as it is silent, and no longer."""
+    """No driver asks the broker; the operation names the broker as long as it is silent, and no
+    longer.
+    """
     async with abandoned(tmp_path) as move:
         assert (await move.view()).problem == ""
         await move.silence("g2")
@@ -140,7 +149,9 @@ async def test_operation_names_a_silent_broker_that_is_to_seal(tmp_path: Path):
 async def test_operation_waits_for_a_silent_source_only_when_its_subject_is_strict(
     tmp_path: Path, strategy: OrderStrategy
 ):
-    """Without its source a best_tried subject gets its new route; a strict subject waits and says so."""
+    """Without its source a best_tried subject gets its new route; a strict subject waits and says
+    so.
+    """
     async with abandoned(tmp_path, strategy, without_source=True) as move:
         state = await move.hosted()
         strict = strategy is OrderStrategy.STRICT
@@ -154,7 +165,9 @@ async def test_operation_waits_for_a_silent_source_only_when_its_subject_is_stri
 
 
 async def test_noted_problem_is_shown_until_the_state_changes(tmp_path: Path):
-    """A reason noted by a driver that asked a broker is preferred; a done operation has no reason."""
+    """A reason noted by a driver that asked a broker is preferred; a done operation has no
+    reason.
+    """
     async with abandoned(tmp_path) as move:
         await move.database.write(finish_round, move.operation_id, {}, "the disk of g2 is full")
         await move.silence("g2")

@@ -1,5 +1,6 @@
 """
-A broker is killed after any step of a move, the parent's or the child's: the move is completed and the order holds.
+A broker is killed after any step of a move, the parent's or the child's: the move is completed and
+the order holds.
 """
 
 from __future__ import annotations
@@ -71,7 +72,9 @@ async def test_broker_killed_after_any_step(cluster: Cluster, step: str, victim:
 
 
 def handled(load: Load) -> dict[bytes, list[bytes]]:
-    """Handled values by key, in the order of the first handling: messages not acked at the kill may come again."""
+    """Handled values by key, in the order of the first handling: messages not acked at the kill may
+    come again.
+    """
     by_key: dict[bytes, dict[bytes, None]] = {}
     for message in load.handled["audit"]:
         by_key.setdefault(message.key, {})[message.value] = None

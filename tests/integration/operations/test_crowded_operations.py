@@ -63,8 +63,8 @@ async def test_refused_operations_keep_no_other_from_being_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    A younger operation is done all the same. The waiting ones name their reason, and are done when their broker
-    answers.
+    A younger operation is done all the same. The waiting ones name their reason, and are done when
+    their broker answers.
     """
     monkeypatch.setattr(operations_driver, "DRIVEN_AT_ONCE_MAX", ROOM)
     source, busy, well = (HostingBroker(name) for name in ("source", "busy", "well"))

@@ -1,4 +1,6 @@
-"""A broker with only sealed partitions of a subject dies before a group has read them: real processes."""
+"""A broker with only sealed partitions of a subject dies before a group has read them: real
+processes.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def consumer(cluster: Cluster, group: str, seen: list[bytes]) -> Consumer:
 async def test_partition_sealed_on_a_dead_broker_blocks_no_child_and_is_read_on_its_return(
     cluster: Cluster,
 ):
-    """A group reads on without the broker, and reads the rest when it is back; a later group reads that first."""
+    """A group reads on without the broker, and reads the rest when it is back; a later group reads
+    that first.
+    """
     (parent,) = (await cluster.create("tried", partitions=1, strategy="best_tried")).partitions
     home = int(parent.broker_group.removeprefix("g")) - 1
     other = "g2" if home == 0 else "g1"

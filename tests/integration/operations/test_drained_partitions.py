@@ -1,4 +1,6 @@
-"""Tables of partitions leave out those that are sealed and drained, and say how many; JSON has all."""
+"""Tables of partitions leave out those that are sealed and drained, and say how many; JSON has
+all.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,11 @@ async def test_table_leaves_out_drained_partitions_when_a_subject_was_resized_of
 ):
     """A group that has read nothing keeps them in the subject's table, and in its own."""
     subject = "often-resized"
-    where = {"subject": ("subject", "describe", subject), "slow": ("group", "describe", subject, "slow"),
-             "quick": ("group", "describe", subject, "quick")}  # fmt: skip
+    where = {
+        "subject": ("subject", "describe", subject),
+        "slow": ("group", "describe", subject, "slow"),
+        "quick": ("group", "describe", subject, "quick"),
+    }
     handled: list[Message] = []
     await shared_cluster.create(subject, partitions=2)
     for group in ("slow", "quick"):
@@ -50,8 +55,10 @@ async def test_table_leaves_out_drained_partitions_when_a_subject_was_resized_of
         await eventually(lambda: len(consumer.assignment) == 2)
     shown = {name: await keylane(shared_cluster, *words) for name, words in where.items()}
     assert {name: rows(table, subject) for name, table in shown.items()} == {
-        "subject": total, "slow": total, "quick": 2,
-    }  # fmt: skip
+        "subject": total,
+        "slow": total,
+        "quick": 2,
+    }
     note = f"… and {drained} drained partitions (--all shows them)"
     assert [name for name, table in shown.items() if note in table] == ["quick"]
     await keylane(shared_cluster, "group", "delete", subject, "slow", "--yes")

@@ -1,4 +1,6 @@
-"""Static subjects on real processes are given more queues while messages flow: order, offsets and numbers stay."""
+"""Static subjects on real processes are given more queues while messages flow: order, offsets and
+numbers stay.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ from support.lost_database import rebuild_lost_database
 from support.server_process import run_keylane
 
 TTL_MS = 8_000
-"""No consumer loses its lease, and handles anything twice, because a program takes long to start again."""
+"""No consumer loses its lease, and handles anything twice, because a program takes long to start
+again.
+"""
 
 
 async def whole(reader: QueueReader, queue: int) -> list[Message]:
@@ -38,8 +42,8 @@ async def whole(reader: QueueReader, queue: int) -> list[Message]:
 
 async def check_queues(reader: QueueReader, handled: Iterable[Message]) -> None:
     """
-    Each queue has logic offsets from 0 on without a gap, of the messages that the group handled; its last partition has
-    keys of its range alone.
+    Each queue has logic offsets from 0 on without a gap, of the messages that the group handled;
+    its last partition has keys of its range alone.
     """
     by_queue: dict[int, dict[int, bytes]] = {}
     for message in handled:
@@ -71,7 +75,9 @@ def ranges(views: list[QueueView]) -> list[tuple[int, int]]:
 
 
 async def test_queues_grow_under_load(shared_cluster: Cluster):
-    """Three growths while messages flow: each key in order, each message once, every queue without a gap."""
+    """Three growths while messages flow: each key in order, each message once, every queue without
+    a gap.
+    """
     meta = shared_cluster.meta
     await shared_cluster.create("growing", partitions=2, static=True)
     async with (
@@ -96,8 +102,14 @@ async def test_queues_grow_under_load(shared_cluster: Cluster):
         load.check()
         await check_queues(reader, load.handled["audit"])
         assert ranges(await reader.queues()) == [
-            (0, 128), (512, 768), (256, 384), (768, 1024), (128, 192), (384, 512), (192, 256),
-        ]  # fmt: skip
+            (0, 128),
+            (512, 768),
+            (256, 384),
+            (768, 1024),
+            (128, 192),
+            (384, 512),
+            (192, 256),
+        ]
         first, second, third = (await reader.queues())[0].segments
         assert first.partition.partition_id == before.partition_id
         assert 0 < first.logic_end == second.partition.logic_start
@@ -111,7 +123,9 @@ async def test_queues_grow_under_load(shared_cluster: Cluster):
 async def test_group_reads_the_split_queue_first_when_it_was_stopped_meanwhile(
     shared_cluster: Cluster,
 ):
-    """A group that comes after two growths gets each key's messages in order, over all partitions."""
+    """A group that comes after two growths gets each key's messages in order, over all
+    partitions.
+    """
     meta = shared_cluster.meta
     await shared_cluster.create("stopped-meanwhile", partitions=1, static=True)
     keys = [b"key-%d" % number for number in range(24)]
@@ -170,7 +184,9 @@ async def test_impossible_growths_are_refused(shared_cluster: Cluster):
 
 
 async def test_grow_command_splits_queues(shared_cluster: Cluster):
-    """`--queue` splits the queues that are named, `--queues` the widest; a dry run shows the new queues."""
+    """`--queue` splits the queues that are named, `--queues` the widest; a dry run shows the new
+    queues.
+    """
     await shared_cluster.create("cli-grown", partitions=2, static=True)
 
     async def grow(*words: str) -> tuple[int, str, str]:
@@ -210,7 +226,9 @@ STEPS = [
 @pytest.mark.cluster(meta_settings=ALERT)
 @pytest.mark.parametrize("step", STEPS)
 async def test_growth_continues_when_the_metaserver_is_killed(cluster: Cluster, step: str):
-    """After any step it continues in its state; each key in order, each message once, no logic offset missing."""
+    """After any step it continues in its state; each key in order, each message once, no logic
+    offset missing.
+    """
     await cluster.create("cut", partitions=1, static=True)
     program = cluster.meta_program
     async with (
@@ -240,7 +258,9 @@ async def test_growth_continues_when_the_metaserver_is_killed(cluster: Cluster, 
 @pytest.mark.cluster(meta_settings=ALERT)
 @pytest.mark.parametrize("step", STEPS)
 async def test_growth_continues_when_a_broker_is_killed(cluster: Cluster, step: str):
-    """The broker of the split queue dies with the metaserver after any step; the order holds when both are back."""
+    """The broker of the split queue dies with the metaserver after any step; the order holds when
+    both are back.
+    """
     await cluster.create("killed", partitions=1, static=True)
     program = cluster.meta_program
     async with (
@@ -274,7 +294,9 @@ async def test_growth_continues_when_a_broker_is_killed(cluster: Cluster, step: 
 
 
 async def test_grown_queues_survive_a_lost_database(tmp_path: Path):
-    """The rebuilt subject has the same queues, ranges and logic offsets, and can grow and move again."""
+    """The rebuilt subject has the same queues, ranges and logic offsets, and can grow and move
+    again.
+    """
     with Cluster(tmp_path) as cluster:
         await cluster.create("lost", partitions=1, static=True)
         async with (

@@ -1,4 +1,6 @@
-"""Acks that linger for long: who waits for the end of a partition does not wait for their linger."""
+"""Acks that linger for long: who waits for the end of a partition does not wait for their
+linger.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ LINGERS = ConsumerSettings(ack_linger_ms=10_000)
 
 @pytest.mark.parametrize("handled_first", [True, False])
 def test_children_do_not_wait_for_lingering_acks_when_their_parent_is_handled(handled_first: bool):
-    """Of a resize before which all was handled, and of one after which messages of the parent come."""
+    """Of a resize before which all was handled, and of one after which messages of the parent
+    come.
+    """
 
     async def story(cluster: VirtualCluster) -> None:
         await cluster.create_subject("orders", partitions=1)

@@ -1,4 +1,6 @@
-"""Logic queues of static subjects on real processes: offsets continue across moves there and back."""
+"""Logic queues of static subjects on real processes: offsets continue across moves there and
+back.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,9 @@ async def send(cluster: Cluster, subject: str, *values: bytes) -> None:
 
 
 async def test_moves_there_and_back_under_load(shared_cluster: Cluster):
-    """Five moves of each queue while messages flow: offsets 0..M without a gap; the group handled what is read."""
+    """Five moves of each queue while messages flow: offsets 0..M without a gap; the group handled
+    what is read.
+    """
     await shared_cluster.create("moving", partitions=2, static=True)
     async with (
         QueueReader(shared_cluster.meta, subject="moving") as reader,
@@ -95,7 +99,9 @@ async def test_moves_there_and_back_under_load(shared_cluster: Cluster):
 
 
 async def test_segments_of_one_message_and_of_none(shared_cluster: Cluster):
-    """A sealed segment of one message stays readable; an empty segment is passed over; offsets continue."""
+    """A sealed segment of one message stays readable; an empty segment is passed over; offsets
+    continue.
+    """
     await shared_cluster.create("short", partitions=1, static=True)
     async with QueueReader(shared_cluster.meta, subject="short") as reader:
         assert await reader.bounds(0) == (0, 0)
@@ -106,8 +112,11 @@ async def test_segments_of_one_message_and_of_none(shared_cluster: Cluster):
             await send(shared_cluster, "short", *values)
         messages = await whole(reader, 0)
         assert [(message.logic_offset, message.value) for message in messages] == [
-            (0, b"0"), (1, b"1"), (2, b"2"), (3, b"3"),
-        ]  # fmt: skip
+            (0, b"0"),
+            (1, b"1"),
+            (2, b"2"),
+            (3, b"3"),
+        ]
         assert [message.queue for message in messages] == [0] * 4
         slice_ = await reader.read(0, 2)
         assert [message.value for message in slice_.messages] == [b"2"]
@@ -123,7 +132,9 @@ async def test_segments_of_one_message_and_of_none(shared_cluster: Cluster):
 
 
 async def test_offsets_by_time_over_segments(shared_cluster: Cluster):
-    """LOWER and UPPER over four segments, at, before, between and after their messages, and none."""
+    """LOWER and UPPER over four segments, at, before, between and after their messages, and
+    none.
+    """
     await shared_cluster.create("timed", partitions=1, static=True)
     between: list[int] = [time.time_ns() // 1_000_000 - 1]
     async with QueueReader(shared_cluster.meta, subject="timed") as reader:
@@ -145,7 +156,8 @@ async def test_group_reads_every_segment_when_it_stopped_before_three_moves(
     shared_cluster: Cluster,
 ):
     """
-    The group continues at its cursor in an earlier segment, and reads all segments in order; cursor and lag say so.
+    The group continues at its cursor in an earlier segment, and reads all segments in order; cursor
+    and lag say so.
     """
     await shared_cluster.create("stopped", partitions=1, static=True)
     values = [b"%d" % number for number in range(40)]

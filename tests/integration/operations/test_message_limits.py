@@ -1,4 +1,6 @@
-"""The limit of one message of a subject in a real cluster: every way in refuses, and a change harms nothing else."""
+"""The limit of one message of a subject in a real cluster: every way in refuses, and a change harms
+nothing else.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,9 @@ async def test_every_way_in_refuses_a_message_over_the_limit(cluster: Cluster):
 
 
 async def test_limit_changes_under_a_producer_and_harms_nothing_else(cluster: Cluster):
-    """What was acked is stored; a message over the limit is given up alone; each key keeps its order."""
+    """What was acked is stored; a message over the limit is given up alone; each key keeps its
+    order.
+    """
     await cluster.create("s", partitions=2)
     sent: dict[bytes, list[bytes]] = {b"%d" % key: [] for key in range(8)}
     refused = 0
@@ -109,7 +113,9 @@ async def test_limit_changes_under_a_producer_and_harms_nothing_else(cluster: Cl
 async def test_outbox_refuses_a_row_and_sends_newer_ones_of_its_key(
     cluster: Cluster, tmp_path: Path
 ):
-    """The limit was lowered when the outbox had a route; redriven under a higher limit the row is stored."""
+    """The limit was lowered when the outbox had a route; redriven under a higher limit the row is
+    stored.
+    """
     await cluster.create("s", partitions=1)
     engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'user.db'}")
     await create_tables(engine)

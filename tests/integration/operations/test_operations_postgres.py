@@ -1,4 +1,6 @@
-"""Concurrent transactions of operations on PostgreSQL: one waits for the other and sees what the other did."""
+"""Concurrent transactions of operations on PostgreSQL: one waits for the other and sees what the
+other did.
+"""
 
 from __future__ import annotations
 
@@ -125,7 +127,9 @@ async def test_evacuation_sees_a_creation_that_was_uncommitted_when_it_began(
 
 
 async def test_plan_sees_a_cordon_that_was_uncommitted_when_it_began(meeting: Meeting):
-    """A move waits for the evacuation of its target, and is refused; a new subject uses other broker groups."""
+    """A move waits for the evacuation of its target, and is refused; a new subject uses other
+    broker groups.
+    """
     await meeting.first(begin, EVACUATE)
     moving = await meeting.second(move)
     ask = CreateSubject(subject="new", partitions=3)
@@ -140,7 +144,9 @@ async def test_plan_sees_a_cordon_that_was_uncommitted_when_it_began(meeting: Me
 
 
 async def test_creation_is_planned_anew_once_by_two_metaservers(meeting: Meeting):
-    """The second waits for the first, and finds nothing to do; the open partitions cover every LP once."""
+    """The second waits for the first, and finds nothing to do; the open partitions cover every LP
+    once.
+    """
     await meeting.write(plan_subject, CreateSubject(subject="new", partitions=3), subjects_max=9)
     subject = await meeting.write(find_subject, "new")
     report = BrokerHeartbeat(broker_group="g3", broker_id="g3", address="g3:1")

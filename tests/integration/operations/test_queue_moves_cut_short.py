@@ -25,7 +25,9 @@ from support.load import Load
 from support.lost_database import rebuild_lost_database
 
 TTL_MS = 8_000
-"""No consumer loses its lease, and handles anything twice, because a program takes long to start again."""
+"""No consumer loses its lease, and handles anything twice, because a program takes long to start
+again.
+"""
 
 
 pytestmark = pytest.mark.cluster(meta_settings=ALERT)
@@ -67,7 +69,9 @@ async def check(cluster: Cluster, load: Load, subject: str) -> None:
 @pytest.mark.crash
 @pytest.mark.parametrize("step", ["planned", "hosted", "sealing", "opened"])
 async def test_metaserver_killed_after_any_step(cluster: Cluster, step: str):
-    """The move continues in its state, a second move is refused meanwhile, and no logic offset is missing."""
+    """The move continues in its state, a second move is refused meanwhile, and no logic offset is
+    missing.
+    """
     await cluster.create("cut", partitions=1, static=True)
     program = cluster.meta_program
     async with (
@@ -99,7 +103,9 @@ async def test_metaserver_killed_after_any_step(cluster: Cluster, step: str):
 
 @pytest.mark.crash
 async def test_static_move_waits_for_a_dead_source(cluster: Cluster):
-    """A static subject evacuated without its source waits, best_tried or not, and continues when the source is back."""
+    """A static subject evacuated without its source waits, best_tried or not, and continues when
+    the source is back.
+    """
     await cluster.create("held", partitions=1, static=True, strategy="best_tried")
     async with (
         Load(cluster.meta, "held", keys=30) as load,
@@ -134,7 +140,9 @@ async def test_static_move_waits_for_a_dead_source(cluster: Cluster):
 
 
 async def test_static_queue_survives_a_lost_database(tmp_path: Path):
-    """The rebuilt subject is static and has the same queues and logic offsets; the next move continues them."""
+    """The rebuilt subject is static and has the same queues and logic offsets; the next move
+    continues them.
+    """
     cluster = Cluster(tmp_path)
     try:
         await cluster.create("lost", partitions=2, static=True)

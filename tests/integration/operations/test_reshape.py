@@ -1,4 +1,6 @@
-"""Resize, split, merge, move and evacuate against real processes: order, nothing lost, nothing twice."""
+"""Resize, split, merge, move and evacuate against real processes: order, nothing lost, nothing
+twice.
+"""
 
 import asyncio
 import contextlib
@@ -41,7 +43,9 @@ def resize(subject: str, count: int) -> Reshape:
 
 
 async def test_resizes_under_load_keep_the_order(shared_cluster: Cluster):
-    """2 → 4 → 8 → 3 partitions under load: both groups handle each message once, in the order of its key."""
+    """2 → 4 → 8 → 3 partitions under load: both groups handle each message once, in the order of
+    its key.
+    """
     await shared_cluster.create("sizes", partitions=2)
     async with Load(shared_cluster.meta, "sizes", groups=("a", "b"), keys=200) as load:
         for count in (4, 8, 3):
@@ -54,7 +58,9 @@ async def test_resizes_under_load_keep_the_order(shared_cluster: Cluster):
 
 
 async def test_group_reads_parents_first_when_it_joins_after_a_resize(shared_cluster: Cluster):
-    """A group whose first consumer joins after a resize gets every message ever sent, in the order of its key."""
+    """A group whose first consumer joins after a resize gets every message ever sent, in the order
+    of its key.
+    """
     await shared_cluster.create("later", partitions=3)
     async with Load(shared_cluster.meta, "later", keys=50) as load:
         await load.progress(500)
@@ -138,7 +144,8 @@ async def test_operation_ends_when_the_metaserver_is_killed_after_any_step(
         meta_program.restart()
         (view,) = (await meta.call(endpoints.OPERATIONS, subject="steps")).operations
         if view.state is not OperationState.DONE:
-            # It may come to its end just now; then brokers have yet to report themselves for a second one.
+            # It may come to its end just now; then brokers have yet to report themselves for a
+            # second one.
             with contextlib.suppress(OperationRunningError, NotEnoughBrokersError):
                 (second,) = (await meta.call(endpoints.RESHAPE, resize("steps", 3))).operations
                 (_, view) = (
@@ -157,7 +164,9 @@ async def test_operation_ends_when_the_metaserver_is_killed_after_any_step(
 async def test_operation_ends_when_its_metaserver_is_killed_for_good(
     tmp_path: Path, postgres: Postgres
 ):
-    """Two metaservers on one PostgreSQL: the driving one is killed for good, the other one continues."""
+    """Two metaservers on one PostgreSQL: the driving one is killed for good, the other one
+    continues.
+    """
     settings = f"operation_lease_ms = 2000\ndatabase_url = {json.dumps(postgres.url())}\n"
     cluster = Cluster(tmp_path, 2, meta_settings=settings, metas=2)
     network = HttpNetwork()
@@ -216,7 +225,9 @@ async def test_operation_waits_when_a_broker_is_killed_in_seal(cluster: Cluster)
 
 @pytest.mark.crash
 async def test_order_holds_when_brokers_are_killed_between_resizes(cluster: Cluster):
-    """Each broker in turn is killed in the middle of a resize: nothing is lost, nothing stored twice."""
+    """Each broker in turn is killed in the middle of a resize: nothing is lost, nothing stored
+    twice.
+    """
     await cluster.create("killed", partitions=2)
     async with (
         Load(cluster.meta, "killed", groups=("a", "b"), keys=100) as load,
@@ -235,7 +246,9 @@ async def test_order_holds_when_brokers_are_killed_between_resizes(cluster: Clus
 
 
 async def test_evacuation_under_load_keeps_the_order(cluster: Cluster):
-    """Afterwards no subject has an open partition there; the order holds and the other brokers share the load."""
+    """Afterwards no subject has an open partition there; the order holds and the other brokers
+    share the load.
+    """
     await cluster.create("one", partitions=6)
     await cluster.create("two", partitions=3)
     async with Load(cluster.meta, "one", keys=50) as load:
@@ -255,7 +268,9 @@ async def test_evacuation_under_load_keeps_the_order(cluster: Cluster):
 
 
 async def evacuate_dead_source(cluster: Cluster, meta: MetaClient, subject: str) -> OperationView:
-    """Kill the first broker and have it evacuated; the operation, as soon as it tells what it waits for."""
+    """Kill the first broker and have it evacuated; the operation, as soon as it tells what it waits
+    for.
+    """
     cluster.brokers[0].kill()
     await silent(meta, "g1")
     ask = Reshape(kind=OperationKind.EVACUATE, broker_group="g1", without_source=True)
@@ -285,7 +300,8 @@ async def test_strict_subject_waits_for_a_dead_source(cluster: Cluster):
 @pytest.mark.crash
 async def test_operation_waiting_in_plan_is_canceled(cluster: Cluster):
     """
-    A strict subject that waits for a dead source is free again after a cancel; the returned broker serves as before.
+    A strict subject that waits for a dead source is free again after a cancel; the returned broker
+    serves as before.
     """
     await cluster.create("canceled", partitions=3)
     async with Load(cluster.meta, "canceled", keys=50) as load, meta_of(cluster) as meta:
@@ -333,7 +349,9 @@ async def test_operation_waiting_in_plan_is_canceled(cluster: Cluster):
 async def test_best_tried_subject_loses_nothing_and_declares_a_dead_source(
     cluster: Cluster,
 ):
-    """The children open at once; the source is sealed when it is back, and its remaining messages are handled then."""
+    """The children open at once; the source is sealed when it is back, and its remaining messages
+    are handled then.
+    """
     await cluster.create("tried", partitions=3, strategy="best_tried")
     async with meta_of(cluster) as meta:
         async with Load(cluster.meta, "tried", keys=50) as load:

@@ -23,7 +23,9 @@ async def answer(cluster: Cluster, *words: str) -> Any:
 
 
 async def test_resize_shows_its_plan_its_end_and_its_lineage(shared_cluster: Cluster):
-    """A dry run changes nothing; the command ends when the operation is done; `history` draws the lineage."""
+    """A dry run changes nothing; the command ends when the operation is done; `history` draws the
+    lineage.
+    """
     await shared_cluster.create("drawn", partitions=1)
     planned = await answer(shared_cluster, "resize", "drawn", "--partitions", "2", "--dry-run")
     assert [operation["operation_id"] for operation in planned] == [0]
@@ -91,8 +93,8 @@ async def test_command_ends_with_the_error_of_a_refused_request(
 
 async def test_evacuation_says_that_its_group_is_cordoned(tmp_path: Path):
     """
-    The ids are printed when the operation is begun, canceled, done, and when there is nothing to do; with JSON and in
-    it.
+    The ids are printed when the operation is begun, canceled, done, and when there is nothing to
+    do; with JSON and in it.
     """
     cluster = Cluster(tmp_path, 2)
     cordoned = "g2 gets no new partitions until: keylane broker uncordon g2"

@@ -1,4 +1,6 @@
-"""`subject set` in a real cluster: the strategy changes under producers, through kills, and shows before and after."""
+"""`subject set` in a real cluster: the strategy changes under producers, through kills, and shows
+before and after.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ KEYS = [b"%d" % number for number in range(16)]
 
 
 async def test_strategy_changes_under_producers_and_ends_one_that_names_the_old(cluster: Cluster):
-    """Keys keep their order; what was acked before and after is stored, in partitions of either strategy."""
+    """Keys keep their order; what was acked before and after is stored, in partitions of either
+    strategy.
+    """
     await cluster.create("s", partitions=2)
     sent: dict[bytes, list[bytes]] = {key: [] for key in KEYS}
     changed = asyncio.Event()

@@ -1,4 +1,6 @@
-"""A parent's broker answers, and cannot seal: no parent is sealed before all parents can be sealed."""
+"""A parent's broker answers, and cannot seal: no parent is sealed before all parents can be
+sealed.
+"""
 
 from __future__ import annotations
 
@@ -138,7 +140,9 @@ class SealingCluster:
         return isinstance(answer, Appended)
 
     async def break_disk(self, group: str) -> None:
-        """After a failed write the broker takes no writes until it is restarted, and no partition is planned there."""
+        """After a failed write the broker takes no writes until it is restarted, and no partition
+        is planned there.
+        """
         store = self.brokers[group].store
 
         def fail(*_args: object, **_named: object) -> None:
@@ -170,7 +174,9 @@ async def house(tmp_path: Path) -> AsyncIterator[SealingCluster]:
 
 
 async def test_evacuation_moves_a_broker_that_takes_no_messages(house: SealingCluster):
-    """A disk that is too full for messages has room for seals: its open partitions move elsewhere."""
+    """A disk that is too full for messages has room for seals: its open partitions move
+    elsewhere.
+    """
     commit = house.brokers["g2"].store.commit
     commit.refuse_messages("the disk is 90 % full, and 90 % is the limit")
     commit.hold = lambda _reason: None  # type: ignore[method-assign]
@@ -208,7 +214,9 @@ async def test_broker_list_and_a_refused_move_say_why_a_broker_takes_no_writes(
 
 
 async def test_no_parent_is_sealed_when_one_cannot_be(house: SealingCluster):
-    """The operation stays in PLAN and says why; the healthy parent takes messages; a cancel frees the subject."""
+    """The operation stays in PLAN and says why; the healthy parent takes messages; a cancel frees
+    the subject.
+    """
     healthy, broken = await house.on("g1"), await house.on("g2")
     store = house.brokers["g2"].store
     store.state.lose(store.state.partition(broken.partition_id), 0, -1, position=0)
@@ -226,7 +234,9 @@ async def test_no_parent_is_sealed_when_one_cannot_be(house: SealingCluster):
 
 
 async def test_operation_continues_when_the_broker_can_seal_again(house: SealingCluster):
-    """After a failed write a broker seals nothing; after its restart it seals, and the operation is done."""
+    """After a failed write a broker seals nothing; after its restart it seals, and the operation is
+    done.
+    """
     healthy = await house.on("g1")
     await house.break_disk("g2")
     view = await house.waits(await house.begin(THREE))

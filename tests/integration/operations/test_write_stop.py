@@ -30,7 +30,9 @@ SEAL, ROUTE = "a broker seals", "a new route"
 
 
 class LoggedDatabase:
-    """A database that logs its writing transactions, and each that changes the route of subject `s`."""
+    """A database that logs its writing transactions, and each that changes the route of subject
+    `s`.
+    """
 
     def __init__(self, database: SqlDatabase, events: list[str]) -> None:
         self._database = database
@@ -70,7 +72,9 @@ class SealingBroker(HostingBroker):
 
 
 class DriverAndBrokers:
-    """A driver of operations, its database, and two brokers with one partition of subject `s` each."""
+    """A driver of operations, its database, and two brokers with one partition of subject `s`
+    each.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.settings = MetaserverSettings(data=folder)
@@ -100,16 +104,23 @@ class DriverAndBrokers:
         catalogue = Catalogue(self.database, network, self.settings)
         self.groups = GroupService(self.database, self.settings)
         self.driver = OperationDriver(
-            self.database, network, self.settings,
-            catalogue=catalogue, groups=self.groups, driver="d", rng=random.Random(1),
-        )  # fmt: skip
+            self.database,
+            network,
+            self.settings,
+            catalogue=catalogue,
+            groups=self.groups,
+            driver="d",
+            rng=random.Random(1),
+        )
         stack.push_async_callback(self.driver.stop)
         await catalogue.create(CreateSubject(subject="s", partitions=2))
         self.database.version = (await self.database.read(read_route, "s")).version
         self.events.clear()
 
     async def resize(self) -> list[str]:
-        """Resize the subject; what happened up to the new route, and the next transaction of the operation."""
+        """Resize the subject; what happened up to the new route, and the next transaction of the
+        operation.
+        """
         await self.driver.begin(RESIZE)
         operations: tuple[OperationView, ...] = ()
         while not operations or operations[0].state is not OperationState.DONE:
@@ -120,7 +131,9 @@ class DriverAndBrokers:
 
 @pytest.fixture
 async def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[DriverAndBrokers]:
-    """A call of a broker waits for as long as a busy machine takes: one that is given up costs transactions that are counted."""
+    """A call of a broker waits for as long as a busy machine takes: one that is given up costs
+    transactions that are counted.
+    """
     monkeypatch.setattr("keylane.metaserver.operations.driver.CALL_TIMEOUT_MS", 60_000)
     house = DriverAndBrokers(tmp_path)
     async with AsyncExitStack() as stack:

@@ -1,4 +1,6 @@
-"""Rows of a subject that is deleted: those that may be stored fail, the others wait for a later subject of the name."""
+"""Rows of a subject that is deleted: those that may be stored fail, the others wait for a later
+subject of the name.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ async def told(outbox: Outbox, subject: str, text: str) -> None:
 async def test_rows_follow_to_the_next_subject_of_the_name_when_theirs_is_deleted(
     shared_cluster: Cluster, sqlite
 ):
-    """They are not stored: they wait, in their order; the outbox says why, and rows of another subject go on."""
+    """They are not stored: they wait, in their order; the outbox says why, and rows of another
+    subject go on.
+    """
     subject = "outbox-deleted"
     await shared_cluster.create(subject, partitions=2)
     await shared_cluster.create("outbox-beside", partitions=2)
@@ -69,7 +73,9 @@ async def test_rows_follow_to_the_next_subject_of_the_name_when_theirs_is_delete
 async def test_rows_that_may_be_stored_fail_when_their_subject_is_deleted(
     tmp_path: Path, sqlite, restarted: bool
 ):
-    """No broker can tell any more; also by a process that takes the lease after the deletion.  Other keys go on."""
+    """No broker can tell any more; also by a process that takes the lease after the deletion.
+    Other keys go on.
+    """
     settings = OutboxSettings(rescan_ms=100, lease_ms=1_000, call_timeout_ms=500, batch_count=1)
     with alert_cluster(tmp_path, brokers=1) as cluster:
         (broker,) = cluster.brokers

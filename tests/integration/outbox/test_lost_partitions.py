@@ -1,4 +1,6 @@
-"""Rows that were on their way to a partition whose loss is accepted: an operator decides what becomes of them."""
+"""Rows that were on their way to a partition whose loss is accepted: an operator decides what
+becomes of them.
+"""
 
 import asyncio
 from pathlib import Path

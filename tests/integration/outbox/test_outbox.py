@@ -118,7 +118,9 @@ async def test_rows_are_sent_at_once_when_a_connection_commits(shared_cluster, e
 async def test_outbox_keeps_no_sender_for_each_subject_of_its_life(
     shared_cluster, sqlite, monkeypatch
 ):
-    """A program that names a subject for each customer had the tasks of all partitions that it ever sent to."""
+    """A program that names a subject for each customer had the tasks of all partitions that it ever
+    sent to.
+    """
     monkeypatch.setattr(drainer, "SUBJECTS_KEPT", 2)
     life = f"life-{next(numbers)}"
     sent: dict[str, list[bytes]] = {}
@@ -140,7 +142,9 @@ async def test_outbox_keeps_no_sender_for_each_subject_of_its_life(
 async def test_outbox_keeps_no_sender_for_each_subject_of_its_life_when_it_never_rests(
     shared_cluster, sqlite, monkeypatch
 ):
-    """A program that always has rows of some subject kept the routes and senders of all, and read through them each round."""
+    """A program that always has rows of some subject kept the routes and senders of all, and read
+    through them each round.
+    """
     monkeypatch.setattr(drainer, "SUBJECTS_KEPT", 2)
     life = f"busy-{next(numbers)}"
     absent = f"{life}.absent"  # its row keeps the lease
@@ -277,7 +281,9 @@ async def test_send_returns_when_the_message_is_stored(shared_cluster, engine, s
 
 
 async def test_outbox_leaves_no_task_when_it_is_closed(shared_cluster, sqlite, subject):
-    """A program may open and close many; a task that waits for ever would be destroyed and logged some time later."""
+    """A program may open and close many; a task that waits for ever would be destroyed and logged
+    some time later.
+    """
     before = asyncio.all_tasks()
     for _ in range(2):
         async with Outbox(shared_cluster.meta, sqlite, settings=SETTINGS) as outbox:
@@ -286,7 +292,9 @@ async def test_outbox_leaves_no_task_when_it_is_closed(shared_cluster, sqlite, s
 
 
 async def test_send_returns_when_another_process_sends(shared_cluster, sqlite, subject):
-    """The second outbox finds the lease taken by the first, which has a row that waits for its subject."""
+    """The second outbox finds the lease taken by the first, which has a row that waits for its
+    subject.
+    """
     async with Outbox(shared_cluster.meta, sqlite, settings=SETTINGS) as first:
         async with sqlite.begin() as connection:
             await first.add(connection, f"outbox-never-{next(numbers)}", b"waits")

@@ -55,7 +55,9 @@ def holds(outbox: Outbox) -> bool:
 async def test_holder_records_nothing_when_its_lease_was_taken_while_it_was_paused(
     cluster: Cluster, engine: AsyncEngine
 ):
-    """It would send the newer row of a key beside the older one, which the new holder is sending."""
+    """It would send the newer row of a key beside the older one, which the new holder is
+    sending.
+    """
     broker = cluster.brokers[0].process.pid
     await cluster.create("s", partitions=1)
     database = PausableDatabase(engine)
@@ -90,7 +92,9 @@ async def test_holder_records_nothing_when_its_lease_was_taken_while_it_was_paus
 async def test_lease_is_taken_when_its_holder_stands_still_in_a_transaction(
     cluster: Cluster, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
 ):
-    """PostgreSQL ends that transaction, which has the lease's row locked; the holder commits nothing."""
+    """PostgreSQL ends that transaction, which has the lease's row locked; the holder commits
+    nothing.
+    """
     monkeypatch.setattr(lease, "IDLE_MS_MIN", 500)
     engine = create_async_engine(postgres.url())
     try:

@@ -1,4 +1,6 @@
-"""Rows that wait for a deleted subject are deleted on purpose, and never those of a subject that exists."""
+"""Rows that wait for a deleted subject are deleted on purpose, and never those of a subject that
+exists.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ async def test_send_is_not_told_that_a_row_is_stored_when_it_was_purged(
 async def test_waiting_rows_are_purged_when_their_subject_is_deleted(
     shared_cluster: Cluster, sqlite
 ):
-    """An outbox that is open meanwhile goes on; of a subject that exists they are purged by force alone."""
+    """An outbox that is open meanwhile goes on; of a subject that exists they are purged by force
+    alone.
+    """
     meta, subject = shared_cluster.meta, "outbox-purged"
     await shared_cluster.create(subject, partitions=1)
     outbox = Outbox(meta, sqlite, settings=SETTINGS)

@@ -1,4 +1,6 @@
-"""An outbox of which a task died of a bug: its callers are told, and another one sends what is left."""
+"""An outbox of which a task died of a bug: its callers are told, and another one sends what is
+left.
+"""
 
 from __future__ import annotations
 

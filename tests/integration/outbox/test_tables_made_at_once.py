@@ -1,4 +1,6 @@
-"""Tables of an outbox and of effects that processes make at the same moment, as workers of a deployment do at their start."""
+"""Tables of an outbox and of effects that processes make at the same moment, as workers of a
+deployment do at their start.
+"""
 
 from __future__ import annotations
 

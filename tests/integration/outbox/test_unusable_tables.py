@@ -1,4 +1,6 @@
-"""Tables of an outbox that are missing or of another version: a typed error, and an outbox beside it sends on."""
+"""Tables of an outbox that are missing or of another version: a typed error, and an outbox beside
+it sends on.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ numbers = itertools.count(1)
 
 
 class Beside:
-    """An outbox on usable tables of the same database, which sends before and after something is refused."""
+    """An outbox on usable tables of the same database, which sends before and after something is
+    refused.
+    """
 
     def __init__(self, cluster: Cluster, engine: AsyncEngine, subject: str, outbox: Outbox) -> None:
         self.subject = subject

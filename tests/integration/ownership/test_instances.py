@@ -1,4 +1,6 @@
-"""A consumer with an instance name that is killed and started again continues at once; its ttl is not waited for."""
+"""A consumer with an instance name that is killed and started again continues at once; its ttl is
+not waited for.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ class Instance:
 
 
 async def test_killed_instance_takes_over_below_its_ttl(shared_cluster: Cluster, tmp_path: Path):
-    """The same partitions, under higher tokens, in the order of each key; the other consumer keeps its own."""
+    """The same partitions, under higher tokens, in the order of each key; the other consumer keeps
+    its own.
+    """
     subject = "instance-killed"
     await shared_cluster.create(subject, partitions=4)
     first = Instance(shared_cluster.meta, subject, tmp_path / "first", "a")
@@ -108,7 +112,9 @@ async def owners(admin: Admin, subject: str) -> list[int]:
 
 
 async def check_newer_wins(metas: list[str], subject: str) -> None:
-    """Two live consumers of an instance: the one that was opened later goes on, and is not ended in turn."""
+    """Two live consumers of an instance: the one that was opened later goes on, and is not ended in
+    turn.
+    """
     handled: list[tuple[str, bytes]] = []
 
     def consumer(name: str, meta: str) -> Consumer:
@@ -142,7 +148,9 @@ async def test_live_predecessor_ends_with_an_error_and_does_not_come_back(shared
 
 
 async def test_live_predecessor_at_another_metaserver_ends(tmp_path: Path, postgres: Postgres):
-    """Two metaservers on PostgreSQL: the one with the older session learns of the newer one from the database."""
+    """Two metaservers on PostgreSQL: the one with the older session learns of the newer one from
+    the database.
+    """
     settings = f'database_url = "{postgres.url()}"'
     with Cluster(tmp_path, brokers=1, metas=2, meta_settings=settings) as cluster:
         await cluster.create("orders", partitions=2)

@@ -1,4 +1,6 @@
-"""What the log of a program has of servers that are away for an hour: each trouble, and not each try."""
+"""What the log of a program has of servers that are away for an hour: each trouble, and not each
+try.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Handlers that hang, end with what is no Exception, or ack what is not theirs; calls that cannot be right.  Others go on."""
+"""Handlers that hang, end with what is no Exception, or ack what is not theirs; calls that cannot
+be right.  Others go on.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def numbered(key: bytes, count: int) -> list[tuple[bytes, bytes]]:
 
 
 async def test_handler_that_hangs_holds_its_key_alone(shared_cluster: Cluster):
-    """Other keys go on; when the consumer closes, the handler is cancelled, and the next owner gets its message."""
+    """Other keys go on; when the consumer closes, the handler is cancelled, and the next owner gets
+    its message.
+    """
     subject = "member-hangs"
     await fill(shared_cluster, subject, *numbered(b"hangs", 3), *numbered(b"other", 40))
     handled: list[bytes] = []

@@ -1,4 +1,6 @@
-"""A consumer that gets no connection to a broker leaves its partitions there to others; a broker that is down moves nothing."""
+"""A consumer that gets no connection to a broker leaves its partitions there to others; a broker
+that is down moves nothing.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ PARTITIONS = 6
 PATIENCE_S = 30.0
 """The ttl of a consumer, as it is by default."""
 DETECTION_S = 45.0
-"""Until a pull that waits ends, the consumer looks at its partitions, and a hand-over to an unreached broker is given up."""
+"""Until a pull that waits ends, the consumer looks at its partitions, and a hand-over to an
+unreached broker is given up.
+"""
 
 
 class TwoConsumers:

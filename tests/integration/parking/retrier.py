@@ -1,6 +1,8 @@
-"""A consumer process for tests whose handler fails for messages of the key `bad` until a file exists.
+"""A consumer process for tests whose handler fails for messages of the key `bad` until a file
+exists.
 
-Run as `python retrier.py META SUBJECT FILE MENDED DIES_FROM`; from try DIES_FROM on the process ends.  One line of FILE per message that the handler gets: KEY VALUE ATTEMPT.
+Run as `python retrier.py META SUBJECT FILE MENDED DIES_FROM`; from try DIES_FROM on the process
+ends.  One line of FILE per message that the handler gets: KEY VALUE ATTEMPT.
 """
 
 import asyncio

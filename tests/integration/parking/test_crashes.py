@@ -1,4 +1,6 @@
-"""A message that ends the process of its consumer is found, and set aside; everything else goes on."""
+"""A message that ends the process of its consumer is found, and set aside; everything else goes
+on.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def handed(path: Path, key: str) -> list[tuple[int, int]]:
 async def test_message_that_ends_its_process_is_parked(
     shared_cluster: Cluster, tmp_path: Path, manner: str
 ):
-    """Three processes end: two unawares, one with the message alone; the fourth handles everything else."""
+    """Three processes end: two unawares, one with the message alone; the fourth handles everything
+    else.
+    """
     subject, path = f"crash-{manner}", tmp_path / "handed"
     await shared_cluster.create(subject, partitions=1)
     async with (
@@ -98,7 +102,9 @@ async def test_message_that_ends_its_process_is_parked(
 async def test_message_in_flight_at_all_ends_is_not_parked_for_another_one(
     shared_cluster: Cluster, tmp_path: Path
 ):
-    """One of each partition was with a handler when the first two processes ended; all but one are handled by the fourth."""
+    """One of each partition was with a handler when the first two processes ended; all but one are
+    handled by the fourth.
+    """
     subject, path = "crash-beside", tmp_path / "handed"
     await shared_cluster.create(subject, partitions=4)
     keys = [b"slow%d" % number for number in range(12)]
@@ -149,7 +155,9 @@ async def failures_of(brokers: ParkedBrokers) -> dict[str, str]:
 async def test_redriven_message_that_ends_its_process_is_parked_again(
     shared_cluster: Cluster, tmp_path: Path
 ):
-    """By the second process: it parks the key before it begins; the third one handles everything else."""
+    """By the second process: it parks the key before it begins; the third one handles everything
+    else.
+    """
     subject, path, handler = "crash-redriven", tmp_path / "handed", Handler()
     await shared_cluster.create(subject, partitions=1)
     handler.poison = {b"bad", b"worse"}
@@ -217,7 +225,9 @@ async def test_redriven_message_that_ends_its_process_is_parked_again_where_noth
 async def test_dead_letter_that_ended_its_process_is_handled_when_it_is_retried(
     shared_cluster: Cluster, tmp_path: Path
 ):
-    """Also by an owner that followed such an end; only what was chosen before that end is a dead letter as before."""
+    """Also by an owner that followed such an end; only what was chosen before that end is a dead
+    letter as before.
+    """
     subject, path, handler = "crash-retried", tmp_path / "handed", Handler()
     await shared_cluster.create(subject, partitions=1)
     async with (
@@ -252,7 +262,9 @@ async def test_dead_letter_that_ended_its_process_is_handled_when_it_is_retried(
 async def test_message_of_a_shared_group_that_ends_its_process_is_buried(
     shared_cluster: Cluster, tmp_path: Path
 ):
-    """Two processes end with it among others, one with it alone; two such messages are told apart from all others."""
+    """Two processes end with it among others, one with it alone; two such messages are told apart
+    from all others.
+    """
     subject, path = "crash-shared", tmp_path / "handed"
     await shared_cluster.create(subject, partitions=1)
     async with (
@@ -286,7 +298,9 @@ async def test_message_of_a_shared_group_that_ends_its_process_is_buried(
 async def test_row_of_arrow_data_that_ends_its_process_is_named(
     shared_cluster: Cluster, tmp_path: Path
 ):
-    """The batch comes again in ever smaller parts; `group describe` names the row once it was alone."""
+    """The batch comes again in ever smaller parts; `group describe` names the row once it was
+    alone.
+    """
     subject, path = "crash-arrow", tmp_path / "handed"
     await shared_cluster.create(subject, partitions=1)
     async with (

@@ -1,4 +1,6 @@
-"""A parked message gets another value in its place: through a killed broker, a resize and a move, to its handler."""
+"""A parked message gets another value in its place: through a killed broker, a resize and a move,
+to its handler.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,9 @@ async def parked_poison(cluster: Cluster, admin: Admin, subject: str) -> int:
 
 @pytest.mark.parametrize("change", ["none", "resize", "move"])
 async def test_edited_message_is_handled_in_its_place(shared_cluster: Cluster, change: str):
-    """In the order of its key, with the new value and a mark; its properties stay, and its original stays in the log."""
+    """In the order of its key, with the new value and a mark; its properties stay, and its original
+    stays in the log.
+    """
     subject = f"edited-{change}"
     route = await shared_cluster.create(subject, partitions=1)
     async with asyncio.timeout(60), Admin(shared_cluster.meta) as admin:
@@ -155,7 +159,9 @@ class Waiting(Judge):
 async def test_edit_is_refused_while_a_message_that_may_end_its_process_is_handled(
     shared_cluster: Cluster, tmp_path: Path
 ):
-    """A process ended with the redriven message: the next consumer has the key stay parked, and handles it."""
+    """A process ended with the redriven message: the next consumer has the key stay parked, and
+    handles it.
+    """
     subject, judge = "edited-again", Waiting()
     await shared_cluster.create(subject, partitions=1)
     async with (
@@ -183,7 +189,9 @@ async def test_edit_is_refused_while_a_message_that_may_end_its_process_is_handl
 
 
 async def test_impossible_edit_is_refused_and_others_are_unharmed(shared_cluster: Cluster):
-    """Too large for the subject, not parked, of another type: a typed error each; the key is redriven as it was."""
+    """Too large for the subject, not parked, of another type: a typed error each; the key is
+    redriven as it was.
+    """
     subject = "edited-wrong"
     await shared_cluster.create(subject, partitions=1)
     async with asyncio.timeout(60), Admin(shared_cluster.meta) as admin:

@@ -1,4 +1,6 @@
-"""A handler that ends its consumer, and with it the process, has tried its message: the next owner counts on."""
+"""A handler that ends its consumer, and with it the process, has tried its message: the next owner
+counts on.
+"""
 
 from __future__ import annotations
 
@@ -132,7 +134,9 @@ async def test_key_is_parked_when_its_handler_ended_the_consumer_too_often(
 async def test_message_in_hand_has_no_try_when_a_cancellation_ends_its_consumer(
     shared_cluster: Cluster,
 ):
-    """As a SIGTERM does: neither that of a handler, nor that of a loop, nor one of several in hand."""
+    """As a SIGTERM does: neither that of a handler, nor that of a loop, nor one of several in
+    hand.
+    """
     subject, begun = "ends-cleanly", asyncio.Event()
     await shared_cluster.create(subject, partitions=1)
     given = consumer_kinds(shared_cluster.meta, subject)
@@ -223,7 +227,9 @@ class QueueOfGreenlets:
 async def test_no_key_is_parked_when_its_handler_has_no_thread(
     shared_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ):
-    """The consumer ends with advice; three of them park nothing, and the next one begins with the first try."""
+    """The consumer ends with advice; three of them park nothing, and the next one begins with the
+    first try.
+    """
     subject, tried = "ends-without-threads", []
     await shared_cluster.create(subject, partitions=1)
     given = consumer_kinds(shared_cluster.meta, subject) | {

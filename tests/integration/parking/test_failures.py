@@ -1,4 +1,6 @@
-"""How each dead letter failed is known behind a killed broker and at a child; so is the next try of what waits for retry."""
+"""How each dead letter failed is known behind a killed broker and at a child; so is the next try of
+what waits for retry.
+"""
 
 from __future__ import annotations
 

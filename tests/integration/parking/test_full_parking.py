@@ -1,4 +1,6 @@
-"""A group that can park no more: with on_full="dead" its keys become dead letters, in order, and everything else goes on."""
+"""A group that can park no more: with on_full="dead" its keys become dead letters, in order, and
+everything else goes on.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def with_small_brokers(cluster: Cluster) -> Cluster:
 
 
 async def test_keys_without_room_are_dead_letters_in_order_and_others_go_on(cluster: Cluster):
-    """Through SIGKILL of the broker, and a resize; a redrive handles them from the oldest message on."""
+    """Through SIGKILL of the broker, and a resize; a redrive handles them from the oldest message
+    on.
+    """
     subject, handler = "full", Handler()
     with_small_brokers(cluster)
     await cluster.create(subject, partitions=1)

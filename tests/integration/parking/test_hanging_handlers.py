@@ -33,7 +33,9 @@ class Hanging:
 async def test_hanging_handler_that_holds_a_resize_up_is_named_everywhere(
     shared_cluster: Cluster, caplog: pytest.LogCaptureFixture
 ):
-    """`operations`, `group describe`, the admin's calls and the log, while the policy is park; until it returns."""
+    """`operations`, `group describe`, the admin's calls and the log, while the policy is park;
+    until it returns.
+    """
     subject, hanging = "hangs-resize", Hanging()
     await shared_cluster.create(subject, partitions=1)
     caplog.set_level(logging.WARNING, logger="keylane.consumer")

@@ -36,7 +36,9 @@ class Store:
 
 
 async def park_all_behind_a_split(cluster: VirtualCluster, store: Store) -> None:
-    """Park every key of one partition, split it, and redrive with a handler that writes to the store."""
+    """Park every key of one partition, split it, and redrive with a handler that writes to the
+    store.
+    """
     broken = True
 
     async def handle(message: Message) -> None:
@@ -123,7 +125,9 @@ def _leased(messages: list[Message]) -> set[int]:
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_lease_is_known_in_every_style(shared: bool):
-    """Handlers, batch handlers, loops, several at once, and Arrow batches; a reader and a broadcast consumer have none."""
+    """Handlers, batch handlers, loops, several at once, and Arrow batches; a reader and a broadcast
+    consumer have none.
+    """
     pytest.importorskip("pyarrow")
 
     async def story(cluster: VirtualCluster) -> None:

@@ -1,4 +1,6 @@
-"""Messages that hold others up are named where operators look, also when a loop gives them back, or they are redriven."""
+"""Messages that hold others up are named where operators look, also when a loop gives them back, or
+they are redriven.
+"""
 
 from __future__ import annotations
 

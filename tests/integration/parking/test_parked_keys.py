@@ -1,4 +1,6 @@
-"""A key whose message keeps failing is parked with all that follows it; everything else goes on; then it is redriven."""
+"""A key whose message keeps failing is parked with all that follows it; everything else goes on;
+then it is redriven.
+"""
 
 from __future__ import annotations
 
@@ -125,7 +127,9 @@ async def send(producer: Producer, subject: str, key: bytes, *numbers: int) -> N
 
 
 async def test_failing_key_is_parked_and_others_go_on(shared_cluster: Cluster):
-    """Its later messages follow it; a redrive handles all of them in order, while new ones arrive."""
+    """Its later messages follow it; a redrive handles all of them in order, while new ones
+    arrive.
+    """
     subject, handler = "park-key", Handler()
     await shared_cluster.create(subject, partitions=1)
     handler.poison = {b"bad"}
@@ -237,7 +241,9 @@ async def test_parked_key_stays_parked_through_a_new_owner_and_a_restart_of_its_
 
 @pytest.mark.parametrize("kind", [OperationKind.RESIZE, OperationKind.MOVE])
 async def test_parked_key_goes_with_its_children(file_cluster: Cluster, kind: OperationKind):
-    """A resize or a move after the parking: the child parks what follows, and the redrive begins with the parent's."""
+    """A resize or a move after the parking: the child parks what follows, and the redrive begins
+    with the parent's.
+    """
     subject, handler = f"park-{kind}", Handler()
     await file_cluster.create(subject, partitions=1)
     handler.poison = {b"bad", b"worse"}
@@ -343,7 +349,9 @@ async def test_attempts_go_on_when_consumer_and_broker_are_killed(tmp_path: Path
 async def test_busy_key_that_is_parked_stops_neither_its_partition_nor_its_cursor(
     shared_cluster: Cluster,
 ):
-    """More messages of it than a consumer buffers and the broker keeps ranges of; none of them stays in the consumer."""
+    """More messages of it than a consumer buffers and the broker keeps ranges of; none of them
+    stays in the consumer.
+    """
     subject, handler, count = "park-busy", Handler(), 2 * ACK_RANGES_MAX + 25_000
     await shared_cluster.create(subject, partitions=1)
     handler.poison = {b"bad"}

@@ -1,4 +1,6 @@
-"""However a program takes its messages, one that fails too often is set aside, and redriven ones come to it."""
+"""However a program takes its messages, one that fails too often is set aside, and redriven ones
+come to it.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ async def test_failing_message_of_a_batch_handler_is_parked_and_redriven(shared_
 async def test_message_that_is_given_back_too_often_is_parked_and_redriven(
     shared_cluster: Cluster, manner: str
 ):
-    """With those behind it, also those in hand and those that arrive; tries of an earlier consumer count."""
+    """With those behind it, also those in hand and those that arrive; tries of an earlier consumer
+    count.
+    """
     subject = f"park-{manner}"
     await shared_cluster.create(subject, partitions=1)
     handled: dict[bytes, list[int]] = defaultdict(list)

@@ -1,4 +1,6 @@
-"""A message that keeps failing while its partition is resized, moved or evacuated: named where operators look, or out of the way."""
+"""A message that keeps failing while its partition is resized, moved or evacuated: named where
+operators look, or out of the way.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ async def sealed_behind(admin: Admin, subject: str, change: str) -> None:
 async def test_poison_is_named_everywhere_when_it_holds_a_resize_up(
     shared_cluster: Cluster, caplog: pytest.LogCaptureFixture
 ):
-    """`operations`, `group describe`, the admin's calls and the consumer's log: where, since when, why, and what to do."""
+    """`operations`, `group describe`, the admin's calls and the consumer's log: where, since when,
+    why, and what to do.
+    """
     subject, handler = "poison-block", Handler()
     await shared_cluster.create(subject, partitions=1)
     handler.poison = {b"bad"}
@@ -97,7 +101,9 @@ async def test_poison_is_named_everywhere_when_it_holds_a_resize_up(
 
 
 async def check_children_go_on(cluster: Cluster, policy: str, change: str) -> None:
-    """Poison at the head of a partition that is changed: it is set aside, and what continues the partition goes on."""
+    """Poison at the head of a partition that is changed: it is set aside, and what continues the
+    partition goes on.
+    """
     subject, handler = f"poison-{policy}-{change}", Handler()
     await cluster.create(subject, partitions=1)
     handler.poison = {b"bad"}
@@ -127,7 +133,9 @@ async def check_children_go_on(cluster: Cluster, policy: str, change: str) -> No
 async def test_children_go_on_when_poison_is_set_aside(
     shared_cluster: Cluster, policy: str, change: str
 ):
-    """The partition drains: what is parked goes along, and later messages of the key follow it; dead letters hold none back."""
+    """The partition drains: what is parked goes along, and later messages of the key follow it;
+    dead letters hold none back.
+    """
     await check_children_go_on(shared_cluster, policy, change)
 
 

@@ -1,4 +1,6 @@
-"""A partition is reset alone behind which others have taken over what was parked: what is parked anew goes the same way."""
+"""A partition is reset alone behind which others have taken over what was parked: what is parked
+anew goes the same way.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ async def park_two_keys(producer: Producer, subject: str, brokers: Any) -> int:
 
 
 async def test_key_parked_anew_is_redriven_when_its_parent_alone_was_reset(file_cluster: Cluster):
-    """Its child takes it over a second time, and parks what follows; what was handled before the reset stays so."""
+    """Its child takes it over a second time, and parks what follows; what was handled before the
+    reset stays so.
+    """
     subject, handler = "reset-parent", Handler()
     await file_cluster.create(subject, partitions=1)
     handler.poison = {b"bad", b"worse"}
@@ -63,7 +67,9 @@ async def test_key_parked_anew_is_redriven_when_its_parent_alone_was_reset(file_
 
 
 async def test_key_of_a_parent_stays_parked_when_its_child_alone_was_reset(file_cluster: Cluster):
-    """The child has taken two over, and handled one: that is as any other key.  The parent keeps nothing once both are."""
+    """The child has taken two over, and handled one: that is as any other key.  The parent keeps
+    nothing once both are.
+    """
     subject, handler = "reset-child", Handler()
     await file_cluster.create(subject, partitions=1)
     handler.poison = {b"bad", b"worse"}

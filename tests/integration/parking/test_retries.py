@@ -1,4 +1,6 @@
-"""A message of a best_tried subject that fails waits alone for its next try; everything else goes on."""
+"""A message of a best_tried subject that fails waits alone for its next try; everything else goes
+on.
+"""
 
 from __future__ import annotations
 
@@ -137,7 +139,9 @@ def attempts_of(path: Path, key: str, value: int) -> list[int]:
 async def test_tries_are_counted_on_through_a_kill_and_a_resize(
     shared_cluster: Cluster, tmp_path: Path
 ):
-    """SIGKILL of the consumer, then a resize: the child has what waits, with its tries; others go on all the while."""
+    """SIGKILL of the consumer, then a resize: the child has what waits, with its tries; others go
+    on all the while.
+    """
     subject, path, mended = "retry-kill", tmp_path / "handed", tmp_path / "mended"
     await shared_cluster.create(subject, partitions=1, strategy="best_tried")
     async with (
@@ -170,7 +174,9 @@ async def test_tries_are_counted_on_through_a_kill_and_a_resize(
 
 
 async def test_retry_is_refused_on_a_strict_subject(shared_cluster: Cluster):
-    """By the code of a consumer, and as the stored policy; the advice names what keeps the order."""
+    """By the code of a consumer, and as the stored policy; the advice names what keeps the
+    order.
+    """
     subject = "retry-strict"
     await shared_cluster.create(subject, partitions=1)
     with pytest.raises(RetryPolicyError, match="strict") as caught:

@@ -1,4 +1,6 @@
-"""Messages that wait for retry, while their partition moves, brokers and consumers are killed, and batch handlers fail."""
+"""Messages that wait for retry, while their partition moves, brokers and consumers are killed, and
+batch handlers fail.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from support.cluster import Cluster, eventually
 
 
 async def test_tries_are_counted_on_through_a_move_and_a_kill_of_the_brokers(tmp_path: Path):
-    """No count falls or leaves one out, and once the handler is mended each message is handled once."""
+    """No count falls or leaves one out, and once the handler is mended each message is handled
+    once.
+    """
     subject, handler = "orders", Handler()
     handler.poison = {b"bad"}
 
@@ -63,7 +67,9 @@ async def test_tries_are_counted_on_through_a_move_and_a_kill_of_the_brokers(tmp
 async def test_message_that_ends_two_processes_in_its_retries_is_a_dead_letter(
     shared_cluster: Cluster, tmp_path: Path
 ):
-    """The first time it waits on; the next owner has it durable that its try begins, and dies of it too."""
+    """The first time it waits on; the next owner has it durable that its try begins, and dies of it
+    too.
+    """
     subject, path, mended = "retry-dies", tmp_path / "handed", tmp_path / "mended"
     await shared_cluster.create(subject, partitions=1, strategy="best_tried")
     async with (
@@ -91,7 +97,9 @@ async def test_message_that_ends_two_processes_in_its_retries_is_a_dead_letter(
 async def test_failing_message_of_a_batch_handler_is_tried_again_in_batches(
     shared_cluster: Cluster,
 ):
-    """It is found by trying messages alone; others of its batch and later ones of its key are handled meanwhile."""
+    """It is found by trying messages alone; others of its batch and later ones of its key are
+    handled meanwhile.
+    """
     subject = "retry-batches"
     await shared_cluster.create(subject, partitions=1, strategy="best_tried")
     handled: list[tuple[bytes, bytes]] = []
@@ -123,7 +131,8 @@ async def test_failing_message_of_a_batch_handler_is_tried_again_in_batches(
         await send(producer, subject, b"bad", 0, 1)
         await send(producer, subject, b"good", 0, 1)
         others = {(b"bad", b"1"), (b"good", b"0"), (b"good", b"1")}
-        # A batch of all four is halved until its message is alone, at the fourth try; the fifth is of one durably set aside.
+        # A batch of all four is halved until its message is alone, at the fourth try; the fifth is
+        # of one durably set aside.
         await eventually(lambda: set(handled) == others and max(tried) >= 5)
         assert await retrying(admin, subject) == 1
         mended.set()

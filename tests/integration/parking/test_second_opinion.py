@@ -1,4 +1,6 @@
-"""The judge that shares no code with the product reads what brokers have parked, redriven and handed to children."""
+"""The judge that shares no code with the product reads what brokers have parked, redriven and
+handed to children.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ KEYS = [b"key-%d" % number for number in range(8)]
 
 
 class RecordedHandler:
-    """Fails for the messages of `poison` keys; writes down what the judge compares with the disks."""
+    """Fails for the messages of `poison` keys; writes down what the judge compares with the
+    disks.
+    """
 
     def __init__(self, record: Recorder) -> None:
         self.poison = set(KEYS[:4])
@@ -54,7 +58,9 @@ async def parked_count(brokers: ParkedBrokers, count: int) -> None:
 
 
 async def test_parked_and_redriven_messages_hold_against_the_disks(tmp_path: Path):
-    """Four keys are parked, through a killed broker and a resize; three are redriven while new messages come, one stays."""
+    """Four keys are parked, through a killed broker and a resize; three are redriven while new
+    messages come, one stays.
+    """
     record = Recorder(tmp_path / "all.events")
     handler = RecordedHandler(record)
     with Cluster(tmp_path) as cluster:

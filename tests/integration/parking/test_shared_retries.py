@@ -1,4 +1,6 @@
-"""Messages of a shared group that fail: tried again alone, ever later, by whichever consumer, and then a dead letter."""
+"""Messages of a shared group that fail: tried again alone, ever later, by whichever consumer, and
+then a dead letter.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +97,9 @@ def test_failing_message_waits_alone_and_is_a_dead_letter_after_its_tries():
 
 
 def test_tries_count_on_at_another_consumer():
-    """One pauses for longer than a message may be in flight, so that any of two gets it again; a third is killed meanwhile."""
+    """One pauses for longer than a message may be in flight, so that any of two gets it again; a
+    third is killed meanwhile.
+    """
 
     async def body(cluster: VirtualCluster) -> None:
         tried: Tried = []

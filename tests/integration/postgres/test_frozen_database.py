@@ -1,4 +1,6 @@
-"""A database that is stopped, or has gone: probes and scrapes are answered from memory, with the age of what they say."""
+"""A database that is stopped, or has gone: probes and scrapes are answered from memory, with the
+age of what they say.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Callers that have gone: their reads are taken back, their errors dropped, and renewals have connections of their own."""
+"""Callers that have gone: their reads are taken back, their errors dropped, and renewals have
+connections of their own.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A person, or a metaserver that stands still, holds a row of one consumer group: the other groups go on."""
+"""A person, or a metaserver that stands still, holds a row of one consumer group: the other groups
+go on.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ class HeldRows:
             await connection.execute(sa.text("UPDATE groups SET told = FALSE"))
 
     async def all_told(self, *but: str) -> None:
-        """Wait until brokers were told of all groups: what is heard of several new ones is stored in one transaction."""
+        """Wait until brokers were told of all groups: what is heard of several new ones is stored
+        in one transaction.
+        """
         async with self._engine.connect() as connection, asyncio.timeout(LIMIT_S):
             untold = sa.select(sa.func.count()).select_from(sa.text("groups"))
             untold = untold.where(sa.text("NOT told"), sa.column("name").not_in(but))

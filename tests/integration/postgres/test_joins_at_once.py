@@ -1,4 +1,6 @@
-"""Many consumers start at once: partitions go to each of them once, and no heartbeat waits for what others report."""
+"""Many consumers start at once: partitions go to each of them once, and no heartbeat waits for what
+others report.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ async def group(tmp_path: Path, postgres: Postgres) -> AsyncIterator[Group]:
 
 
 async def test_partitions_are_granted_once_when_many_sessions_join_at_once(group: Group):
-    """Settled one by one, each session would take partitions from those before it, under further tokens."""
+    """Settled one by one, each session would take partitions from those before it, under further
+    tokens.
+    """
     await asyncio.gather(*map(group.join, range(1, SESSIONS + 1)))
     async with asyncio.timeout(60):
         while await group.count("SELECT count(DISTINCT session) FROM leases") < SESSIONS:

@@ -1,4 +1,6 @@
-"""A pooler in transaction mode before PostgreSQL is recognised when a metaserver opens its database."""
+"""A pooler in transaction mode before PostgreSQL is recognised when a metaserver opens its
+database.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ SSL_REQUEST = 80877103
 
 class OneSession:
     """
-    Gives one session of a server to all connections, each for a transaction at a time, as PgBouncer in transaction mode.
+    Gives one session of a server to all connections, each for a transaction at a time, as PgBouncer
+    in transaction mode.
 
     Source: https://www.postgresql.org/docs/current/protocol-message-formats.html
     """

@@ -1,4 +1,6 @@
-"""Two metaservers on PostgreSQL, one of them slow: a change between two of its statements breaks no order."""
+"""Two metaservers on PostgreSQL, one of them slow: a change between two of its statements breaks no
+order.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ STATEMENTS_MAX = 40
 
 
 class Slow:
-    """A metaserver that is paused before one statement of a transaction, and another that resizes a subject then."""
+    """A metaserver that is paused before one statement of a transaction, and another that resizes a
+    subject then.
+    """
 
     def __init__(self, engine: AsyncEngine, database: SqlDatabase) -> None:
         self._engine = engine
@@ -60,7 +64,9 @@ class Slow:
     async def run(
         self, subject: str, pause: int, work: Callable[..., Any], *args: Any
     ) -> tuple[Any, bool]:
-        """Return what `work` returns if the subject is resized before its statement `pause`, and whether it has one."""
+        """Return what `work` returns if the subject is resized before its statement `pause`, and
+        whether it has one.
+        """
         seen = 0
         async with self._engine.connect() as connection:
 
@@ -93,7 +99,9 @@ async def slow(postgres: Postgres, tmp_path: Path) -> AsyncIterator[Slow]:
 
 
 async def test_child_opened_during_settling_waits_for_its_parent(slow: Slow):
-    """The subject is resized before each statement in turn: only the undrained parent is granted."""
+    """The subject is resized before each statement in turn: only the undrained parent is
+    granted.
+    """
     for pause in range(1, STATEMENTS_MAX):
         subject, session = f"s{pause}", f"{pause:016x}"
         await slow.create(subject)
@@ -111,7 +119,9 @@ async def test_child_opened_during_settling_waits_for_its_parent(slow: Slow):
 
 @pytest.mark.parametrize("read", [read_route, subject_history])
 async def test_views_read_during_a_resize_are_consistent(slow: Slow, read: Any):
-    """The subject is resized before each statement in turn: no partition is shown without its parents."""
+    """The subject is resized before each statement in turn: no partition is shown without its
+    parents.
+    """
     for pause in range(1, STATEMENTS_MAX):
         subject = f"s{pause}"
         await slow.create(subject)

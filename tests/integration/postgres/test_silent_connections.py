@@ -1,4 +1,6 @@
-"""Connections to PostgreSQL that fall silent, as when its host loses its power and another one takes its address."""
+"""Connections to PostgreSQL that fall silent, as when its host loses its power and another one
+takes its address.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ LIMIT_S = 20.0
 
 
 class SilencedWire:
-    """Forwards connections to a server; those that are open at `silence` pass no byte from then on, and are not closed."""
+    """Forwards connections to a server; those that are open at `silence` pass no byte from then on,
+    and are not closed.
+    """
 
     def __init__(self, socket: str) -> None:
         self._socket = socket

@@ -1,4 +1,6 @@
-"""Two transactions on PostgreSQL, one of which waits for a row of the other: what it does then fits what the other has stored."""
+"""Two transactions on PostgreSQL, one of which waits for a row of the other: what it does then fits
+what the other has stored.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,8 @@ GROUP_ID = 1
 ASK = ResetGroup(to=ResetTo.EARLIEST, live=True)
 ANSWER = '{"subject":"s","group":"g","cursors":[]}'
 _waiting = sa.text(
-    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND "
+    "wait_event_type = 'Lock'"
 )
 Work = Callable[..., Any]
 
@@ -92,7 +95,9 @@ class WaitingPair:
                 await asyncio.sleep(0.01)
 
     async def meet(self, first: Work, second: Work) -> Any:
-        """Return what `second` returns, which begins before the end of `first` and waits for a row of it."""
+        """Return what `second` returns, which begins before the end of `first` and waits for a row
+        of it.
+        """
 
         async def other() -> Any:
             async with self._engine.begin() as connection:
@@ -113,7 +118,9 @@ class WaitingPair:
             return await connection.run_sync(work)
 
     async def beside(self, first: Work, second: Work) -> Any:
-        """Return what `second` returns while `first` is not committed.  Raises DBAPIError: it waits for a row of it."""
+        """Return what `second` returns while `first` is not committed.  Raises DBAPIError: it waits
+        for a row of it.
+        """
         async with self.held(first):
             return await self.impatient(second)
 
@@ -141,7 +148,9 @@ async def pair(postgres: Postgres, tmp_path: Path) -> AsyncIterator[WaitingPair]
 
 
 async def test_live_reset_takes_all_partitions_when_a_settling_waited_for_it(pair: WaitingPair):
-    """The settling began before the reset was stored: it does not count as settled what the reset waits for."""
+    """The settling began before the reset was stored: it does not count as settled what the reset
+    waits for.
+    """
     await pair.run(settle_group, GROUP_ID)
     await pair.join(B)  # there is something to settle
     await pair.meet(
@@ -156,7 +165,9 @@ async def test_live_reset_takes_all_partitions_when_a_settling_waited_for_it(pai
 async def test_group_is_granted_again_when_a_settling_waited_for_the_end_of_its_reset(
     pair: WaitingPair,
 ):
-    """The settling began while the reset was pending: it does not leave the group without any grant."""
+    """The settling began while the reset was pending: it does not leave the group without any
+    grant.
+    """
     reset_id = await pair.run(plan_live_reset, GROUP_ID, ASK)
     await pair.run(settle_group, GROUP_ID)
     scope = await pair.run(reset_scope, "s", "g", ASK)
@@ -183,7 +194,9 @@ async def test_session_is_renewed_when_its_grants_changed_meanwhile(pair: Waitin
 
 
 async def test_group_does_not_count_as_idle_when_a_session_joined_meanwhile(pair: WaitingPair):
-    """The look for idle groups waits for the join; counted from then on, the group would expire with its next session."""
+    """The look for idle groups waits for the join; counted from then on, the group would expire
+    with its next session.
+    """
     await pair.run(leave_group, A)
     ask = Join(subject="s", group="g", session=B, ttl_ms=TTL_MS)
     await pair.meet(lambda connection: join_group(connection, ask, sessions_max=10), note_idle)
@@ -191,7 +204,9 @@ async def test_group_does_not_count_as_idle_when_a_session_joined_meanwhile(pair
 
 
 async def test_deletion_ends_when_two_metaservers_note_its_last_removals(pair: WaitingPair):
-    """Each has asked one of two brokers, and neither sees the other's row go before its own transaction ends."""
+    """Each has asked one of two brokers, and neither sees the other's row go before its own
+    transaction ends.
+    """
     await pair.run(begin_subject_deletion, "s", DeleteSubject(force=True))
     await pair.meet(
         lambda connection: note_removed(connection, {(1, 0): 0}),
@@ -225,7 +240,9 @@ async def test_deletion_that_was_left_without_removals_ends_when_it_is_repeated(
 
 
 async def test_lost_folder_is_refused_when_its_report_waited_for_the_loss(pair: WaitingPair):
-    """Its broker comes back while an operator accepts the loss: it must not serve what is given up."""
+    """Its broker comes back while an operator accepts the loss: it must not serve what is given
+    up.
+    """
     await pair.report("g2")
     silent = sa.update(brokers).where(brokers.c.broker_group == "g1").values(expires_at=0)
     await pair.run(lambda connection: connection.execute(silent).rowcount)
@@ -248,7 +265,9 @@ def new_plan(connection: sa.Connection, name: str = "new") -> None:
 async def test_second_subject_of_a_pattern_is_refused_when_the_first_was_planned_meanwhile(
     pair: WaitingPair,
 ):
-    """Plans share the locks of brokers: both counted the subjects that there were before, and the limit was passed."""
+    """Plans share the locks of brokers: both counted the subjects that there were before, and the
+    limit was passed.
+    """
     limit = {"name": "new.*", "subjects": 1, "scheduled_bytes": 0}
     await pair.run(lambda connection: connection.execute(sa.insert(name_limits), limit))
 
@@ -272,7 +291,9 @@ def moving_round(connection: sa.Connection) -> None:
 async def test_renewal_of_a_broker_waits_for_no_plan_and_no_round(
     pair: WaitingPair, work: Work, group: str
 ):
-    """They share their locks: while others of them follow, the broker would not be renewed, and count as silent."""
+    """They share their locks: while others of them follow, the broker would not be renewed, and
+    count as silent.
+    """
     await pair.report("g2")
     assert await pair.beside(
         work, lambda connection: renew_broker(connection, report_of(group), ttl_ms=TTL_MS)
@@ -299,7 +320,9 @@ async def test_cordon_and_plan_wait_for_each_other(pair: WaitingPair):
 
 
 async def test_plan_that_comes_later_does_not_pass_the_report_of_a_new_opening(pair: WaitingPair):
-    """The report waits for a round; plans and rounds that follow each other would keep it out without end."""
+    """The report waits for a round; plans and rounds that follow each other would keep it out
+    without end.
+    """
     await pair.report("g2")
     opened = msgspec.structs.replace(report_of("g2"), opening="later")
 

@@ -1,4 +1,6 @@
-"""Broadcast consumers on real processes: every message in every one, in order, from the opening on, and no group."""
+"""Broadcast consumers on real processes: every message in every one, in order, from the opening on,
+and no group.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ async def move_all(cluster: Cluster, subject: str) -> None:
 
 
 async def test_broadcast_consumers_get_every_message_in_order(shared_cluster: Cluster):
-    """Through a resize and moves, with handlers of one message and of batches; one that is opened later begins there."""
+    """Through a resize and moves, with handlers of one message and of batches; one that is opened
+    later begins there.
+    """
     subject = "bc-all"
     await shared_cluster.create(subject, partitions=2)
     await send(shared_cluster, subject, range(2))

@@ -1,4 +1,6 @@
-"""Readers of ranges beside programs that hang (SIGSTOP): they accept connections and answer nothing.  Without a JVM."""
+"""Readers of ranges beside programs that hang (SIGSTOP): they accept connections and answer
+nothing.  Without a JVM.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,9 @@ def test_hung_program_at_planning_is_told_with_its_option(hanging: Cluster):
 
 
 def test_broker_hung_in_mid_read_is_told_or_ridden_out(hanging: Cluster, monkeypatch):
-    """With partition, range and offset when the patience is over; the rows are whole when it answers again."""
+    """With partition, range and offset when the patience is over; the rows are whole when it
+    answers again.
+    """
     made = reader(hanging)
     (task,) = made.partitions()
     stream = made.read(task)

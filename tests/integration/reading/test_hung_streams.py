@@ -1,4 +1,6 @@
-"""Streams beside programs that hang (SIGSTOP) in a batch: ridden out or told, and each row once.  Without a JVM."""
+"""Streams beside programs that hang (SIGSTOP) in a batch: ridden out or told, and each row once.
+Without a JVM.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Real flights read by planned ranges while others are sent, partitions change and brokers end.  Without a JVM."""
+"""Real flights read by planned ranges while others are sent, partitions change and brokers end.
+Without a JVM.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,9 @@ def digest(pairs) -> str:
 
 
 def test_planned_range_is_the_same_twice_through_appends_a_resize_and_a_restart(filled: Cluster):
-    """The rows of the plan, twice the same, and equal to the file; a new plan has those that were sent meanwhile, too."""
+    """The rows of the plan, twice the same, and equal to the file; a new plan has those that were
+    sent meanwhile, too.
+    """
     made = reader_of(filled)
     sent: list[threading.Thread] = []
 
@@ -103,7 +107,9 @@ def test_planned_range_is_the_same_twice_through_appends_a_resize_and_a_restart(
 def test_broker_that_is_gone_is_told_and_the_others_are_read_without_it(
     filled: Cluster, monkeypatch
 ):
-    """At planning with its partitions and the option; a plan that was made before fails in its ranges alone."""
+    """At planning with its partitions and the option; a plan that was made before fails in its
+    ranges alone.
+    """
     made = reader_of(filled, minPartitions="4")
     owner = {
         int(planned.partition_id): planned.broker_group

@@ -1,4 +1,6 @@
-"""Readers of subjects on real processes: by time, offset and key, through resizes and moves, without a group."""
+"""Readers of subjects on real processes: by time, offset and key, through resizes and moves,
+without a group.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ async def groups_of(cluster: Cluster, subject: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("static", [False, True])
-async def test_reader_keeps_the_order_of_keys_through_resizes_and_moves(shared_cluster: Cluster, static: bool):  # fmt: skip
+async def test_reader_keeps_the_order_of_keys_through_resizes_and_moves(
+    shared_cluster: Cluster, static: bool
+):
     """While it follows, and afterwards; no group is made."""
     subject = f"read-through-{static}"
     await shared_cluster.create(subject, partitions=2, static=static)
@@ -142,7 +146,9 @@ async def test_reader_begins_and_stops_at_times_and_offsets(shared_cluster: Clus
     assert [(message.partition_id, message.offset) for message in part] == [
         (partition, offset) for offset in range(3, 7)
     ]
-    even = await read(shared_cluster, "read-bounds", where=lambda message: int(message.value) % 2 == 0)  # fmt: skip
+    even = await read(
+        shared_cluster, "read-bounds", where=lambda message: int(message.value) % 2 == 0
+    )
     assert by_key(even) == {key: [0, 2, 4, 6, 8] for key in KEYS}
 
 
@@ -227,7 +233,8 @@ async def test_reader_goes_on_behind_a_message_whose_filter_failed(shared_cluste
         return False
 
     with pytest.raises(ConfigError):
-        Reader(shared_cluster.meta, "read-filter", where=later)  # type: ignore[arg-type]  # that is tested
+        # that is tested
+        Reader(shared_cluster.meta, "read-filter", where=later)  # type: ignore[arg-type]
 
     class Hidden:
         """Whose call is a coroutine, which shows when it is made."""
@@ -313,14 +320,22 @@ async def test_read_command_prints_messages_and_makes_no_group(shared_cluster: C
     assert run("--from", "latest") == []
     followed = run("--follow", "--limit", "3", "--format", "{key}")
     assert len(followed) == 3
-    for words in (("--from", "9999", "--partition", partition), ("--from", "2999-01-01"), ("--from", "7")):  # fmt: skip
+    for words in (
+        ("--from", "9999", "--partition", partition),
+        ("--from", "2999-01-01"),
+        ("--from", "7"),
+    ):
         done = run_keylane("read", "read-command", "--meta", shared_cluster.meta, *words)
         assert (done.returncode, done.stdout) == (1, "")
     assert await groups_of(shared_cluster, "read-command") == []
 
 
-async def test_iteration_ends_with_a_typed_error_when_another_task_closes_the_reader(shared_cluster: Cluster):  # fmt: skip
-    """Reads that wait end with their connections; the iteration asked on, and got aiohttp's RuntimeError."""
+async def test_iteration_ends_with_a_typed_error_when_another_task_closes_the_reader(
+    shared_cluster: Cluster,
+):
+    """Reads that wait end with their connections; the iteration asked on, and got aiohttp's
+    RuntimeError.
+    """
     await shared_cluster.create("closed-in-flight", partitions=300)
     for _ in range(3):
         reader = Reader(shared_cluster.meta, "closed-in-flight", start="latest", follow=True)
@@ -333,8 +348,12 @@ async def test_iteration_ends_with_a_typed_error_when_another_task_closes_the_re
 
 
 @pytest.mark.parametrize("kind", ["reader", "queue reader"])
-async def test_reader_closes_its_connections_when_its_scope_is_cancelled(shared_cluster: Cluster, kind: str):  # fmt: skip
-    """A cancel scope, as anyio has it, cancels its task at each turn until the task ends, also while it closes."""
+async def test_reader_closes_its_connections_when_its_scope_is_cancelled(
+    shared_cluster: Cluster, kind: str
+):
+    """A cancel scope, as anyio has it, cancels its task at each turn until the task ends, also
+    while it closes.
+    """
     subject = f"scope-{kind.replace(' ', '-')}"
     await shared_cluster.create(subject, partitions=1, static=True)
     await send(shared_cluster, subject, range(1))

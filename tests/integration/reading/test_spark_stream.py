@@ -1,4 +1,6 @@
-"""The stream reader, driven as Spark drives it, over a real metaserver and real brokers; no Java."""
+"""The stream reader, driven as Spark drives it, over a real metaserver and real brokers; no
+Java.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +88,8 @@ def test_stream_keeps_order_through_resizes_between_its_batches(
     shared_cluster, subject, monkeypatch
 ):
     """Small batches, messages and resizes in turn: every message once, each key in order."""
-    # What continues a partition that was seen sealed is asked for at once, however short ago the last question was.
+    # What continues a partition that was seen sealed is asked for at once, however short ago the
+    # last question was.
     monkeypatch.setattr(watch, "LINEAGE_MS", 3_600_000)
     with streaming(shared_cluster.meta, subject, maxRowsPerTrigger="70") as reader:
         query = Query(reader)
@@ -103,7 +106,9 @@ def test_stream_keeps_order_through_resizes_between_its_batches(
 
 
 def test_batch_is_replayed_after_a_resize_and_available_now_ends(shared_cluster, subject):
-    """A batch that was constructed and not committed, then a resize: a restart replays it, goes on, and ends."""
+    """A batch that was constructed and not committed, then a resize: a restart replays it, goes on,
+    and ends.
+    """
     with streaming(shared_cluster.meta, subject, maxRowsPerTrigger="100") as reader:
         first = Query(reader)
         first.construct()
@@ -122,7 +127,9 @@ def test_batch_is_replayed_after_a_resize_and_available_now_ends(shared_cluster,
 
 
 def test_start_at_latest_stays_where_it_was_when_batch_0_is_replayed(shared_cluster, subject):
-    """The end of batch 0 says where it began: messages stored before the restart are not passed over."""
+    """The end of batch 0 says where it began: messages stored before the restart are not passed
+    over.
+    """
     with streaming(shared_cluster.meta, subject, start="latest") as reader:
         first = Query(reader)
         reader.initialOffset()
@@ -135,7 +142,9 @@ def test_start_at_latest_stays_where_it_was_when_batch_0_is_replayed(shared_clus
 
 
 def test_bounded_stream_offers_nothing_behind_its_end(shared_cluster, subject):
-    """The end of the options is fixed at the start; a later end goes on with the same checkpoint."""
+    """The end of the options is fixed at the start; a later end goes on with the same
+    checkpoint.
+    """
     with streaming(shared_cluster.meta, subject, end="latest") as reader:
         query = Query(reader)
         query.construct()
@@ -182,7 +191,9 @@ def test_selected_partitions_are_streamed_to_their_end(shared_cluster, subject):
 def test_keys_of_a_stream_are_read_through_resizes_whatever_partitions_hold_them(
     shared_cluster, subject
 ):
-    """Each key's partition is split, and a part of it merged again; options may name partitions that hold none of the keys."""
+    """Each key's partition is split, and a part of it merged again; options may name partitions
+    that hold none of the keys.
+    """
     for count, begin in ((6, 300), (4, 600)):
         resize(shared_cluster, subject, count)
         asyncio.run(send(shared_cluster.meta, subject, range(begin, begin + 300)))
@@ -239,7 +250,9 @@ def test_checkpoint_of_another_subject_is_refused(shared_cluster, subject):
 
 @pytest.mark.parametrize(("before", "now"), [("k1,k2", ""), ("", "k1"), ("k1", "k2")], ids=str)
 def test_checkpoint_of_other_keys_is_refused(shared_cluster, subject, before, now):
-    """Rows of the others were left out for ever; in the order of before keys may come, and an earlier version says none."""
+    """Rows of the others were left out for ever; in the order of before keys may come, and an
+    earlier version says none.
+    """
     with streaming(shared_cluster.meta, subject, **({"keys": before} if before else {})) as reader:
         query = Query(reader)
         query.all()
@@ -259,7 +272,9 @@ def test_checkpoint_of_other_keys_is_refused(shared_cluster, subject, before, no
 def test_stream_says_that_its_subject_was_deleted_when_it_runs_or_begins_again(
     shared_cluster, subject
 ):
-    """Not that the name may be wrong, nor that it is to be created; one that has read nothing says that."""
+    """Not that the name may be wrong, nor that it is to be created; one that has read nothing says
+    that.
+    """
     with streaming(shared_cluster.meta, subject) as reader:
         query = Query(reader)
         query.all()
@@ -306,7 +321,9 @@ def test_stream_waits_when_a_broker_stores_less_than_it_has_read(shared_cluster,
 
 
 def test_checkpoint_beyond_the_end_of_a_partition_is_refused(shared_cluster, subject, monkeypatch):
-    """The broker stays on an older copy of its folder, or the checkpoint was changed; so a batch that was planned is refused."""
+    """The broker stays on an older copy of its folder, or the checkpoint was changed; so a batch
+    that was planned is refused.
+    """
     monkeypatch.setattr(watch, "READ_GIVE_UP_MS", 300)
     with streaming(shared_cluster.meta, subject) as reader:
         offset = reader.initialOffset()
@@ -532,7 +549,9 @@ def test_stream_goes_on_from_its_checkpoint_when_a_partition_of_its_options_has_
 )
 @pytest.mark.parametrize("asked", [{"partitions": "1"}, {"start": '{"1": 5}'}], ids=str)
 def test_batch_0_is_replayed_as_lost_when_all_that_it_had_has_expired(cluster, asked):
-    """What the checkpoint says was there is told with its offsets, or passed over; a new query is refused as before."""
+    """What the checkpoint says was there is told with its offsets, or passed over; a new query is
+    refused as before.
+    """
     meta, begin = cluster.meta, 5 if "start" in asked else 0
     for subject in ("flights", "filler"):
         asyncio.run(cluster.create(subject, partitions=1, retention=Retention.TIME))

@@ -1,4 +1,6 @@
-"""A stream that goes on behind a backfill: nothing twice, and nothing is left out between; no Java."""
+"""A stream that goes on behind a backfill: nothing twice, and nothing is left out between; no
+Java.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +106,9 @@ def test_backfill_and_stream_have_each_message_once_in_order_through_resizes(
 
 
 def test_wrong_start_behind_a_backfill_is_refused_at_load(shared_cluster, tmp_path):
-    """No manifest, another subject, several subjects, a batch, an incomplete backfill, a subject that was made anew."""
+    """No manifest, another subject, several subjects, a batch, an incomplete backfill, a subject
+    that was made anew.
+    """
     asyncio.run(shared_cluster.create("begins", partitions=1))
     asyncio.run(shared_cluster.create("others", partitions=1))
     asyncio.run(send(shared_cluster, "begins", range(10)))

@@ -1,4 +1,6 @@
-"""A consumer group that follows a stream: its cursors are where the sink has committed, through resizes and moves."""
+"""A consumer group that follows a stream: its cursors are where the sink has committed, through
+resizes and moves.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,9 @@ def reshape(cluster: Cluster, **ask: object) -> None:
 
 
 def test_group_is_where_the_sink_has_committed(shared_cluster, subject, monkeypatch):
-    """A batch that was offered and not committed counts as unread; the last one is told when there is no other."""
+    """A batch that was offered and not committed counts as unread; the last one is told when there
+    is no other.
+    """
     monkeypatch.setattr(progress, "COMMIT_MS", 0)
     with streaming(shared_cluster, subject, maxRowsPerTrigger="100") as reader:
         query = Query(reader)

@@ -1,4 +1,6 @@
-"""`keylane meta`: a metaserver's database is lost and rebuilt from the brokers, while clients wait."""
+"""`keylane meta`: a metaserver's database is lost and rebuilt from the brokers, while clients
+wait.
+"""
 
 from __future__ import annotations
 
@@ -118,7 +120,9 @@ async def at_brokers(cluster: Cluster) -> dict[int, PartitionStatus]:
 
 
 def assert_order(handled: list[Message], sent: dict[bytes, list[bytes]]) -> None:
-    """Each key has all its values, in the order of sending; values that were not acked may come again."""
+    """Each key has all its values, in the order of sending; values that were not acked may come
+    again.
+    """
     seen: dict[bytes, list[bytes]] = {}
     for message in handled:
         values = seen.setdefault(message.key, [])
@@ -128,7 +132,9 @@ def assert_order(handled: list[Message], sent: dict[bytes, list[bytes]]) -> None
 
 
 async def owners_of_open_partitions(meta: MetaClient) -> list[OwnerView]:
-    """The owners when all open partitions have one: sessions of before handle until their leases end."""
+    """The owners when all open partitions have one: sessions of before handle until their leases
+    end.
+    """
     until = time.monotonic() + 60
     while True:
         owners = [
@@ -145,7 +151,9 @@ async def owners_of_open_partitions(meta: MetaClient) -> list[OwnerView]:
 def assert_progress_is_kept(
     before: dict[int, PartitionStatus], after: dict[int, PartitionStatus]
 ) -> None:
-    """At the brokers no fact of a partition has changed, and no group's cursor or token is lower."""
+    """At the brokers no fact of a partition has changed, and no group's cursor or token is
+    lower.
+    """
     for partition_id, status in after.items():
         assert status.facts.retention is RETENTIONS[status.subject]
         old = {group.group: group for group in before[partition_id].groups}
@@ -157,7 +165,9 @@ def assert_progress_is_kept(
 
 
 async def test_clients_continue_over_a_rebuilt_database(lost: Lost) -> None:
-    """Routes stay, cursors and tokens are not lower, and the order holds, for producers and consumers that ran on."""
+    """Routes stay, cursors and tokens are not lower, and the order holds, for producers and
+    consumers that ran on.
+    """
     cluster = lost.cluster
     await cluster.create("flights", partitions=3, strategy="strict", retention=Retention.TIME)
     await cluster.create("quiet", partitions=2, strategy="best_tried")
@@ -218,7 +228,9 @@ async def test_clients_continue_over_a_rebuilt_database(lost: Lost) -> None:
 
 
 async def test_rebuild_is_refused_when_a_database_is_filled_or_a_broker_missing(lost: Lost) -> None:
-    """A database with subjects is not changed. A missing or silent broker is named, and nothing is written."""
+    """A database with subjects is not changed. A missing or silent broker is named, and nothing is
+    written.
+    """
     cluster = lost.cluster
     await cluster.create("s", partitions=2)
     again = lost.rebuild()

@@ -1,4 +1,6 @@
-"""`keylane meta rebuild --gone`: the database is lost after a broker was evacuated, drained and taken away."""
+"""`keylane meta rebuild --gone`: the database is lost after a broker was evacuated, drained and
+taken away.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ async def keylane(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 async def test_cluster_continues_without_a_removed_broker(cluster: Cluster, tmp_path: Path) -> None:
-    """The group continues at its cursors, the gone partition is named, and `meta verify` finds no fault."""
+    """The group continues at its cursors, the gone partition is named, and `meta verify` finds no
+    fault.
+    """
     route = await cluster.create("s", partitions=2, strategy="strict")
     away = [
         partition.partition_id for partition in route.partitions if partition.broker_group == "g1"

@@ -1,4 +1,6 @@
-"""`keylane meta rebuild` of a cluster with access control: no metaserver gives capabilities, and rights are in SQL alone."""
+"""`keylane meta rebuild` of a cluster with access control: no metaserver gives capabilities, and
+rights are in SQL alone.
+"""
 
 from __future__ import annotations
 
@@ -162,7 +164,9 @@ def stored_keys(database: sqlite3.Connection) -> int:
 
 
 async def test_rebuild_works_on_a_host_that_cluster_init_made(tmp_path: Path) -> None:
-    """Over TLS, with a token of its own for each broker: the administrator's is known by its hash."""
+    """Over TLS, with a token of its own for each broker: the administrator's is known by its
+    hash.
+    """
     secured = SecuredCluster(tmp_path)
     try:
         async with secured.admin() as admin:
@@ -174,12 +178,17 @@ async def test_rebuild_works_on_a_host_that_cluster_init_made(tmp_path: Path) ->
         data = Path(settings["metaserver"]["data"])
         shutil.move(data, tmp_path / "lost")
         made = run_keylane(
-            "meta", "rebuild", "--data", str(data), "--broker", secured.broker,
+            "meta",
+            "rebuild",
+            "--data",
+            str(data),
+            "--broker",
+            secured.broker,
             environment={
                 "KEYLANE_TOKEN": secured.admin_token,
                 "KEYLANE_TLS_CA": secured.tls.ca,
             },
-        )  # fmt: skip
+        )
         assert made.returncode == 0, made.stderr
         assert "orders" in made.stdout
     finally:

@@ -1,4 +1,6 @@
-"""`keylane meta rebuild` while a group has a backlog before an empty child: no message overtakes the backlog."""
+"""`keylane meta rebuild` while a group has a backlog before an empty child: no message overtakes
+the backlog.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ async def moved(cluster: Cluster, network: HttpNetwork, partition: Partition) ->
 async def test_backlog_behind_an_empty_partition_is_handled_first(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """One key, moved twice without a message in between: handled in order after the database was lost."""
+    """One key, moved twice without a message in between: handled in order after the database was
+    lost.
+    """
     route = await cluster.create("s", partitions=1, strategy="strict")
     network = HttpNetwork()
     handled: list[Message] = []

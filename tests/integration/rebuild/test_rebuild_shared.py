@@ -19,8 +19,8 @@ SETTINGS = ConsumerSettings(ttl_ms=1_500)
 
 async def test_shared_group_continues_from_its_cursor_after_a_rebuild(tmp_path: Path) -> None:
     """
-    Every partition was reset and none acquired since, then the database lost: shared consumers get all messages
-    again.
+    Every partition was reset and none acquired since, then the database lost: shared consumers get
+    all messages again.
     """
     cluster = Cluster(tmp_path, 2)
     network = HttpNetwork()

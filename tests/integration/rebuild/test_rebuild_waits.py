@@ -28,7 +28,8 @@ async def test_rebuilt_group_is_granted_nothing_before_an_old_session_has_ended(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     """
-    An old consumer holds its partition for its ttl; a consumer that joins at once waits that long, then continues.
+    An old consumer holds its partition for its ttl; a consumer that joins at once waits that long,
+    then continues.
     """
     await cluster.create("s", partitions=1)
     async with Producer(cluster.meta) as producer:

@@ -43,7 +43,9 @@ pytestmark = pytest.mark.cluster(meta_settings=ALERT)
 
 
 async def fill(cluster: Cluster, subject: str) -> list[int]:
-    """A queue of four segments, ten messages each, there and back between two groups; when each was complete."""
+    """A queue of four segments, ten messages each, there and back between two groups; when each was
+    complete.
+    """
     route = await cluster.create(subject, partitions=1, static=True)
     at = route.partitions[0]
     times = []
@@ -65,7 +67,9 @@ async def fill(cluster: Cluster, subject: str) -> list[int]:
 
 
 async def handle(cluster: Cluster, subject: str, count: int) -> list[bytes]:
-    """Return what a consumer of the group handles until it has `count` messages, and a moment longer."""
+    """Return what a consumer of the group handles until it has `count` messages, and a moment
+    longer.
+    """
     seen: list[Message] = []
     async with Consumer(
         cluster.meta, subject=subject, group="g", handler=seen.append, settings=SETTINGS
@@ -84,7 +88,9 @@ async def reset(cluster: Cluster, subject: str, to: ResetTo, **more: Any) -> Gro
 
 
 async def test_reset_goes_to_any_segment_and_to_the_end(shared_cluster: Cluster):
-    """Earliest, a logic offset in the first, a middle and the last segment, a time, latest: exactly that comes, in order."""
+    """Earliest, a logic offset in the first, a middle and the last segment, a time, latest: exactly
+    that comes, in order.
+    """
     times = await fill(shared_cluster, "back")
     assert await handle(shared_cluster, "back", 40) == VALUES
     async with QueueReader(shared_cluster.meta, subject="back") as reader:
@@ -112,7 +118,9 @@ async def test_reset_goes_to_any_segment_and_to_the_end(shared_cluster: Cluster)
 
 
 async def test_reset_of_a_resized_subject_brings_each_key_in_order(shared_cluster: Cluster):
-    """After a resize: earliest brings every message, in the order of each key; one partition alone; latest brings nothing."""
+    """After a resize: earliest brings every message, in the order of each key; one partition alone;
+    latest brings nothing.
+    """
     route = await shared_cluster.create("plain", partitions=1)
     sent: dict[bytes, list[bytes]] = {}
 
@@ -148,7 +156,9 @@ async def test_reset_of_a_resized_subject_brings_each_key_in_order(shared_cluste
 
 
 async def test_shift_and_dry_run_say_what_they_set(shared_cluster: Cluster):
-    """A dry run changes nothing, beside live consumers too; a shift counts from the cursor of the queue."""
+    """A dry run changes nothing, beside live consumers too; a shift counts from the cursor of the
+    queue.
+    """
     await fill(shared_cluster, "shifted")
     assert await handle(shared_cluster, "shifted", 40) == VALUES
 
@@ -181,10 +191,22 @@ async def test_shift_and_dry_run_say_what_they_set(shared_cluster: Cluster):
             assert [c["cursor"] for c in plan["cursors"]] == [c["cursor"] for c in done["cursors"]]
             assert not done["dry_run"]
             assert (await reader.progress(0, "g")).cursor == begin
-        table = run_keylane("group", "reset", "shifted", "g", "--shift", "-2", "--dry-run", "--meta", shared_cluster.meta)  # fmt: skip
+        table = run_keylane(
+            "group",
+            "reset",
+            "shifted",
+            "g",
+            "--shift",
+            "-2",
+            "--dry-run",
+            "--meta",
+            shared_cluster.meta,
+        )
         assert "would be set by -2" in table.stdout
         for words in ((), ("--to", "latest", "--shift", "3"), ("--shift", "0")):
-            refused = run_keylane("group", "reset", "shifted", "g", *words, "--meta", shared_cluster.meta)  # fmt: skip
+            refused = run_keylane(
+                "group", "reset", "shifted", "g", *words, "--meta", shared_cluster.meta
+            )
             assert (refused.returncode, refused.stdout) == (1, "")
         with pytest.raises(PartitionUnknownError):
             await admin.reset_group("shifted", "g", "cursors", cursors={10**6: 0})
@@ -274,8 +296,13 @@ async def test_bad_reset_is_refused(shared_cluster: Cluster):
             ("wrong", "g", {"to": ResetTo.LATEST, "partition_id": 1}, InvalidRequestError),
             ("other", "g", {"to": ResetTo.LATEST, "queue": 0}, SubjectNotStaticError),
             ("other", "g", {"to": ResetTo.LATEST, "partition_id": 10**6}, PartitionUnknownError),
-            ("other", "g", {"to": ResetTo.OFFSET, "offset": 2**63, "partition_id": 1}, InvalidRequestError),
-        ):  # fmt: skip
+            (
+                "other",
+                "g",
+                {"to": ResetTo.OFFSET, "offset": 2**63, "partition_id": 1},
+                InvalidRequestError,
+            ),
+        ):
             with pytest.raises(error):
                 await meta.call(
                     endpoints.RESET_GROUP, ResetGroup(**ask), subject=subject, group=group
@@ -295,7 +322,9 @@ async def test_bad_reset_is_refused(shared_cluster: Cluster):
 async def test_reset_is_finished_by_a_retry_when_its_metaserver_is_killed(
     cluster: Cluster, step: str
 ):
-    """The caller gets UNKNOWN; the same call to the next metaserver finishes it; a restart of all keeps it."""
+    """The caller gets UNKNOWN; the same call to the next metaserver finishes it; a restart of all
+    keeps it.
+    """
     await fill(cluster, "cut")
     assert await handle(cluster, "cut", 40) == VALUES
     program = cluster.meta_program
@@ -314,7 +343,9 @@ async def test_reset_is_finished_by_a_retry_when_its_metaserver_is_killed(
 
 
 async def brokers_known(cluster: Cluster, ask: ResetGroup) -> GroupReset:
-    """The reset, as soon as the restarted metaserver has heard of the brokers, and no other holds the group."""
+    """The reset, as soon as the restarted metaserver has heard of the brokers, and no other holds
+    the group.
+    """
     async with meta_of(cluster) as meta:
         until = time.monotonic() + 60
         while True:
@@ -327,7 +358,9 @@ async def brokers_known(cluster: Cluster, ask: ResetGroup) -> GroupReset:
 
 @pytest.mark.crash
 async def test_reset_is_refused_or_unfinished_when_a_broker_does_not_answer(cluster: Cluster):
-    """Silent before it begins: nothing is changed.  Silent in the middle: UNKNOWN, and the same call finishes it."""
+    """Silent before it begins: nothing is changed.  Silent in the middle: UNKNOWN, and the same
+    call finishes it.
+    """
     await fill(cluster, "cut")
     assert await handle(cluster, "cut", 40) == VALUES
     ask = ResetGroup(to=ResetTo.OFFSET, queue=0, offset=5)
@@ -360,7 +393,9 @@ async def lag(reader: QueueReader) -> int:
 
 
 def restart_to_die_at_its_next_sync(broker: Program) -> None:
-    """Some syncs belong to the start itself: try until one later is the first that it does not survive."""
+    """Some syncs belong to the start itself: try until one later is the first that it does not
+    survive.
+    """
     for count in range(1, 20):
         broker.environment = {"KEYLANE_FAIL_AT": f"sync:{count}"}
         try:
@@ -377,7 +412,9 @@ async def keylane(cluster: Cluster, *words: str) -> subprocess.CompletedProcess[
 
 
 async def test_reset_command_sets_what_describe_shows(shared_cluster: Cluster):
-    """`keylane group reset` sets it, and `describe` shows cursor and lag of each queue in logic offsets."""
+    """`keylane group reset` sets it, and `describe` shows cursor and lag of each queue in logic
+    offsets.
+    """
     await fill(shared_cluster, "cmds")
     assert await handle(shared_cluster, "cmds", 40) == VALUES
     done = await keylane(

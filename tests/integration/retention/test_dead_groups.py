@@ -76,7 +76,9 @@ async def cleaned(cluster: Cluster) -> None:
 
 
 async def test_group_that_died_after_its_grant_finds_every_message(cluster: Cluster):
-    """Messages that the others have handled stay for it, though none of its consumers ever called a broker."""
+    """Messages that the others have handled stay for it, though none of its consumers ever called a
+    broker.
+    """
     await cluster.create("orders", partitions=2)
     network = HttpNetwork()
     meta = MetaClient(network, [cluster.meta])
@@ -89,7 +91,9 @@ async def test_group_that_died_after_its_grant_finds_every_message(cluster: Clus
 
 
 async def test_group_created_at_the_latest_finds_every_message_since(cluster: Cluster):
-    """It has no consumer until the others have handled everything, and a broker has looked for what it may remove."""
+    """It has no consumer until the others have handled everything, and a broker has looked for what
+    it may remove.
+    """
     await cluster.create("orders", partitions=2)
     before = await send(cluster, 0)
     async with Admin(cluster.meta) as admin:
@@ -101,7 +105,9 @@ async def test_group_created_at_the_latest_finds_every_message_since(cluster: Cl
 
 
 async def test_lagging_group_finds_all_of_a_moved_partition(cluster: Cluster):
-    """It is behind in the parent and has not begun the child; the metaserver dies right after the move."""
+    """It is behind in the parent and has not begun the child; the metaserver dies right after the
+    move.
+    """
     await cluster.create("orders", partitions=1)
     network = HttpNetwork()
     meta = MetaClient(network, [cluster.meta])

@@ -37,7 +37,9 @@ async def moved(meta: MetaClient, subject: str, to: str) -> None:
 async def test_broker_that_refuses_a_group_blocks_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With more refusals than a round asks for, partitions behind them are known to their broker in one look."""
+    """With more refusals than a round asks for, partitions behind them are known to their broker in
+    one look.
+    """
     monkeypatch.setattr(heard, "PARTITIONS_MAX", PARTITIONS)
     settings = MetaserverSettings(
         data=tmp_path, port=0, poll_ms=50, expire_ms=200, broker_ttl_ms=600_000

@@ -53,7 +53,9 @@ async def all_expired(reader: QueueReader, starts: list[int]) -> None:
 
 
 async def test_queue_continues_behind_expired_head_segments(cluster: Cluster):
-    """Its min rises, offsets below are refused by name, a stopped group and a new one continue in order."""
+    """Its min rises, offsets below are refused by name, a stopped group and a new one continue in
+    order.
+    """
     await cluster.create("aged", partitions=1, static=True)
     await cluster.create("filler", partitions=2)
     network = HttpNetwork()
@@ -102,7 +104,9 @@ async def test_queue_continues_behind_expired_head_segments(cluster: Cluster):
 
 
 async def test_segments_that_a_group_has_not_read_are_kept(cluster: Cluster):
-    """A group that stopped in the first segment misses no message of later segments that aged meanwhile."""
+    """A group that stopped in the first segment misses no message of later segments that aged
+    meanwhile.
+    """
     await cluster.create("kept", partitions=1, static=True)
     await cluster.create("filler", partitions=2)
     seen: list[Message] = []

@@ -1,4 +1,6 @@
-"""A hold over the public API, on a real broker: retention waits for it through a restart, and removes when it ends."""
+"""A hold over the public API, on a real broker: retention waits for it through a restart, and
+removes when it ends.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ async def first_offset(admin: Admin) -> int:
 
 
 async def test_held_messages_stay_through_restarts_until_the_hold_ends(cluster: Cluster, capsys):
-    """A broker looks for segments to remove when it starts: held it removes none, released it does."""
+    """A broker looks for segments to remove when it starts: held it removes none, released it
+    does.
+    """
     route = await cluster.create("held", partitions=1, retention=Retention.TIME)
     (broker,) = cluster.brokers
     partition_id = route.partitions[0].partition_id

@@ -1,4 +1,6 @@
-"""Retention by time overtakes a consumer: it continues at the first message left and reports the loss."""
+"""Retention by time overtakes a consumer: it continues at the first message left and reports the
+loss.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ async def removed(partition: Partition) -> None:
 async def test_slow_consumer_continues_at_the_first_message_left(
     cluster: Cluster, strategy: str, caplog, capsys
 ):
-    """It keeps its partition, handles the rest in order, and counts the messages removed before it pulled them."""
+    """It keeps its partition, handles the rest in order, and counts the messages removed before it
+    pulled them.
+    """
     route = await cluster.create("aged", partitions=1, retention=Retention.TIME)
     seen: list[Message] = []
     gate = asyncio.Event()
@@ -129,7 +133,9 @@ async def test_every_group_is_counted_when_messages_are_removed_before_it_pulled
 
 
 async def test_group_that_a_client_made_at_a_broker_is_deleted_by_an_operator(cluster: Cluster):
-    """No metaserver knows it: of a subject whose messages go by age, brokers are not told groups."""
+    """No metaserver knows it: of a subject whose messages go by age, brokers are not told
+    groups.
+    """
     route = await cluster.create("haunted", partitions=1, retention=Retention.TIME)
     (partition,) = route.partitions
     number = partition.partition_id

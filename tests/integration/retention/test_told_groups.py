@@ -14,7 +14,9 @@ UNKNOWN = 999_999
 async def test_partitions_know_their_groups_when_one_of_the_call_is_unknown(
     shared_cluster: Cluster,
 ):
-    """The answer names the unknown partition; the others have the groups, and no more is missing."""
+    """The answer names the unknown partition; the others have the groups, and no more is
+    missing.
+    """
     await shared_cluster.create("told", partitions=2)
     async with meta_of(shared_cluster) as meta:
         route = await meta.route("told")

@@ -1,4 +1,6 @@
-"""Consumer processes that are stopped past their lease, and killed in mid-transaction: each effect once, in order."""
+"""Consumer processes that are stopped past their lease, and killed in mid-transaction: each effect
+once, in order.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def state(pid: int) -> str:
 
 
 async def pause_between_transactions(pid: int, engine: AsyncEngine) -> None:
-    """Stop the only program on this database; inside a transaction it would keep its locks, and others out."""
+    """Stop the only program on this database; inside a transaction it would keep its locks, and
+    others out.
+    """
     async with asyncio.timeout(60):
         while True:
             pause(pid)
@@ -64,7 +68,9 @@ def lines(path: Path) -> int:
 
 
 @pytest.mark.parametrize("ends", ["stopped", "killed"])
-async def test_effects_are_done_once_when_their_owner_is(shared_cluster: Cluster, postgres_url: str, tmp_path: Path, ends: str):  # fmt: skip
+async def test_effects_are_done_once_when_their_owner_is(
+    shared_cluster: Cluster, postgres_url: str, tmp_path: Path, ends: str
+):
     subject = f"effects-{ends}"
     await shared_cluster.create(subject, partitions=2)
     first, second = tmp_path / "first", tmp_path / "second"

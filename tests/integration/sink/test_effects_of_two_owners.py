@@ -1,4 +1,6 @@
-"""Transactions of two owners at the same time, on database servers: at every isolation level, one effect a message."""
+"""Transactions of two owners at the same time, on database servers: at every isolation level, one
+effect a message.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,20 @@ LEVELS = ("READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE")
 
 
 def levelled(engine: AsyncEngine, level: str) -> AsyncEngine:
-    """The engine at an isolation level; InnoDB, where a SELECT of a serializable transaction locks, one level lower."""
+    """The engine at an isolation level; InnoDB, where a SELECT of a serializable transaction locks,
+    one level lower.
+    """
     if engine.dialect.name != "postgresql" and level == "SERIALIZABLE":
         level = "REPEATABLE READ"
     return engine.execution_options(isolation_level=level)
 
 
-async def effect(engine: AsyncEngine, message: Message, inside: asyncio.Event | None = None, go: asyncio.Event | None = None) -> bool:  # fmt: skip
+async def effect(
+    engine: AsyncEngine,
+    message: Message,
+    inside: asyncio.Event | None = None,
+    go: asyncio.Event | None = None,
+) -> bool:
     """Write an entry; in the middle of the transaction set `inside`, and wait for `go`."""
     async with AsyncSession(engine) as session, FencedSession(session, message) as todo:
         if todo:
@@ -42,7 +51,9 @@ def numbered(offset: int, *, token: int, delivery: GroupDelivery | None = None) 
 
 @pytest.mark.parametrize("level", LEVELS)
 async def test_old_owner_is_refused_when_the_new_one_was_first(engine, level):
-    """The new owner does not wait for the transaction of the old one, which is refused whatever it has done."""
+    """The new owner does not wait for the transaction of the old one, which is refused whatever it
+    has done.
+    """
     at_level = levelled(engine, level)
     await effect(at_level, numbered(0, token=1))
     inside, go = asyncio.Event(), asyncio.Event()
@@ -89,7 +100,9 @@ async def test_new_owner_passes_over_what_the_old_one_commits_first(engine, leve
 
 @pytest.mark.parametrize("level", ["READ COMMITTED", "SERIALIZABLE"])
 async def test_first_try_of_a_message_is_refused_when_a_second_one_was_merged(engine, level):
-    """A handler gave up a process that went on; rows were merged while that was in its block, under the same token."""
+    """A handler gave up a process that went on; rows were merged while that was in its block, under
+    the same token.
+    """
     at_level = levelled(engine, level)
     delivery = GroupDelivery(cursor=300)
     await effect(at_level, numbered(400, token=1))
@@ -128,7 +141,9 @@ async def test_lanes_of_an_owner_do_not_fail_each_other(engine):
     async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
         for first in range(8):
             tasks.create_task(lane(first))
-    assert {key: len(values) for key, values in (await entries_by_key(engine)).items()} == {b"k": 600}  # fmt: skip
+    assert {key: len(values) for key, values in (await entries_by_key(engine)).items()} == {
+        b"k": 600
+    }
     async with engine.connect() as connection:
         rows = (
             await connection.exec_driver_sql("SELECT count(*) FROM keylane_sink_done")
@@ -139,7 +154,9 @@ async def test_lanes_of_an_owner_do_not_fail_each_other(engine):
 
 
 async def test_effect_is_refused_when_the_connection_commits_each_statement(engine):
-    """Also where the driver alone knows it: asyncmy is told by `connect_args`, of which SQLAlchemy sees nothing."""
+    """Also where the driver alone knows it: asyncmy is told by `connect_args`, of which SQLAlchemy
+    sees nothing.
+    """
     told = {} if engine.dialect.name == "postgresql" else {"connect_args": {"autocommit": True}}
     level = {} if told else {"isolation_level": "AUTOCOMMIT"}
     alone = create_async_engine(engine.url, **told, **level)

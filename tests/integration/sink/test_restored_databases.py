@@ -1,4 +1,6 @@
-"""A user's database that is restored from a copy of some minutes ago, beside a cluster that went on: what docs/EFFECTS.md says."""
+"""A user's database that is restored from a copy of some minutes ago, beside a cluster that went
+on: what docs/EFFECTS.md says.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,9 @@ async def test_reset_repeats_exactly_the_effects_that_a_restored_database_lacks(
 async def test_rows_that_a_restored_database_has_again_are_stored_twice(
     shared_cluster: Cluster, tmp_path: Path
 ):
-    """With another `message_id` each time; rows that were added after the copy stay stored, and no row tells of them."""
+    """With another `message_id` each time; rows that were added after the copy stay stored, and no
+    row tells of them.
+    """
     subject, path, copy = "restored-outbox", tmp_path / "shop.db", tmp_path / "copy.db"
     await shared_cluster.create(subject, partitions=1)
     engine, got = engine_at(path), []

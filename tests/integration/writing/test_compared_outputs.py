@@ -1,4 +1,6 @@
-"""What a job has stored in a subject, compared with older rows: down to the first offset of each key.  No Java."""
+"""What a job has stored in a subject, compared with older rows: down to the first offset of each
+key.  No Java.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,9 @@ def bare_changed(rows: pa.Table) -> pa.Table:
 
 
 class StoredOutputs:
-    """Jobs on a subject of two generations of partitions, in small pieces that are compared a few at a time."""
+    """Jobs on a subject of two generations of partitions, in small pieces that are compared a few
+    at a time.
+    """
 
     def __init__(self, cluster: Cluster, folder: Path, source: str) -> None:
         self.cluster, self.folder, self.source = cluster, folder, source
@@ -155,7 +159,9 @@ def expected(work: StoredOutputs) -> list[KeyDifference]:
 
 
 def test_rows_in_subjects_and_files_are_compared_down_to_the_first_offset_of_a_key(work):
-    """Old and new each in files, in a published subject, in a hidden one, and the messages themselves."""
+    """Old and new each in files, in a published subject, in a hidden one, and the messages
+    themselves.
+    """
     differences = expected(work)
     assert sum(each.rows for each in differences) == len(CHANGED)
     old_files, old_subject = work.run(same), work.run(same, "same")
@@ -182,7 +188,9 @@ def test_time_of_the_plan_and_properties_of_the_job_are_no_difference(work):
 
 
 def test_outputs_that_cannot_be_compared_are_refused(work, tmp_path):
-    """Rows that do not say their source, a subject that is not there, a job that is not complete, rows that are gone."""
+    """Rows that do not say their source, a subject that is not there, a job that is not complete,
+    rows that are gone.
+    """
     whole = work.run(same, "same")
     nameless = work.run(nameless_rows, "nameless")
     with pytest.raises(CompareError, match="keep the column offset"):

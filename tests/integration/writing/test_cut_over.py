@@ -1,4 +1,6 @@
-"""A subject's rows take the place of its messages, and its groups go on where they were; as an operator types it."""
+"""A subject's rows take the place of its messages, and its groups go on where they were; as an
+operator types it.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ async def handled(
 
 
 def doubled(rows: pa.Table) -> pa.Table:
-    """Each message twice, as an order that is split in two: several rows are made of one message."""
+    """Each message twice, as an order that is split in two: several rows are made of one
+    message.
+    """
     return rows.take(pa.array([at for at in range(rows.num_rows) for _ in range(2)], pa.int64()))
 
 
@@ -117,7 +121,9 @@ def publish(cluster: Cluster, hidden: str, folder: str, target: str = "orders"):
 async def test_groups_go_on_in_the_rows_where_they_were_in_the_messages(
     file_cluster: Cluster, tmp_path
 ):
-    """One group has handled a part, one all, one nothing; what is sent behind the job lies behind its rows."""
+    """One group has handled a part, one all, one nothing; what is sent behind the job lies behind
+    its rows.
+    """
     await file_cluster.create("orders", partitions=2)
     await send(file_cluster, range(100))
     async with Admin(file_cluster.meta) as admin:
@@ -176,7 +182,9 @@ async def test_group_that_is_reset_while_rows_are_read_goes_on_where_it_was_set(
 async def test_group_that_is_reset_after_the_last_look_goes_on_where_it_was_set(
     file_cluster: Cluster, tmp_path
 ):
-    """Until now the publication placed it where it had been: behind messages that it is to handle again."""
+    """Until now the publication placed it where it had been: behind messages that it is to handle
+    again.
+    """
     await file_cluster.create("late", partitions=2)
     await send(file_cluster, range(20), "late")
     await handled(file_cluster, "again", 20, "late")
@@ -200,7 +208,9 @@ async def test_group_that_is_reset_after_the_last_look_goes_on_where_it_was_set(
 
 
 async def test_cut_over_loses_nothing_while_a_producer_sends(file_cluster: Cluster, tmp_path):
-    """Each acked message is in the subject once, in the order of its key; a group handles each once; no send fails."""
+    """Each acked message is in the subject once, in the order of its key; a group handles each
+    once; no send fails.
+    """
     await file_cluster.create("live", partitions=2)
     acked: dict[int, object] = {}
     until = asyncio.Event()
@@ -285,7 +295,9 @@ async def test_cut_over_is_refused_when_the_job_ended_before_the_latest_message(
 async def test_cut_over_is_refused_when_the_hidden_subject_lacks_the_rows_of_the_job(
     file_cluster: Cluster, tmp_path
 ):
-    """It was deleted, and made anew under its name by a job that has not written yet; the messages stay."""
+    """It was deleted, and made anew under its name by a job that has not written yet; the messages
+    stay.
+    """
     subject, hidden = "lacking", "lacking.new"
     await file_cluster.create(subject, partitions=2)
     await send(file_cluster, range(30), subject)
@@ -309,7 +321,9 @@ async def test_cut_over_is_refused_when_the_hidden_subject_lacks_the_rows_of_the
 
 
 async def test_stream_passes_over_the_rows_of_messages_that_it_had(file_cluster: Cluster, tmp_path):
-    """Nothing lies behind the rows yet; one that was in the middle of a partition ends with the loss."""
+    """Nothing lies behind the rows yet; one that was in the middle of a partition ends with the
+    loss.
+    """
     subject, folder = "streamed", str(tmp_path / "f")
     await file_cluster.create(subject, partitions=1)
     await send(file_cluster, range(30), subject)
@@ -369,7 +383,9 @@ def create_behind(cluster: Cluster, subject: str, group: str, start: str):
 async def test_start_behind_a_backfill_gives_nothing_twice_when_rows_replaced_its_messages(
     file_cluster: Cluster, tmp_path
 ):
-    """Of an earlier backfill and of the job whose rows these are; a group, a consumer and a stream get what is new."""
+    """Of an earlier backfill and of the job whose rows these are; a group, a consumer and a stream
+    get what is new.
+    """
     subject, folder = "again", str(tmp_path / "rows")
     await file_cluster.create(subject, partitions=2)
     await send(file_cluster, range(30), subject)
@@ -401,7 +417,9 @@ async def test_start_behind_a_backfill_gives_nothing_twice_when_rows_replaced_it
 async def test_start_behind_a_backfill_is_refused_when_rows_replaced_messages_on_both_sides(
     file_cluster: Cluster, tmp_path
 ):
-    """No offset parts the rows of messages that the backfill has from the others: they would come twice, or never."""
+    """No offset parts the rows of messages that the backfill has from the others: they would come
+    twice, or never.
+    """
     subject, folder = "both", str(tmp_path / "rows")
     await file_cluster.create(subject, partitions=1)
     await send(file_cluster, range(30), subject)
@@ -437,7 +455,9 @@ def rows_of(cluster: Cluster, subject: str) -> list[bytes]:
 async def test_cut_is_finished_when_the_metaserver_dies_after_a_step(
     file_cluster: Cluster, tmp_path, step
 ):
-    """The job asks again; messages that are sent then lie behind its rows, and the publication finds them all."""
+    """The job asks again; messages that are sent then lie behind its rows, and the publication
+    finds them all.
+    """
     subject = f"cut-{step}"
     await file_cluster.create(subject, partitions=2)
     await send(file_cluster, range(20), subject)

@@ -21,7 +21,9 @@ def begin(cluster: Cluster, subject: str, **options: str) -> None:
 
 
 async def made(cluster: Cluster, subject: str) -> set[str]:
-    """Every subject that is not being deleted, once this one is made; subjects in creation are not listed."""
+    """Every subject that is not being deleted, once this one is made; subjects in creation are not
+    listed.
+    """
     async with Admin(cluster.meta) as admin, asyncio.timeout(60):
         while True:
             listed = {each.subject: each.problem for each in await admin.list_subjects(hidden=True)}
@@ -31,7 +33,9 @@ async def made(cluster: Cluster, subject: str) -> set[str]:
 
 
 def test_write_leaves_no_hidden_subject_when_a_broker_is_away(cluster: Cluster):
-    """The metaserver would go on making it; one that the options name may be another job's, and stays."""
+    """The metaserver would go on making it; one that the options name may be another job's, and
+    stays.
+    """
     asyncio.run(cluster.create("flights", partitions=2))
     cluster.brokers[1].kill()
     for options in ({}, {"hidden": "flights.new", "publish": "false"}):

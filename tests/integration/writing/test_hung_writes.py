@@ -1,4 +1,6 @@
-"""Writes beside programs that hang (SIGSTOP): calls run into their limit, are made again, and each row is stored once.  No JVM."""
+"""Writes beside programs that hang (SIGSTOP): calls run into their limit, are made again, and each
+row is stored once.  No JVM.
+"""
 
 from __future__ import annotations
 
@@ -105,7 +107,9 @@ async def test_task_and_commit_ride_out_a_program_that_hangs(cluster, which, mon
 async def test_task_beside_a_broker_that_hangs_too_long_fails_and_its_repeat_stores_each_row_once(
     cluster, monkeypatch
 ):
-    """All brokers hang: a broker that is slow to report itself gets no partition, and would not be missed."""
+    """All brokers hang: a broker that is slow to report itself gets no partition, and would not be
+    missed.
+    """
     monkeypatch.setattr(lanes, "CALL_TIMEOUT_MS", 300)
     brokers = [broker.process.pid for broker in cluster.brokers]
 

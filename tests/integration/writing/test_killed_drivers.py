@@ -1,4 +1,6 @@
-"""The driver of a job is killed: nothing is visible, a second run finishes it, and without one its rows are deleted."""
+"""The driver of a job is killed: nothing is visible, a second run finishes it, and without one its
+rows are deleted.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Writers of Spark and the hidden subject that their options name: one of another id is another job's."""
+"""Writers of Spark and the hidden subject that their options name: one of another id is another
+job's.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def values_of(cluster: Cluster, subject: str) -> list[bytes]:
 
 
 def test_late_writer_leaves_the_rows_of_a_later_job_alone(file_cluster: Cluster):
-    """Its driver stood still while its hidden subject was deleted, and made anew by the job that was started instead."""
+    """Its driver stood still while its hidden subject was deleted, and made anew by the job that
+    was started instead.
+    """
     asyncio.run(file_cluster.create("late", partitions=2))
     late = writer(file_cluster, "late")
     asyncio.run(delete_subject(file_cluster.meta, "late.new"))
@@ -63,7 +67,9 @@ def test_late_writer_leaves_the_rows_of_a_later_job_alone(file_cluster: Cluster)
 def test_second_writer_of_a_hidden_subject_is_refused_and_the_first_publishes_its_rows_alone(
     file_cluster: Cluster,
 ):
-    """Both drivers begin before a row is stored; the second would count the rows of both, and delete them when it fails."""
+    """Both drivers begin before a row is stored; the second would count the rows of both, and
+    delete them when it fails.
+    """
     asyncio.run(file_cluster.create("twice", partitions=2))
     first = writer(file_cluster, "twice")
     with pytest.raises(HiddenTakenError, match="is filled by a write of Spark"):
@@ -83,7 +89,9 @@ def test_second_writer_of_a_hidden_subject_is_refused_and_the_first_publishes_it
 async def test_cut_deletes_no_subject_that_another_job_has_made_under_its_name(
     file_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ):
-    """The empty one that it found is deleted by hand, and another job fills a new one, before it deletes."""
+    """The empty one that it found is deleted by hand, and another job fills a new one, before it
+    deletes.
+    """
     await file_cluster.create("cut", partitions=2)
     options = WriteOptions(meta=(file_cluster.meta,), subject=Subject("cut"), timeout_ms=5_000)
     call_now, made = MetaClient.call, []

@@ -51,7 +51,9 @@ def left_hidden(cluster: Cluster, subject: str) -> list[str]:
 
 
 def test_job_with_a_name_is_published_once_when_it_is_run_again(file_cluster: Cluster):
-    """Also one that made the subject, and one whose driver fails after the publication; other batches are written."""
+    """Also one that made the subject, and one whose driver fails after the publication; other
+    batches are written.
+    """
     run(file_cluster, "again", 0, partitions="1")
     run(file_cluster, "again", 0, partitions="1")
     run(file_cluster, "again", 1)
@@ -88,7 +90,9 @@ def test_job_with_a_name_is_written_anew_when_its_driver_was_killed(file_cluster
 def test_job_with_a_name_is_written_when_its_publication_was_canceled(
     file_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ):
-    """Its hidden subject cannot be published any more: the next one has another name, in each run."""
+    """Its hidden subject cannot be published any more: the next one has another name, in each
+    run.
+    """
     asyncio.run(file_cluster.create("canceled", partitions=1))
     run(file_cluster, "canceled", 3)
     publish, canceled = HiddenSubject.publish, "canceled.hidden-landing-3"

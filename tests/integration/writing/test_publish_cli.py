@@ -16,7 +16,9 @@ async def keylane(cluster: Cluster, *words: str) -> subprocess.CompletedProcess[
 
 
 async def test_hidden_subject_is_listed_published_and_published_again(file_cluster: Cluster):
-    """The list shows its target; a repeat says the same; a replaced subject has the new messages alone."""
+    """The list shows its target; a repeat says the same; a replaced subject has the new messages
+    alone.
+    """
     await file_cluster.create("told", partitions=1)
     async with Admin(file_cluster.meta) as admin, Producer(file_cluster.meta) as producer:
         await producer.send("told", b"old")

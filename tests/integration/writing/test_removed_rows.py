@@ -1,4 +1,6 @@
-"""Retention while rows of a job wait for their publication: it waits for them too, or the job is not published."""
+"""Retention while rows of a job wait for their publication: it waits for them too, or the job is
+not published.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def rows() -> Iterator[pa.RecordBatch]:
 
 
 async def restarted(cluster: Cluster) -> tuple[str, PartitionStatus]:
-    """Start the broker again; returns why retention waits, once it does or has removed something, and the partition of the rows."""
+    """Start the broker again; returns why retention waits, once it does or has removed something,
+    and the partition of the rows.
+    """
     (broker,) = cluster.brokers
     broker.kill()
     broker.restart()
@@ -54,7 +58,9 @@ async def restarted(cluster: Cluster) -> tuple[str, PartitionStatus]:
 
 
 async def test_rows_stay_until_they_are_published(cluster):
-    """No consumer group is there that could need them; the broker's health says for what retention waits."""
+    """No consumer group is there that could need them; the broker's health says for what retention
+    waits.
+    """
     await cluster.create("kept", partitions=1)
     work = WrittenJob(cluster.meta, "kept", "a")
     await work.subject.make()

@@ -1,4 +1,6 @@
-"""Jobs whose rows go to a subject: published at once, each row once, each key in order; run again, done again.  No Java."""
+"""Jobs whose rows go to a subject: published at once, each row once, each key in order; run again,
+done again.  No Java.
+"""
 
 from __future__ import annotations
 
@@ -191,7 +193,9 @@ def test_job_goes_on_after_its_function_was_mended_when_the_code_is_accepted(
 def test_messages_that_fail_are_parked_in_the_folder_and_the_job_ends(
     file_cluster, source, tmp_path, kind
 ):
-    """With their place and the error; the manifest counts them by piece, and a repeat does nothing."""
+    """With their place and the error; the manifest counts them by piece, and a repeat does
+    nothing.
+    """
     bad, target = {3, 77, 78, COUNT - 1}, f"parked-{kind}"
     asyncio.run(file_cluster.create(target, partitions=2))
     work = SubjectJob(file_cluster, source, tmp_path, target)
@@ -222,7 +226,9 @@ def test_messages_that_fail_are_parked_in_the_folder_and_the_job_ends(
 def test_command_tells_of_parked_messages_in_its_output_its_status_and_the_comparison(
     file_cluster, source, tmp_path, monkeypatch, capsys
 ):
-    """Status 3; a comparison with an output that has their rows is 2, and a cut-over says that they are deleted."""
+    """Status 3; a comparison with an output that has their rows is 2, and a cut-over says that they
+    are deleted.
+    """
     monkeypatch.setattr("keylane.spark.session.local_session", lambda **_: TasksHere())
     monkeypatch.setattr("keylane.cli.java.find_java", lambda: SimpleNamespace(path=tmp_path))
     (tmp_path / "command_job.py").write_text(
@@ -233,9 +239,17 @@ def test_command_tells_of_parked_messages_in_its_output_its_status_and_the_compa
 
     def command(function: str, into: str, to: str = "", **more: object) -> tuple[int, str]:
         asked = Asked(
-            meta=file_cluster.meta, source=source, to=to or f"parquet:{tmp_path / into}", job=f"command_job:{function}",
-            start="earliest", end="latest", name="", plan=False, handover_ms=0, **{"compare": "", **more},
-        )  # fmt: skip
+            meta=file_cluster.meta,
+            source=source,
+            to=to or f"parquet:{tmp_path / into}",
+            job=f"command_job:{function}",
+            start="earliest",
+            end="latest",
+            name="",
+            plan=False,
+            handover_ms=0,
+            **{"compare": "", **more},
+        )
         status = reprocess(OutputFormat.TABLE, asked)
         captured = capsys.readouterr()
         return status, " ".join((captured.out + captured.err).split())
@@ -299,7 +313,9 @@ def test_killed_job_is_finished_by_a_second_run_with_each_row_once(
 
 
 def test_job_whose_hidden_subject_is_gone_writes_its_rows_again(file_cluster, source, tmp_path):
-    """It was deleted, as after a change of the target's partitions, which refuses the publication."""
+    """It was deleted, as after a change of the target's partitions, which refuses the
+    publication.
+    """
     asyncio.run(file_cluster.create("resized", partitions=2))
     work = SubjectJob(file_cluster, source, tmp_path, "resized")
     changes = [lambda: resize(file_cluster, "resized", 3)]
@@ -323,7 +339,9 @@ def test_job_whose_hidden_subject_is_gone_writes_its_rows_again(file_cluster, so
 def test_job_publishes_no_part_when_killed_while_it_writes_anew(
     file_cluster, source, tmp_path, pieces: int
 ):
-    """The manifest says of the rows that are gone that they were complete; the new hidden subject lacks most of them."""
+    """The manifest says of the rows that are gone that they were complete; the new hidden subject
+    lacks most of them.
+    """
     target = f"again-{pieces}"
     asyncio.run(file_cluster.create(target, partitions=2))
     work = SubjectJob(file_cluster, source, tmp_path, target)
@@ -393,7 +411,9 @@ def test_hidden_subject_of_another_job_is_refused_and_keeps_its_rows(
 def test_job_takes_no_earlier_publication_under_its_hidden_name_for_its_own(
     file_cluster, source, tmp_path
 ):
-    """Its hidden subject was deleted, and another one made and published under its name: its rows are nowhere."""
+    """Its hidden subject was deleted, and another one made and published under its name: its rows
+    are nowhere.
+    """
     asyncio.run(file_cluster.create("named", partitions=2))
     work = SubjectJob(file_cluster, source, tmp_path, "named", hidden="named.rows", publish=False)
     manifest = work.run()

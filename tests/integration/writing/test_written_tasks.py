@@ -1,4 +1,6 @@
-"""Tasks of a write against real brokers and a real metaserver: repeated, twice at once, through kills and a resize."""
+"""Tasks of a write against real brokers and a real metaserver: repeated, twice at once, through
+kills and a resize.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ KEYS = 37
 
 
 def rows(task: int, count: int, *, chunk: int = 700, start: int = 0) -> Iterator[pa.RecordBatch]:
-    """Rows `start` to `count` of a task, in record batches of `chunk` rows; every tenth has no key."""
+    """Rows `start` to `count` of a task, in record batches of `chunk` rows; every tenth has no
+    key.
+    """
     for first in range(start, count, chunk):
         numbers = range(first, min(first + chunk, count))
         keys = [b"" if n % 10 == 0 else b"%d/%d" % (task, n % KEYS) for n in numbers]
@@ -74,7 +78,9 @@ def assert_each_once_in_order(stored: list[Message], tasks: int, count: int) -> 
 
 
 async def test_job_is_published_at_once_and_each_row_once(file_cluster):
-    """To a subject that does not exist, then behind what it has; a repeated commit changes nothing."""
+    """To a subject that does not exist, then behind what it has; a repeated commit changes
+    nothing.
+    """
     for job in ("a", "b"):
         work = WrittenJob(file_cluster.meta, "jobs", job, partitions=3)
         await work.subject.make()
@@ -95,7 +101,9 @@ async def test_job_is_published_at_once_and_each_row_once(file_cluster):
 
 
 async def test_attempts_of_a_task_store_its_rows_once(file_cluster):
-    """Two at once, one that is cancelled half way, one that gets its rows in other record batches, one after the end."""
+    """Two at once, one that is cancelled half way, one that gets its rows in other record batches,
+    one after the end.
+    """
     work = WrittenJob(file_cluster.meta, "attempts", "a", partitions=2)
     await work.subject.make()
     cut = asyncio.create_task(work.attempt(0, rows(0, 40_000)))
@@ -114,7 +122,9 @@ async def test_attempts_of_a_task_store_its_rows_once(file_cluster):
 
 
 async def test_attempt_with_other_rows_fails_and_the_job_is_not_published(file_cluster):
-    """The rows of the first attempt cannot be told from those of the second one: neither is published."""
+    """The rows of the first attempt cannot be told from those of the second one: neither is
+    published.
+    """
     work = WrittenJob(file_cluster.meta, "differs", "a", partitions=1)
     await work.subject.make()
     first = await work.attempt(0, rows(0, 2_000))
@@ -170,7 +180,9 @@ async def test_hidden_subject_has_no_consumers_and_is_listed_only_when_asked_for
 
 
 async def test_replayed_rows_are_stored_once_through_a_resize(file_cluster):
-    """A stream's batch was stored in part, its partitions were resized, and the batch is replayed from its first row."""
+    """A stream's batch was stored in part, its partitions were resized, and the batch is replayed
+    from its first row.
+    """
     await file_cluster.create("live", partitions=2)
     async with Admin(file_cluster.meta) as admin:
         work = WrittenJob(file_cluster.meta, "live", "stream")
@@ -189,7 +201,9 @@ async def test_replayed_rows_are_stored_once_through_a_resize(file_cluster):
 
 @pytest.mark.cluster(brokers=1)
 async def test_job_outlives_kills_of_the_broker_and_the_metaserver(cluster):
-    """A task waits for a killed broker; the publication goes on after the metaserver died at each of its steps."""
+    """A task waits for a killed broker; the publication goes on after the metaserver died at each
+    of its steps.
+    """
     work = WrittenJob(cluster.meta, "killed", "a", partitions=2)
     await work.subject.make()
     task = asyncio.create_task(work.attempt(0, rows(0, 60_000)))

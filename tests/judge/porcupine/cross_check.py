@@ -1,6 +1,8 @@
-"""Holds `linearizable.py` against Porcupine: `python cross_check.py [COUNT]`.  Needs Go; a tool for developers.
+"""Holds `linearizable.py` against Porcupine: `python cross_check.py [COUNT]`.  Needs Go; a tool for
+developers.
 
-Histories that are too long for trying every order are judged by both; any difference is printed, and is exit status 1.
+Histories that are too long for trying every order are judged by both; any difference is printed,
+and is exit status 1.
 """
 
 from __future__ import annotations

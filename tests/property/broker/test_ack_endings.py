@@ -1,4 +1,6 @@
-"""Acks of successive owners, in whatever order handlers end, with a broker that keeps few ranges."""
+"""Acks of successive owners, in whatever order handlers end, with a broker that keeps few
+ranges.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +96,9 @@ class Owner:
 
 @given(end=st.integers(1, 120), steps=steps, order=st.randoms(use_true_random=False))
 def test_every_message_is_acked_in_whatever_order_handlers_end(end, steps, order):
-    """Handlers end in any order, acks and answers get lost, owners change: the last owner acks everything."""
+    """Handlers end in any order, acks and answers get lost, owners change: the last owner acks
+    everything.
+    """
     with pytest.MonkeyPatch.context() as patches:
         patches.setattr(partition_acks, "ACK_RANGES_MAX", KEPT)
         broker = GroupProgress(end)
@@ -129,7 +133,9 @@ def test_every_message_is_acked_in_whatever_order_handlers_end(end, steps, order
 
 @given(end=st.integers(1, 60), before=st.sets(st.integers(0, 119), max_size=KEPT))
 def test_cursor_follows_a_slow_key_at_the_range_limit(end, before):
-    """Every second message ends last, one by one: the cursor rises with each, whatever former owners acked."""
+    """Every second message ends last, one by one: the cursor rises with each, whatever former
+    owners acked.
+    """
     with pytest.MonkeyPatch.context() as patches:
         patches.setattr(partition_acks, "ACK_RANGES_MAX", KEPT)
         broker = GroupProgress(2 * end)

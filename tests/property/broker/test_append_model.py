@@ -76,7 +76,9 @@ class AppendsAgainstAModel(RuleBasedStateMachine):
         twin=st.booleans(),
     )
     def append(self, producer_id: int, back: int, count: int, newer: int, twin: bool) -> None:
-        """A batch that begins `back` messages before the next one, in this epoch or beside it, by one of two producers."""
+        """A batch that begins `back` messages before the next one, in this epoch or beside it, by
+        one of two producers.
+        """
         epoch, upto = self.producers.get(producer_id, (0, 0))
         self.send(producer_id, max(0, epoch + newer), max(0, upto - back), count, twin=twin)
 
@@ -167,7 +169,9 @@ class AppendsAgainstAModel(RuleBasedStateMachine):
 
 
 class AppendsWithRocksDB(AppendsAgainstAModel):
-    """The same over real files; an end without a goodbye leaves a folder as a killed process does."""
+    """The same over real files; an end without a goodbye leaves a folder as a killed process
+    does.
+    """
 
     def __init__(self) -> None:
         self.folders = tempfile.TemporaryDirectory()

@@ -1,4 +1,6 @@
-"""Removing the oldest segments removes their messages only: everything else is restored from the log alone."""
+"""Removing the oldest segments removes their messages only: everything else is restored from the
+log alone.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,9 @@ async def test_large_partitions_are_written_in_parts(monkeypatch):
 
 
 def test_crash_while_a_segment_is_removed_changes_no_state():
-    """At every operation of the removal a crash leaves the same state, and the removal can be done again."""
+    """At every operation of the removal a crash leaves the same state, and the removal can be done
+    again.
+    """
 
     def attempt(crash_at: int | None) -> tuple[SimDisk, int, dict[int, bytes]]:
         disk, clock = SimDisk(), ManualClock()
@@ -110,7 +114,9 @@ def test_crash_while_a_segment_is_removed_changes_no_state():
 
 
 async def test_segment_stays_while_a_full_disk_takes_no_copy_of_its_facts():
-    """A segment whose facts cannot be written again stays; once the reserve is given up they are written and it goes."""
+    """A segment whose facts cannot be written again stays; once the reserve is given up they are
+    written and it goes.
+    """
     disk, clock = SimDisk(), ManualClock()
     desk = await filled(disk, clock)
     bases = segment_bases(disk)

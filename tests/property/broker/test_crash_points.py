@@ -1,7 +1,8 @@
-"""A crash in the middle of every operation on the disk: what was answered is there, once, and nothing comes back.
+"""A crash in the middle of every operation on the disk: what was answered is there, once, and
+nothing comes back.
 
-The machine loses what was not synced, keeps some of its blocks, and comes up again; then the sender sends again
-what was not answered.
+The machine loses what was not synced, keeps some of its blocks, and comes up again; then the sender
+sends again what was not answered.
 """
 
 from __future__ import annotations
@@ -119,7 +120,9 @@ async def check(disk: SimDisk, known: ToldBeforeCrash) -> None:
 
 @pytest.mark.parametrize("seeds", [2, pytest.param(6, marks=pytest.mark.whole)])
 def test_crash_at_every_operation(seeds):
-    """No operation on the disk is a bad moment to crash, whatever of the unsynced bytes survives."""
+    """No operation on the disk is a bad moment to crash, whatever of the unsynced bytes
+    survives.
+    """
     whole = SimDisk()
     assert run_until_crash(whole, ToldBeforeCrash())
     for crash_at in range(1, whole.steps + 1):
@@ -150,7 +153,9 @@ def test_crash_during_recovery():
 
 
 def test_answers_of_a_restarted_process_survive_a_machine_crash():
-    """A killed process leaves unsynced bytes in the page cache: its successor makes them durable before it serves."""
+    """A killed process leaves unsynced bytes in the page cache: its successor makes them durable
+    before it serves.
+    """
     found_whole = 0
     for crash_at in range(1, 60):
         disk, known = SimDisk(), ToldBeforeCrash()

@@ -1,7 +1,9 @@
-"""Disks that fail in every way, life after life: what was acked is there once, at its offset, and nothing else is.
+"""Disks that fail in every way, life after life: what was acked is there once, at its offset, and
+nothing else is.
 
-A seed is a few lives of one broker.  Each life has a fault of its own: a crash of the machine, a kill of the process,
-a write or a sync that fails, a disk that fills up and gets room again; then the sender sends again what was not acked.
+A seed is a few lives of one broker.  Each life has a fault of its own: a crash of the machine, a
+kill of the process, a write or a sync that fails, a disk that fills up and gets room again; then
+the sender sends again what was not acked.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ def quiet(caplog) -> None:
 
 
 class NumberedSender:
-    """Sends numbered messages in order, again and again until each is acked; knows the offsets it was told."""
+    """Sends numbered messages in order, again and again until each is acked; knows the offsets it
+    was told.
+    """
 
     def __init__(self, producer_id: int) -> None:
         self.producer_id = producer_id
@@ -175,7 +179,9 @@ async def read_values(desk: Desk) -> list[bytes]:
     "part", [0, *(pytest.param(part, marks=pytest.mark.whole) for part in (1, 2, 3))]
 )
 def test_acked_messages_are_kept_through_lives_with_faults(part):
-    """Whichever fault ends each life, nothing acked is lost or stored twice, and no fence and no cursor falls."""
+    """Whichever fault ends each life, nothing acked is lost or stored twice, and no fence and no
+    cursor falls.
+    """
     faults = set()
     for seed in range(part * SEEDS // 4, (part + 1) * SEEDS // 4):
         world = BrokerLives(seed)
@@ -186,7 +192,9 @@ def test_acked_messages_are_kept_through_lives_with_faults(part):
 
 
 def test_appends_beyond_the_line_are_refused_and_stored_when_sent_again():
-    """An overloaded broker queues appends; it refuses those that the queue has no room for, and nothing is lost."""
+    """An overloaded broker queues appends; it refuses those that the queue has no room for, and
+    nothing is lost.
+    """
     world = BrokerLives(1)
     count = WAITING_MAX + 10
 

@@ -1,4 +1,6 @@
-"""Owners against a model: only the newest token acts, the fence outlives crashes, the cursor follows its acks alone."""
+"""Owners against a model: only the newest token acts, the fence outlives crashes, the cursor
+follows its acks alone.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ offsets = st.integers(0, STORED)
 
 
 class OwnershipAgainstAModel(RuleBasedStateMachine):
-    """The model: the highest token, its session, whether it released, and the set of acked offsets."""
+    """The model: the highest token, its session, whether it released, and the set of acked
+    offsets.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,6 @@
-"""Parked messages against any sequence of requests: what a snapshot, an undo, an image and a carry-over need."""
+"""Parked messages against any sequence of requests: what a snapshot, an undo, an image and a
+carry-over need.
+"""
 
 from __future__ import annotations
 
@@ -171,7 +173,9 @@ def served(requests: list[list[AskedChange]]) -> tuple[Log, Parked, AckedOffsets
 @settings(max_examples=examples(60), deadline=None)
 @given(REQUESTS, st.integers(0, 40), st.integers(0, 40))
 def test_changes_folded_twice_lead_to_the_same_state(requests, first, last):
-    """A snapshot has changes that the log behind its position says again: of any part of the log."""
+    """A snapshot has changes that the log behind its position says again: of any part of the
+    log.
+    """
     log, parked, _ = served(requests)
     first, last = sorted((first % (len(log) + 1), last % (len(log) + 1)))
     snapshot = Parked.of_image(OWN, fold(log[:last]).image())
@@ -293,7 +297,9 @@ def test_offset_runs_are_a_set(steps):
     [(True, (0, 1), 1, 1, 1), (True, (2, 3), 1, 1, 0), (True, (0, 1), 1, 1, 0)], 31
 )
 def test_failure_runs_tell_what_was_said_last_of_each_message(steps, coarse):
-    """In no more rows than twice the messages; what is coarse has the fault, and no earlier time."""
+    """In no more rows than twice the messages; what is coarse has the fault, and no earlier
+    time.
+    """
     runs, present, model = FailureRuns(), OffsetRuns(), {}
     for place, (add, (start, end), since_ms, fault, next_ms) in enumerate(steps):
         mark = Mark(since_ms, 5, fault, next_ms)
@@ -310,8 +316,9 @@ def test_failure_runs_tell_what_was_said_last_of_each_message(steps, coarse):
             for offset, known in model.items():
                 told = runs.at(offset)
                 assert told == UNKNOWN or (told.fault, told.since_ms >= known.since_ms) == (
-                    known.fault, True,
-                )  # fmt: skip
+                    known.fault,
+                    True,
+                )
                 model[offset] = told
         assert {offset: runs.at(offset) for offset in model} == model
         told = [part for low, high in present for part in runs.within(low, high)]

@@ -1,4 +1,6 @@
-"""A crash in the middle of every operation on the disk, around a reset: what was answered holds, and again finishes it."""
+"""A crash in the middle of every operation on the disk, around a reset: what was answered holds,
+and again finishes it.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ STEPS = [(4, 30), (7, 3), (9, 12)]
 
 
 async def workload(desk: Desk, said: list[tuple[int, int]]) -> None:
-    """Resets between acks; `said` hears of each cursor that was answered, with the token it is under."""
+    """Resets between acks; `said` hears of each cursor that was answered, with the token it is
+    under.
+    """
     await desk.host()
     for number in range(12):
         await desk.append(batch(sequence=4 * number, count=4, value=b"x" * 60))
@@ -57,7 +61,9 @@ def operations() -> int:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_crash_at_every_operation(seed: int):
-    """An answered reset is kept; one without an answer may be kept or not; a fresh token sets the cursor in either case."""
+    """An answered reset is kept; one without an answer may be kept or not; a fresh token sets the
+    cursor in either case.
+    """
     for crash_at in range(1, operations() + 1):
         disk = SimDisk()
         disk.crash_at = crash_at

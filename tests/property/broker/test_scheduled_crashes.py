@@ -1,4 +1,6 @@
-"""A broker that stops at any step of its disk keeps every scheduled message that it acked, and stores each once."""
+"""A broker that stops at any step of its disk keeps every scheduled message that it acked, and
+stores each once.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ class StoppingMachine:
 async def live(
     machine: StoppingMachine, subjects: ScriptedSubjects
 ) -> tuple[set[bytes], set[bytes]]:
-    """Schedule and cancel until all is settled or the machine stops; the values that were acked and not canceled, and those canceled."""
+    """Schedule and cancel until all is settled or the machine stops; the values that were acked and
+    not canceled, and those canceled.
+    """
     acked: set[bytes] = set()
     canceled: set[bytes] = set()
 

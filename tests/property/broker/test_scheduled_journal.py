@@ -1,4 +1,6 @@
-"""Frames of scheduled messages with anything in them; and a machine that stops at any step of the journal."""
+"""Frames of scheduled messages with anything in them; and a machine that stops at any step of the
+journal.
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,9 @@ sessions = st.sampled_from(SESSIONS)
 
 
 class SharedMachine(RuleBasedStateMachine):
-    """Random sends, pulls, acks by any session, silence, deaths, give-backs, restarts of the broker, time."""
+    """Random sends, pulls, acks by any session, silence, deaths, give-backs, restarts of the
+    broker, time.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -188,7 +190,9 @@ class SharedMachine(RuleBasedStateMachine):
 
 
 def test_in_flight_against_the_model() -> None:
-    """No message is with two sessions, none acked comes again, the lowest free go first, and all are handled."""
+    """No message is with two sessions, none acked comes again, the lowest free go first, and all
+    are handled.
+    """
     run_state_machine_as_test(
         SharedMachine,
         settings=settings(max_examples=examples(150), stateful_step_count=40, deadline=None),

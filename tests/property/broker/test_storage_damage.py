@@ -1,12 +1,14 @@
-"""Thousands of damaged stores: what was acked before the damage is readable, and nothing wrong is ever served.
+"""Thousands of damaged stores: what was acked before the damage is readable, and nothing wrong is
+ever served.
 
-Each store has the shape of a real one (segments, trails, snapshots, the index on disk) and is read back whole: every
-byte that is served is the one that was acked at this offset; what is whole is served, whatever happened elsewhere;
-what is missing is missed loudly, but for the end of a log of which nothing proves that it was durable; partitions
-that the damage did not touch take appends.
+Each store has the shape of a real one (segments, trails, snapshots, the index on disk) and is read
+back whole: every byte that is served is the one that was acked at this offset; what is whole is
+served, whatever happened elsewhere; what is missing is missed loudly, but for the end of a log of
+which nothing proves that it was durable; partitions that the damage did not touch take appends.
 
-`make test` cuts the log at the edges of all fields of every seventh record and at every 32nd byte, flips every 11th bit, and
-draws a third of the damages; `make proof` leaves out no byte, no bit and no damage.
+`make test` cuts the log at the edges of all fields of every seventh record and at every 32nd byte,
+flips every 11th bit, and draws a third of the damages; `make proof` leaves out no byte, no bit and
+no damage.
 """
 
 from __future__ import annotations
@@ -44,9 +46,11 @@ def quiet(caplog) -> None:
     caplog.set_level(logging.CRITICAL, logger="keylane.broker")
 
 
-# ── what happens to files ─────────────────────────────────────────────────────────────────────────────────
+# ── what happens to files ─────────────────────────────────────────────────────────────────────────
 def truncated(whole: Whole, position: int) -> Found:
-    """The log ends at this position: what follows of its segment is gone, and the segments behind it."""
+    """The log ends at this position: what follows of its segment is gone, and the segments behind
+    it.
+    """
     files = dict(whole.files)
     for base in whole.bases:
         path = segment_path(base)
@@ -146,9 +150,11 @@ def spoiled(files: Found, rng: random.Random) -> Found:
     return files | {path: bytes(data)}
 
 
-# ── the claims ────────────────────────────────────────────────────────────────────────────────────────────
+# ── the claims ────────────────────────────────────────────────────────────────────────────────────
 def edges(whole: Whole) -> set[int]:
-    """Of every seventh of the last records: where each field and the body begin, and the bytes beside the ends of header and body."""
+    """Of every seventh of the last records: where each field and the body begin, and the bytes
+    beside the ends of header and body.
+    """
     last = whole.records[-LAST::7]
     fields = {record.position + field for record in last for field in FIELDS}
     ends = [record.position + end for record in last for end in (HEADER_BYTES, record.length)]
@@ -159,7 +165,9 @@ def edges(whole: Whole) -> set[int]:
 @pytest.mark.parametrize("every", [32, pytest.param(1, marks=pytest.mark.whole)])
 @pytest.mark.parametrize("trail", [True, False])
 async def test_store_serves_all_before_the_cut_when_its_log_is_truncated(trail, every):
-    """Cut anywhere in the last 64 records, all before is served; the rest is missed loudly if a trail proves it."""
+    """Cut anywhere in the last 64 records, all before is served; the rest is missed loudly if a
+    trail proves it.
+    """
     whole = await whole_store()
     first = whole.records[-LAST].position
     assert len(set(whole.base_of[-LAST:])) > 1
@@ -202,7 +210,9 @@ async def test_store_misses_one_batch_when_a_bit_of_it_is_flipped(part, every):
 @pytest.mark.parametrize("count", [13, pytest.param(40, marks=pytest.mark.whole)])
 @pytest.mark.parametrize("kind", ["zeros", "twice", "swapped", "noise"])
 async def test_store_serves_all_other_blocks_when_blocks_of_the_log_are_damaged(kind, count):
-    """Zeroed, doubled, swapped and overwritten blocks: what is in no such block is served, trail or not."""
+    """Zeroed, doubled, swapped and overwritten blocks: what is in no such block is served, trail or
+    not.
+    """
     whole = await whole_store(count=4)
     rng = random.Random(kind)
     for _ in range(count):
@@ -214,7 +224,9 @@ async def test_store_serves_all_other_blocks_when_blocks_of_the_log_are_damaged(
 @pytest.mark.parametrize("snapshot", ["whole", "stale", "deleted"])
 @pytest.mark.parametrize("index", ["whole", "stale", "deleted"])
 async def test_store_loses_nothing_more_with_stale_or_deleted_parts(index, snapshot):
-    """An older or no snapshot, with an older or no index, with damage to the log or none: nothing more is lost by it."""
+    """An older or no snapshot, with an older or no index, with damage to the log or none: nothing
+    more is lost by it.
+    """
     whole = await whole_store(count=4)
     rng = random.Random(index + snapshot)
     damages = [whole.files]
@@ -244,7 +256,9 @@ async def test_store_serves_what_is_whole_after_any_damage(seed):
 
 @pytest.mark.parametrize("count", [20, pytest.param(60, marks=pytest.mark.whole)])
 async def test_real_folder_with_rocksdb_serves_what_is_whole_after_damage(tmp_path, count):
-    """The same with the other index and real files: the log truncated, flipped, its blocks zeroed and swapped."""
+    """The same with the other index and real files: the log truncated, flipped, its blocks zeroed
+    and swapped.
+    """
     root = tmp_path / "whole"
     real = RealFiles(root)
     real.lock()

@@ -1,4 +1,6 @@
-"""Both indexes against a list: every offset and time, after any flush, restart, truncation and retention."""
+"""Both indexes against a list: every offset and time, after any flush, restart, truncation and
+retention.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ partitions = st.integers(1, PARTITIONS)
 
 
 class IndexAgainstAList(RuleBasedStateMachine):
-    """The model of an index; the index can be reopened any number of times on the files of the one before."""
+    """The model of an index; the index can be reopened any number of times on the files of the one
+    before.
+    """
 
     def __init__(self, open_queues: Callable[[], ConsumeQueues]) -> None:
         super().__init__()
@@ -82,7 +86,9 @@ class IndexAgainstAList(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def restart(self, data) -> None:
-        """What was written is read again; a truncation forgets exactly what lies behind its position."""
+        """What was written is read again; a truncation forgets exactly what lies behind its
+        position.
+        """
         self.queues.close()
         self.queues = self.open()
         starts = {unit.position for units in self.model.units.values() for unit in units}

@@ -83,7 +83,9 @@ def stored(disk: SimDisk) -> list[bytes]:
 
 
 def stopped(disk: SimDisk) -> tuple[list[bytes], int]:
-    """The bodies of partition 1 up to where it is damaged, and the position of that; it takes no messages."""
+    """The bodies of partition 1 up to where it is damaged, and the position of that; it takes no
+    messages.
+    """
 
     async def look() -> tuple[list[bytes], int]:
         clock = ManualClock()
@@ -117,7 +119,9 @@ def sizes_of(ends: list[int], first: int, last: int, every: int) -> list[int]:
 
 @EVERY
 def test_log_cut_at_any_byte_keeps_every_whole_record(every):
-    """Truncated at every byte of its last records, none of them known to be durable, the log starts with the whole ones."""
+    """Truncated at every byte of its last records, none of them known to be durable, the log starts
+    with the whole ones.
+    """
     disk, sent = written(3)
     data = bytes(disk.contents[PATH].data)
     ends = [len(data) - sum(map(len, sent[index + 1 :])) for index in range(len(sent))]
@@ -131,7 +135,9 @@ def test_log_cut_at_any_byte_keeps_every_whole_record(every):
 
 @EVERY
 def test_durable_records_are_never_cut_off_the_end(every):
-    """A log cut at any byte of records that the trail knows to be durable: they are missed, loudly, and nothing else."""
+    """A log cut at any byte of records that the trail knows to be durable: they are missed, loudly,
+    and nothing else.
+    """
     disk, sent = written(3)
     data = bytes(disk.contents[PATH].data)
     ends = [len(data) - sum(map(len, sent[index + 1 :])) for index in range(len(sent))]
@@ -147,7 +153,9 @@ def test_durable_records_are_never_cut_off_the_end(every):
 
 @EVERY
 def test_every_flipped_bit_of_the_last_record_cuts_it(every):
-    """A last record with any bit damaged, not known to be durable, is cut; the records before it are kept."""
+    """A last record with any bit damaged, not known to be durable, is cut; the records before it
+    are kept.
+    """
     disk, sent = written(2)
     data = bytes(disk.contents[PATH].data)
     for bit in range(0, 8 * len(sent[-1]), every):
@@ -159,7 +167,9 @@ def test_every_flipped_bit_of_the_last_record_cuts_it(every):
 
 @pytest.mark.parametrize("trail", [True, False])
 def test_damage_before_durable_records_is_never_cut(trail):
-    """A damaged record with a later commit behind it stops the partition there, by position, and changes no byte."""
+    """A damaged record with a later commit behind it stops the partition there, by position, and
+    changes no byte.
+    """
     disk, sent = written(4)
     data = bytes(disk.contents[PATH].data)
     start = len(data) - sum(map(len, sent[1:]))
@@ -191,13 +201,16 @@ def test_blocks_that_are_not_where_they_belong_are_found(what):
     kept = 2 if what == "twice" else 1
     assert stopped(broken)[0] == bodies(sent[:kept])
     if what in {"missing", "twice"}:
-        # What follows is at a wrong position, so nothing behind is whole where it is: without a trail, a torn tail.
+        # What follows is at a wrong position, so nothing behind is whole where it is: without a
+        # trail, a torn tail.
         broken = copy_of(disk, PATH, data[:first] + middle[what] + data[first + 2 * size :])
         assert stored(untold(broken)) == bodies(sent[:kept])
 
 
 def test_hole_in_a_commit_that_never_finished_is_cut():
-    """An unfinished commit may lack any record; its whole records behind the hole were never acked, and are kept aside."""
+    """An unfinished commit may lack any record; its whole records behind the hole were never acked,
+    and are kept aside.
+    """
     disk, sent = written(1)
     before = bytes(disk.contents[PATH].data)
     other, more = written(5, together=True)
@@ -215,7 +228,9 @@ def test_hole_in_a_commit_that_never_finished_is_cut():
 
 
 def test_damaged_or_missing_older_segment_is_never_cut():
-    """At damage in a segment that is not the last, or between two segments, reading stops, and no byte changes."""
+    """At damage in a segment that is not the last, or between two segments, reading stops, and no
+    byte changes.
+    """
     disk, sent = written(60, segment_bytes=4096)
     bases = segment_bases(disk)
     assert len(bases) > 2
@@ -291,7 +306,9 @@ def newer(record: bytes, *, at: int, value: int) -> bytes:
 
 @pytest.mark.parametrize(("at", "value"), [(12, 2), (13, 77)], ids=["version", "kind"])
 def test_log_of_a_newer_broker_is_refused(at, value):
-    """A record of a newer version or an unknown kind is no damage: the start is refused, and nothing is changed."""
+    """A record of a newer version or an unknown kind is no damage: the start is refused, and
+    nothing is changed.
+    """
     disk, sent = written(4)
     data = bytes(disk.contents[PATH].data)
     for index in range(len(sent)):
@@ -305,7 +322,9 @@ def test_log_of_a_newer_broker_is_refused(at, value):
 
 
 def test_gap_after_a_lost_end_stays_a_gap():
-    """After a lost end the log continues in a new segment behind it; later starts tell the same loss, and no other."""
+    """After a lost end the log continues in a new segment behind it; later starts tell the same
+    loss, and no other.
+    """
     disk, sent = written(6)
     data = bytes(disk.contents[PATH].data)
     broken = copy_of(disk, PATH, data[: -len(sent[-1]) - 10])

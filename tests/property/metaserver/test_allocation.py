@@ -1,4 +1,6 @@
-"""Allocation of partitions over random groups: complete, balanced, sticky, with the least movement."""
+"""Allocation of partitions over random groups: complete, balanced, sticky, with the least
+movement.
+"""
 
 from __future__ import annotations
 

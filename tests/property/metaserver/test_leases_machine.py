@@ -1,6 +1,8 @@
-"""Leases in real SQL against a model: random joins, silences, hand-overs, splits, lost answers, cut transactions.
+"""Leases in real SQL against a model: random joins, silences, hand-overs, splits, lost answers, cut
+transactions.
 
-The machine runs the metaserver's own store functions on an SQLite database in memory, with a clock of its own.
+The machine runs the metaserver's own store functions on an SQLite database in memory, with a clock
+of its own.
 """
 
 from __future__ import annotations
@@ -92,7 +94,7 @@ class LeaseMachine(RuleBasedStateMachine):
             self.everything_is_served_in_the_end()
         self.engine.dispose()
 
-    # ── the database ──────────────────────────────────────────────────────────────────────────────────
+    # ── the database ──────────────────────────────────────────────────────────────────────────────
     def run(self, work: Callable[..., Any], *args: Any, cut: bool = False, **kwargs: Any) -> Any:
         try:
             with self.engine.begin() as connection:
@@ -106,7 +108,7 @@ class LeaseMachine(RuleBasedStateMachine):
     def alive(self, session: str) -> bool:
         return self.ends_at.get(session, 0) > self.clock.now_ms
 
-    # ── what may happen ───────────────────────────────────────────────────────────────────────────────
+    # ── what may happen ───────────────────────────────────────────────────────────────────────────
     @initialize(count=st.integers(1, 4))
     def create(self, count: int) -> None:
         def work(connection: sa.Connection) -> None:
@@ -284,7 +286,9 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @rule(known=tokens)
     def drain(self, known: tuple[str, int, int]) -> None:
-        """A client says that its group is through; it counts if it holds the partition, and that is sealed."""
+        """A client says that its group is through; it counts if it holds the partition, and that is
+        sealed.
+        """
         session, partition_id, _ = known
         held = self.owners.get(partition_id, ("", 0))[0] == session
         try:
@@ -309,10 +313,12 @@ class LeaseMachine(RuleBasedStateMachine):
         self.versions.pop(session, None)
         self.owners = {key: owner for key, owner in self.owners.items() if owner[0] != session}
 
-    # ── what must hold ────────────────────────────────────────────────────────────────────────────────
+    # ── what must hold ────────────────────────────────────────────────────────────────────────────
     @invariant()
     def grants_are_rightful(self) -> None:
-        """Each new grant has a token above all others, its partition was free, its parents drained."""
+        """Each new grant has a token above all others, its partition was free, its parents
+        drained.
+        """
         held = sa.select(leases).where(leases.c.session.is_not(None))
         rows = self.run(lambda connection: connection.execute(held).all())
         for row in sorted(rows, key=lambda row: row.token):
@@ -346,7 +352,9 @@ class LeaseMachine(RuleBasedStateMachine):
             assert self.alive(session)
 
     def everything_is_served_in_the_end(self) -> None:
-        """With one live consumer or more, every readable partition has a live owner, shared evenly."""
+        """With one live consumer or more, every readable partition has a live owner, shared
+        evenly.
+        """
         self.join(SESSIONS[0], 30_000, cut=False, settle=True)
         for _ in range(2):
             self.run(settle_group, self.group_id)
@@ -375,7 +383,9 @@ class LeaseMachine(RuleBasedStateMachine):
 
 
 def test_leases_follow_the_model() -> None:
-    """Tokens strictly rise, no partition has two unexpired grants, no expired session is renewed, parents drain first."""
+    """Tokens strictly rise, no partition has two unexpired grants, no expired session is renewed,
+    parents drain first.
+    """
     run_state_machine_as_test(
         LeaseMachine,
         settings=settings(max_examples=examples(60), stateful_step_count=40, deadline=None),

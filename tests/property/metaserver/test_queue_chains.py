@@ -30,7 +30,9 @@ lengths = st.lists(
 
 
 def chain_of(sizes: list[tuple[int, int, int]]) -> list[Segment]:
-    """Segments of (messages, how many of them retention has removed, offsets that are lost before them)."""
+    """Segments of (messages, how many of them retention has removed, offsets that are lost before
+    them).
+    """
     chain = []
     start = 0
     for number, (count, gone, lost) in enumerate(sizes, 1):
@@ -58,7 +60,9 @@ def messages(chain: list[Segment]) -> list[tuple[int, int, int]]:
 
 @given(lengths)
 def test_queue_min_and_max_bound_its_messages(sizes):
-    """Min is the first message left, max one past the last ever stored; they are equal when none is left."""
+    """Min is the first message left, max one past the last ever stored; they are equal when none is
+    left.
+    """
     chain = chain_of(sizes)
     left = [logic for logic, _, _ in messages(chain)]
     total = sum(count + lost for count, _, lost in sizes)
@@ -68,7 +72,9 @@ def test_queue_min_and_max_bound_its_messages(sizes):
 
 @given(lengths, st.integers(0, 70))
 def test_logic_offset_and_physical_cursors_are_inverse(sizes, logic):
-    """After a reset to an offset the group has acked every message below it, and reads the first at or above it."""
+    """After a reset to an offset the group has acked every message below it, and reads the first at
+    or above it.
+    """
     chain = chain_of(sizes)
     cursors = physical_cursors(chain, logic)
     for segment, cursor in zip(chain, cursors, strict=True):
@@ -93,7 +99,9 @@ def test_group_cursor_is_the_first_unacked_message(sizes, cursors):
 
 @given(lengths, st.data())
 def test_offset_at_a_time_is_the_bound_asked_for(sizes, data):
-    """LOWER is the first message at or after a time, UPPER the last at or before it, as a scan would find."""
+    """LOWER is the first message at or after a time, UPPER the last at or before it, as a scan
+    would find.
+    """
     chain = chain_of(sizes)
     times: dict[tuple[int, int], int] = {}
     # Within a partition times never fall; the clocks of two brokers may differ.
@@ -141,7 +149,9 @@ def test_logic_offset_outside_the_queue_is_refused(sizes, logic):
 
 @given(st.lists(st.tuples(st.integers(0, PARTITION_MESSAGES_MAX), st.booleans()), max_size=9))
 def test_logic_offsets_grow_over_losses(chain):
-    """However full each partition was, offsets behind a loss are above all before it, and can be told from other starts."""
+    """However full each partition was, offsets behind a loss are above all before it, and can be
+    told from other starts.
+    """
     end = 0
     for number, (count, behind_loss) in enumerate(chain, 1):
         name = f"s.p{number}"

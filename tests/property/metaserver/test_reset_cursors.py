@@ -1,4 +1,6 @@
-"""Cursors of a reset, for any lineage and any request: messages come again in order, without a gap."""
+"""Cursors of a reset, for any lineage and any request: messages come again in order, without a
+gap.
+"""
 
 from __future__ import annotations
 
@@ -147,7 +149,9 @@ def test_cursors_of_partitions_or_offsets_that_are_not_there_are_refused(lineage
 
 
 def check_no_gap(lineage: list[PartitionOffsets], cursors: dict[int, int]) -> None:
-    """A child of a partition that is not acked to its end begins at its first message, and so do its own children."""
+    """A child of a partition that is not acked to its end begins at its first message, and so do
+    its own children.
+    """
     behind: set[int] = set()
     for each in lineage:
         number = each.partition.partition_id
@@ -161,7 +165,9 @@ def check_no_gap(lineage: list[PartitionOffsets], cursors: dict[int, int]) -> No
 
 @given(lineages(), targets)
 def test_cursors_without_queues_leave_no_child_ahead_of_its_parents(lineage, ask):
-    """Earliest is every first message, latest every end, a time never beyond a parent that is not at its end."""
+    """Earliest is every first message, latest every end, a time never beyond a parent that is not
+    at its end.
+    """
     cursors = new_cursors(ask, lineage, static=False)
     check_no_gap(lineage, cursors)
     for each in lineage:
@@ -176,7 +182,9 @@ def test_cursors_without_queues_leave_no_child_ahead_of_its_parents(lineage, ask
 
 @given(chains(), targets)
 def test_cursors_of_queues_are_set_queue_by_queue(lineage, ask):
-    """The first partition with a message of that time has the cursor; the later ones are read whole."""
+    """The first partition with a message of that time has the cursor; the later ones are read
+    whole.
+    """
     cursors = new_cursors(ask, lineage, static=True)
     for queue in {each.partition.queue for each in lineage}:
         chain = [each for each in lineage if each.partition.queue == queue]
@@ -193,7 +201,9 @@ def test_cursors_of_queues_are_set_queue_by_queue(lineage, ask):
 
 @st.composite
 def split_queues(draw: st.DrawFn) -> list[PartitionOffsets]:
-    """Partitions each of which continues the queue of an older one, or begins a queue of its own behind it."""
+    """Partitions each of which continues the queue of an older one, or begins a queue of its own
+    behind it.
+    """
     lineage = [partition_offsets(draw, 1, (), queue=0)]
     for number in range(2, draw(st.integers(3, 9))):
         parent = draw(st.sampled_from(lineage))
@@ -209,7 +219,9 @@ def split_queues(draw: st.DrawFn) -> list[PartitionOffsets]:
 
 @given(split_queues(), targets)
 def test_cursors_of_split_queues_leave_no_queue_ahead_of_the_one_it_was_split_off(lineage, ask):
-    """Brokers' clocks differ: a new queue begins at its first message while the older queue is not at its end."""
+    """Brokers' clocks differ: a new queue begins at its first message while the older queue is not
+    at its end.
+    """
     cursors = new_cursors(ask, lineage, static=True)
     check_no_gap(lineage, cursors)
     for each in lineage:

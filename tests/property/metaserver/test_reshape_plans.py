@@ -103,7 +103,9 @@ def test_resize_ends_in_the_exact_split_and_keeps_equal_ranges(current, count, g
 
 @given(st.integers(1, 64), st.integers(1, 64), st.sets(st.sampled_from(GROUPS), min_size=1))
 def test_repeated_resize_stays_balanced(first, second, names):
-    """From a balanced subject over the available groups a resize leaves them within one of each other."""
+    """From a balanced subject over the available groups a resize leaves them within one of each
+    other.
+    """
     groups = dict.fromkeys(sorted(names), 0)
     current = [
         OpenPartition(
@@ -170,7 +172,9 @@ def ranges(opened: list[OpenPartition]) -> dict[int, tuple[int, int]]:
 
 @given(subjects(), st.data(), hosts)
 def test_growth_cuts_chosen_queues_in_the_middle(current, data, groups):
-    """A chosen queue keeps its number and the first half of its range; new queues have the next numbers; others stay."""
+    """A chosen queue keeps its number and the first half of its range; new queues have the next
+    numbers; others stay.
+    """
     queues = data.draw(st.sets(st.sampled_from([each.queue for each in current]), min_size=1))
     before = ranges(current)
     if any(before[queue][1] - before[queue][0] == 1 for queue in queues):
@@ -220,7 +224,9 @@ def test_merge_takes_neighbours_only(current, data, groups):
 
 @given(subjects(), st.data(), st.sampled_from(GROUPS))
 def test_move_changes_the_broker_group_only(current, data, target):
-    """Each partition has one child of its range and queue on the target; partitions on the target stay."""
+    """Each partition has one child of its range and queue on the target; partitions on the target
+    stay.
+    """
     ids = data.draw(
         st.sets(st.sampled_from([partition.partition_id for partition in current]), min_size=1)
     )
@@ -242,7 +248,9 @@ def test_move_changes_the_broker_group_only(current, data, target):
 
 @given(subjects(), st.sampled_from(GROUPS), hosts)
 def test_evacuation_empties_its_source(current, source, groups):
-    """No partition is open on the group afterwards; the others stay; without another group it is refused."""
+    """No partition is open on the group afterwards; the others stay; without another group it is
+    refused.
+    """
     concerned = {
         partition.partition_id for partition in current if partition.broker_group == source
     }
@@ -289,7 +297,9 @@ def test_plan_is_refused_without_open_partitions_or_brokers():
     ],
 )
 def test_growth_is_refused_when_its_queues_are_impossible(asked, error):
-    """A growth has either a count or queues, takes no queue away, and cuts queues that the subject has."""
+    """A growth has either a count or queues, takes no queue away, and cuts queues that the subject
+    has.
+    """
     current = [
         OpenPartition(
             partition_id=queue + 1, range_start=start, range_end=end, broker_group="g1", queue=queue

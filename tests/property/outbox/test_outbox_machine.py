@@ -1,7 +1,9 @@
-"""Rows of an outbox in real SQL, and its deciders, against a model: programs that die, are frozen, and meet each other.
+"""Rows of an outbox in real SQL, and its deciders, against a model: programs that die, are frozen,
+and meet each other.
 
-The senders of a program are modelled after `outbox/partition_sender.py` and `outbox/drainer.py`; rounds, leases, rows,
-assignment and steps are the outbox's own, and partitions decide on appends as brokers do.
+The senders of a program are modelled after `outbox/partition_sender.py` and `outbox/drainer.py`;
+rounds, leases, rows, assignment and steps are the outbox's own, and partitions decide on appends as
+brokers do.
 """
 
 from __future__ import annotations
@@ -242,7 +244,7 @@ class OutboxMachine(RuleBasedStateMachine):
         ask = sa.select(TABLES.rows).order_by(TABLES.rows.c.id)
         return list(self.transact(lambda connection: connection.execute(ask).all()))
 
-    # ── users ─────────────────────────────────────────────────────────────────────────────────────────
+    # ── users ─────────────────────────────────────────────────────────────────────────────────────
     @rule(keys=st.lists(st.sampled_from(KEYS), min_size=1, max_size=5), commit=st.booleans())
     def add(self, keys: list[bytes], commit: bool) -> None:
         numbers = [next(self.numbers) for _ in keys]
@@ -263,7 +265,7 @@ class OutboxMachine(RuleBasedStateMachine):
                 connection.commit()
                 self.committed.update(numbers)
 
-    # ── programs ──────────────────────────────────────────────────────────────────────────────────────
+    # ── programs ──────────────────────────────────────────────────────────────────────────────────
     @rule(
         number=st.integers(0, PROGRAMS - 1),
         end=st.sampled_from(["", "", "", "dies before the commit", "commit not answered"]),
@@ -298,7 +300,9 @@ class OutboxMachine(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, PROGRAMS - 1), journeys=st.lists(Journey, min_size=1, max_size=3))
     def send(self, number: int, journeys: list[str]) -> None:
-        """The oldest batches of each partition are sent; then the route is asked for if one failed."""
+        """The oldest batches of each partition are sent; then the route is asked for if one
+        failed.
+        """
         program = self.programs[number]
         for lane in list(program.lanes.values()):
             errors = []
@@ -338,7 +342,9 @@ class OutboxMachine(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, PROGRAMS - 1), journeys=st.lists(Journey, min_size=1, max_size=3))
     def go_on(self, number: int, journeys: list[str]) -> None:
-        """What one program does when nothing interrupts it: it records, sends, and notes what is stored."""
+        """What one program does when nothing interrupts it: it records, sends, and notes what is
+        stored.
+        """
         self.work(number, "")
         self.work(number, "")
         self.send(number, journeys)
@@ -357,7 +363,7 @@ class OutboxMachine(RuleBasedStateMachine):
     def die(self, number: int) -> None:
         self.programs[number] = SendingProgram(self.places)
 
-    # ── operators ─────────────────────────────────────────────────────────────────────────────────────
+    # ── operators ─────────────────────────────────────────────────────────────────────────────────
     @rule(choice=st.integers(0, 99), split=st.booleans())
     def reshape(self, choice: int, split: bool) -> None:
         """Seal a partition, and open one or two in its place."""
@@ -381,7 +387,11 @@ class OutboxMachine(RuleBasedStateMachine):
 
     def continue_with(self, place: Place, *, split: bool) -> None:
         middle = (place.start + place.end) // 2
-        edges = [place.start, middle, place.end] if split and middle > place.start else [place.start, place.end]  # fmt: skip
+        edges = (
+            [place.start, middle, place.end]
+            if split and middle > place.start
+            else [place.start, place.end]
+        )
         for start, end in pairwise(edges):
             number = len(self.places) + 1
             self.places[number] = Place(number, start, end)
@@ -397,7 +407,7 @@ class OutboxMachine(RuleBasedStateMachine):
             self.redriven.update(failed)
         assert not any(row.batch_id in {FAILED, HALTED} for row in self.rows())
 
-    # ── what holds ────────────────────────────────────────────────────────────────────────────────────
+    # ── what holds ────────────────────────────────────────────────────────────────────────────────
     @invariant()
     def stored_messages_are_committed_once_and_in_order(self) -> None:
         for key in KEYS:

@@ -1,4 +1,6 @@
-"""A producer with brokers that fail and recover, in virtual time: reordered messages were due, and are declared."""
+"""A producer with brokers that fail and recover, in virtual time: reordered messages were due, and
+are declared.
+"""
 
 from __future__ import annotations
 
@@ -114,8 +116,9 @@ def outcome(plan, strategy: OrderStrategy, seed: int):
 @given(plan=steps, seed=st.integers(0, 1_000))
 def test_inversion_is_due_and_declared_under_best_tried(plan, seed):
     """
-    Two messages of a key are stored in another order than they were sent only if one of them says so, and only after
-    a message of their partition, not newer than both, has waited for `leave_after_ms`.
+    Two messages of a key are stored in another order than they were sent only if one of them says
+    so, and only after a message of their partition, not newer than both, has waited for
+    `leave_after_ms`.
     """
     sent, network = outcome(plan, OrderStrategy.BEST_TRIED, seed)
     instant = {place: index for index, place in enumerate(network.history)}
@@ -145,7 +148,9 @@ def test_inversion_is_due_and_declared_under_best_tried(plan, seed):
 @settings(max_examples=examples(60), deadline=None)
 @given(plan=steps, seed=st.integers(0, 1_000))
 def test_best_tried_keeps_the_order_when_failures_are_short(strategy, plan, seed):
-    """When each partition recovers before `leave_after_ms`, both strategies keep the messages of a key in its partition."""
+    """When each partition recovers before `leave_after_ms`, both strategies keep the messages of a
+    key in its partition.
+    """
     short = []
     for what, whom in plan:
         short.append((what, min(whom, 100) if what == "wait" else whom))

@@ -19,7 +19,9 @@ from keylane.protocol.backoff import Backoff
 )
 @settings(deadline=None)
 def test_wait_is_between_half_a_step_and_the_whole(first_ms, max_ms, factor, attempt, seed):
-    """The wait is at least half of its step and at least 1 ms, and never above the step or the limit."""
+    """The wait is at least half of its step and at least 1 ms, and never above the step or the
+    limit.
+    """
     backoff = Backoff(first_ms=first_ms, max_ms=max_ms, factor=factor)
     step = min(max_ms, first_ms * factor ** min(attempt - 1, 32))
     wait = backoff.wait_ms(attempt, random.Random(seed))
@@ -29,7 +31,9 @@ def test_wait_is_between_half_a_step_and_the_whole(first_ms, max_ms, factor, att
 
 @given(st.lists(st.sampled_from(["next_ms", "skip", "reset"])), st.integers(0, 2**32))
 def test_pauses_follow_the_failures_in_a_row(steps, seed):
-    """Each pause is that of its number among the failures since the last success, with one draw for each."""
+    """Each pause is that of its number among the failures since the last success, with one draw for
+    each.
+    """
     backoff = Backoff(first_ms=10, max_ms=900)
     pauses, rng = backoff.pauses(random.Random(seed)), random.Random(seed)
     failures = 0

@@ -113,7 +113,9 @@ def test_batch_reads_back_as_it_was_written(
 @example(b"BKL1" + bytes(92), 0)
 @settings(deadline=None)
 def test_any_bytes_are_a_record_or_short_or_wrong(data, start):
-    """The reader of records never raises, whatever it is given; the checks above it raise typed errors only."""
+    """The reader of records never raises, whatever it is given; the checks above it raise typed
+    errors only.
+    """
     assert isinstance(read_record(data, start), Header | Short | Wrong)
     try:
         check_batch(data, start)
@@ -135,7 +137,9 @@ def test_any_bytes_are_a_record_or_short_or_wrong(data, start):
 def test_record_with_right_checksums_and_any_body_is_columns_or_a_typed_error(
     body, count, partition, compression
 ):
-    """A hostile sender can make the checksums right, and still gets no further than a typed error."""
+    """A hostile sender can make the checksums right, and still gets no further than a typed
+    error.
+    """
     record = encode_record(
         body, kind=Kind.MESSAGES, count=count, partition_id=partition, compression=compression
     )
@@ -200,7 +204,9 @@ def test_request_reads_back_as_it_was_written(number, request, payload):
 def test_packed_body_reads_as_it_was_or_is_refused_when_a_bit_of_it_changes(
     compression, value, repeats, data
 ):
-    """With right checksums: what is read has the size that the lengths say, or the batch is refused with a typed error."""
+    """With right checksums: what is read has the size that the lengths say, or the batch is refused
+    with a typed error.
+    """
     body = join_columns(
         bytes(8), bytes(4), struct.pack("<I", repeats * len(value)), (), [value] * repeats, count=1
     )

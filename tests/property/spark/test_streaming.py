@@ -1,4 +1,6 @@
-"""Batches of streams over random lineages: every message once, parents before children, replays the same."""
+"""Batches of streams over random lineages: every message once, parents before children, replays the
+same.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +110,9 @@ class ModelSubject:
 
 
 class StreamMachine(RuleBasedStateMachine):
-    """A stream of a subject: batches, replays, restarts from the checkpoint, at any moment of the subject's life."""
+    """A stream of a subject: batches, replays, restarts from the checkpoint, at any moment of the
+    subject's life.
+    """
 
     @initialize(
         filled=st.lists(st.integers(0, 5), min_size=1, max_size=4),
@@ -148,7 +152,9 @@ class StreamMachine(RuleBasedStateMachine):
             self.subject.reshape(first, count, edges)
 
     def remove(self, count, which) -> None:
-        """Retention removes the first messages of a partition; those that are read, once the stream has begun."""
+        """Retention removes the first messages of a partition; those that are read, once the stream
+        has begun.
+        """
         shelves = list(self.subject.shelves.values())
         shelf = shelves[which % len(shelves)]
         shelf.first = min(shelf.end, shelf.first + count)
@@ -202,7 +208,9 @@ class StreamMachine(RuleBasedStateMachine):
     @precondition(lambda self: hasattr(self, "offset"))
     @invariant()
     def everything_is_read_at_the_end(self) -> None:
-        """From here on, without new messages, the stream comes to the end of every partition, and stays there."""
+        """From here on, without new messages, the stream comes to the end of every partition, and
+        stays there.
+        """
         view = self.subject.view()
         read = dict(self.read)
         offset = from_json(self.offset)
@@ -223,7 +231,9 @@ class StreamMachine(RuleBasedStateMachine):
     @precondition(lambda self: hasattr(self, "offset"))
     @invariant()
     def a_batch_of_everything_reads_the_rest_in_order(self) -> None:
-        """Where Spark does not tell the start, one batch has all that is left, and its tasks keep the lineage."""
+        """Where Spark does not tell the start, one batch has all that is left, and its tasks keep
+        the lineage.
+        """
         view = self.subject.view()
         start = from_json(self.offset)
         end = everything(view, SUBJECTS, first_offset(view, self.begins, SUBJECTS))
@@ -258,7 +268,9 @@ TestStreamMachine.settings = settings(max_examples=60, stateful_step_count=20, d
     st.integers(0, 100),
 )
 def test_shares_are_as_many_as_allowed_and_one_at_least(counts, rows_max, turn):
-    """As many rows as are allowed or there; none more than a partition has; one of each if that is allowed."""
+    """As many rows as are allowed or there; none more than a partition has; one of each if that is
+    allowed.
+    """
     taken = shares(counts, rows_max, turn=turn)
     assert sum(taken.values()) == min(rows_max, sum(counts.values()))
     assert all(1 <= taken[number] <= counts[number] for number in taken)

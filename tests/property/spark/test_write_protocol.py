@@ -1,6 +1,8 @@
-"""The protocol of a write, with the broker's own decider: whatever is tried again, a job is published with each row once.
+"""The protocol of a write, with the broker's own decider: whatever is tried again, a job is
+published with each row once.
 
-Attempts of tasks send batches in windows and die; a partition is sealed; the driver commits, dies, and commits again.
+Attempts of tasks send batches in windows and die; a partition is sealed; the driver commits, dies,
+and commits again.
 """
 
 from __future__ import annotations
@@ -129,7 +131,9 @@ def test_published_job_has_each_row_once_and_in_order(steps, counts, commits):
     again=st.permutations(range(45)),
 )
 def test_job_of_a_task_with_other_rows_is_never_published(stored, rows, again):
-    """A first attempt dies after some batches; the second has the rows in another order.  It fails, or it is the same."""
+    """A first attempt dies after some batches; the second has the rows in another order.  It fails,
+    or it is the same.
+    """
     work = Written()
     first, second = Attempt(0, tuple(rows)), Attempt(0, tuple(again))
     for _ in range(stored):

@@ -156,7 +156,7 @@ class ProducerHost(Host):
             await asyncio.sleep(0.001)
         self.end(machine_down=False)
 
-    # ── opening ───────────────────────────────────────────────────────────────────────────────────────
+    # ── opening ───────────────────────────────────────────────────────────────────────────────────
     def _make(self, network: SimNetwork, clock: Any, identities: Identities) -> Producer:
         rng = self.rng
         if "seeded" in self._habits:
@@ -189,7 +189,9 @@ class ProducerHost(Host):
         self._producer = producer
 
     async def _reopen(self, producer: Producer) -> None:
-        """Close and open the same object; each message that a clean close does not tell as lost is stored."""
+        """Close and open the same object; each message that a clean close does not tell as lost is
+        stored.
+        """
         flush = self._rng.random() < 0.7
         self._producer, self._closing = None, True
         before = list(self._untold)
@@ -252,7 +254,7 @@ class ProducerHost(Host):
         if "reopen" in self._habits and rng.random() < 0.15 and self._producer is producer:
             await self._reopen(producer)
 
-    # ── flush ─────────────────────────────────────────────────────────────────────────────────────────
+    # ── flush ─────────────────────────────────────────────────────────────────────────────────────
     async def _flush(self, producer: Producer) -> None:
         """Flush once; what was sent before is stored if no error comes."""
         if self._flushing:  # of two flushes one is told what failed
@@ -296,7 +298,7 @@ class ProducerHost(Host):
                 work = self._settle(producer, future, value)
                 self.spawn(work, self.process.context.copy())
 
-    # ── sending ───────────────────────────────────────────────────────────────────────────────────────
+    # ── sending ───────────────────────────────────────────────────────────────────────────────────
     def burst(self) -> None:
         """Send some more messages now."""
         if self.running and not self._closing and self._producer is not None:
@@ -367,7 +369,9 @@ class ProducerHost(Host):
         note()
 
     def _check_sealed(self, partitions: tuple[Partition, ...]) -> None:
-        """Every parent of a partition is sealed before a producer is told of the partition, unless the parent was given up."""
+        """Every parent of a partition is sealed before a producer is told of the partition, unless
+        the parent was given up.
+        """
         for partition in partitions:
             for parent in partition.parents:
                 if is_sealed(self._brokers, parent) is False:
@@ -388,7 +392,8 @@ class ProducerHost(Host):
             receipt = await future
         except KeylaneError as error:
             asked = isinstance(error, self.gives_up)
-            # A twin under one id may fence messages that have no answer yet: their fate stays unknown, and the error says so.
+            # A twin under one id may fence messages that have no answer yet: their fate stays
+            # unknown, and the error says so.
             asked = asked or (self._twins and isinstance(error, ProducerFencedError))
             told = ("withdrawn", "gone") if self._closing or asked else ("not done", "unknown")
             outcome = told[error.fate is not Fate.NOT_DONE]
@@ -414,7 +419,9 @@ class ProducerHost(Host):
             self._long_wait = min(self._long_wait, self._sent_at[value])
 
     def _check_patience(self, value: bytes) -> None:
-        """A message leaves its partition only when a message that is not newer has waited for that partition long enough."""
+        """A message leaves its partition only when a message that is not newer has waited for that
+        partition long enough.
+        """
         sent_at, now = self._sent_at[value], self.loop.now
         waits = any(
             self._sent_at[other] <= min(sent_at, now - self._leave_after_s)

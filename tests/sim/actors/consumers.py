@@ -1,4 +1,6 @@
-"""Simulated consumers: the product's own, with slow, failing and wrapped handlers, and a record of what they handle."""
+"""Simulated consumers: the product's own, with slow, failing and wrapped handlers, and a record of
+what they handle.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ BESIDE = "beside"
 
 
 class ConsumerHost(Host):
-    """Handles messages, at times slowly, at times with a failure; joins, leaves and crashes on request."""
+    """Handles messages, at times slowly, at times with a failure; joins, leaves and crashes on
+    request.
+    """
 
     subject = SUBJECT
 
@@ -214,10 +218,13 @@ class ConsumerHost(Host):
                 name=f"{self.name}-beside",
                 settings=self._settings,
                 _environment=Environment(
-                    network=network, clock=self.machine, rng=random.Random(self.name),
-                    draw_identity=self._company_identities, stop_signals=SimStopSignals,
+                    network=network,
+                    clock=self.machine,
+                    rng=random.Random(self.name),
+                    draw_identity=self._company_identities,
+                    stop_signals=SimStopSignals,
                 ),
-            )  # fmt: skip
+            )
             try:
                 async with companion:
                     await companion.wait()
@@ -294,7 +301,9 @@ class ConsumerHost(Host):
             self.end(machine_down=False)
 
     def _any_handler(self) -> Any:
-        """The handler as users write it: itself, or behind something that gives its coroutine, or a task of it, back."""
+        """The handler as users write it: itself, or behind something that gives its coroutine, or a
+        task of it, back.
+        """
         as_given = (
             self._handle,
             lambda message: self._handle(message),  # noqa: PLW0108 - what users write
@@ -362,7 +371,9 @@ class ConsumerHost(Host):
         self._ended(message)
 
     async def _outlasts_cancellation(self) -> bool:
-        """Ignore cancellations for a while; return whether the handler then ends as if it had not been cancelled."""
+        """Ignore cancellations for a while; return whether the handler then ends as if it had not
+        been cancelled.
+        """
         until_s = self.loop.now + self._rng.random() * self._rng.choice((0.1, 1.0, 3.0))
         while self.loop.now < until_s:
             with contextlib.suppress(asyncio.CancelledError):

@@ -1,7 +1,8 @@
-"""In some seeds a broker dies around the creation of a second subject, and stays away until that is open on the other one.
+"""In some seeds a broker dies around the creation of a second subject, and stays away until that is
+open on the other one.
 
-It draws from a generator of its own.  A creation that waits for the dead broker is a starvation: nothing else of the
-seed can end before it.
+It draws from a generator of its own.  A creation that waits for the dead broker is a starvation:
+nothing else of the seed can end before it.
 """
 
 from __future__ import annotations

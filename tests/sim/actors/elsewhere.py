@@ -1,8 +1,10 @@
-"""A user's thread with an event loop of its own that uses a producer or a consumer which is open in another loop.
+"""A user's thread with an event loop of its own that uses a producer or a consumer which is open in
+another loop.
 
-Every such call has to be refused with an OtherLoopError (an opening: with an AlreadyOpenError).  That a refused call has
-done nothing is judged with everything else: what it would have sent is in no history, so it is a phantom where it is
-stored, and what it would have closed, acked or suspended is missed in the owner's loop.
+Every such call has to be refused with an OtherLoopError (an opening: with an AlreadyOpenError).
+That a refused call has done nothing is judged with everything else: what it would have sent is in
+no history, so it is a phantom where it is stored, and what it would have closed, acked or suspended
+is missed in the owner's loop.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Handlers as users write them.  Each hands the message to the host of the process that runs it, and waits for it."""
+"""Handlers as users write them.  Each hands the message to the host of the process that runs it,
+and waits for it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Simulated machines with the real programs on them: metaservers, brokers.  Each can crash, and start again."""
+"""Simulated machines with the real programs on them: metaservers, brokers.  Each can crash, and
+start again.
+"""
 
 from __future__ import annotations
 
@@ -332,7 +334,9 @@ class BrokerHost(Host):
 
     @property
     def heard(self) -> bool:
-        """Whether the broker is registered: a metaserver has answered since its start, and the last call succeeded."""
+        """Whether the broker is registered: a metaserver has answered since its start, and the last
+        call succeeded.
+        """
         return self._registration is not None and not self._registration.problem
 
     def start(self) -> None:
@@ -479,7 +483,9 @@ class BrokerHost(Host):
             await self.store.close()
 
     def look_at_disk(self, *, quiet: bool) -> Store:
-        """The power goes; the seals left on the disk were durable, and if all was quiet there are no others."""
+        """The power goes; the seals left on the disk were durable, and if all was quiet there are
+        no others.
+        """
         sealed = set() if self.store is None else _sealed(self.store)
         self.disk.fail, self.disk.room = "", None
         self.lose_power()

@@ -1,4 +1,6 @@
-"""Simulated consumers that take messages in loops of their own, one or many at a time, or in batches; they give back what fails."""
+"""Simulated consumers that take messages in loops of their own, one or many at a time, or in
+batches; they give back what fails.
+"""
 
 from __future__ import annotations
 
@@ -43,13 +45,16 @@ class LoopingHost(ConsumerHost):
     """
     A consumer that takes messages in another manner at each start: see `MANNERS`.
 
-    The judge is told that the first message of a key begins when it is given, and the next ones when those before are acked.
+    The judge is told that the first message of a key begins when it is given, and the next ones
+    when those before are acked.
     """
 
     manners: tuple[str, ...] = ()
     """Those to choose from; set by the feature."""
     work_s = 0.05
-    """The time that a program takes for a message, at most; set by the feature, until all is calm."""
+    """The time that a program takes for a message, at most; set by the feature, until all is
+    calm.
+    """
     manner = ""
     """That of its last start."""
     given_back = 0
@@ -58,7 +63,9 @@ class LoopingHost(ConsumerHost):
     def start(self) -> None:
         self._groups: list[_Group] = []
         self._buried: set[tuple[int, int, int]] = set()
-        """Partition, token and offset of messages of which it is noted that they are set aside alone."""
+        """Partition, token and offset of messages of which it is noted that they are set aside
+        alone.
+        """
         self._asking = asyncio.Lock()
         super().start()
 
@@ -92,9 +99,11 @@ class LoopingHost(ConsumerHost):
     def is_idle_beside_work(self) -> bool:
         return not self._batched and super().is_idle_beside_work()
 
-    # ── what the judge is told ────────────────────────────────────────────────────────────────────────
+    # ── what the judge is told ────────────────────────────────────────────────────────────────────
     def _given(self, messages: list[Message], *, ours: bool) -> list[_Group]:
-        """Note that the program was given messages, and has begun with the first one of each key."""
+        """Note that the program was given messages, and has begun with the first one of each
+        key.
+        """
         by_key: dict[bytes | int, list[Message]] = {}
         for message in messages:
             by_key.setdefault(message.key or id(message), []).append(message)
@@ -106,7 +115,9 @@ class LoopingHost(ConsumerHost):
         return groups
 
     def _begun(self, message: Message, group: _Group) -> None:
-        """Note that the program goes on with the next message of a group, which it has had in hand."""
+        """Note that the program goes on with the next message of a group, which it has had in
+        hand.
+        """
         named = {"group": self.group, "clock_ns": group.clock_ns, "ours": False}
         self._record(started(message, **named, with_earlier=True))  # type: ignore[arg-type]
 
@@ -130,14 +141,16 @@ class LoopingHost(ConsumerHost):
         super().end(machine_down=machine_down)
         self._groups.clear()
 
-    # ── what the program does with messages ───────────────────────────────────────────────────────────
+    # ── what the program does with messages ───────────────────────────────────────────────────────
     def _fails(self, message: Message) -> bool:
         if message.key in self._poison and EDITED_PROPERTY not in message.properties:
             return True
         return not self.calm and self._bodies.random() < self._manners["fails"]
 
     async def _finish(self, group: _Group, consumer: Consumer) -> None:
-        """Ack messages of a group, up to one that fails, which is given back, and with it those behind."""
+        """Ack messages of a group, up to one that fails, which is given back, and with it those
+        behind.
+        """
         await self._work_on()
         if group not in self._groups:
             return  # the consumer was closed meanwhile
@@ -163,7 +176,9 @@ class LoopingHost(ConsumerHost):
             self._dropped(failed)
 
     def _note_burial(self, message: Message, consumer: Consumer | None) -> None:
-        """Note that a message fails for the last time under "dead": later ones of its key go on before its broker has it."""
+        """Note that a message fails for the last time under "dead": later ones of its key go on
+        before its broker has it.
+        """
         failing: Any = None if consumer is None else consumer._dispatch._failing  # type: ignore[union-attr]
         if failing is not None and failing.is_last_try(message) and not failing.parks(message):
             self._note_alone(message)
@@ -175,7 +190,9 @@ class LoopingHost(ConsumerHost):
         self._record(SetAside(self.group, *place[:2], ranges, alone=True))
 
     def _watch_burials(self, consumer: Consumer) -> None:
-        """Note what a consumer buries without asking its program: a message at which processes have ended."""
+        """Note what a consumer buries without asking its program: a message at which processes have
+        ended.
+        """
         new_assignments = consumer._new_assignments
 
         def watched(*args: Any) -> Any:
@@ -239,7 +256,7 @@ class LoopingHost(ConsumerHost):
             self.inside -= 1
             self._groups = [each for each in self._groups if each not in groups]
 
-    # ── loops ─────────────────────────────────────────────────────────────────────────────────────────
+    # ── loops ─────────────────────────────────────────────────────────────────────────────────────
     async def _iterate_all(self, consumer: Consumer) -> None:
         with contextlib.suppress(ClosedError):
             await LOOPS[self.manner](self, consumer)

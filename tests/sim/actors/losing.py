@@ -1,10 +1,12 @@
-"""In some seeds a broker's disk is lost for good: an operator accepts the loss, and an empty broker takes its place.
+"""In some seeds a broker's disk is lost for good: an operator accepts the loss, and an empty broker
+takes its place.
 
-The loser draws from a generator of its own.  Messages that only the lost disk had need not be handled any more from the
-moment at which the database says that their partition is lost; until then the partition's children wait for it.  The
-database may say so only of partitions that were on the lost disk.  Everything else is judged as in other seeds: messages
-of the disk count as stored once, at their place; the order of messages before and behind them holds; a producer is told
-of each message that may have been on the disk, and of no other.
+The loser draws from a generator of its own.  Messages that only the lost disk had need not be
+handled any more from the moment at which the database says that their partition is lost; until then
+the partition's children wait for it.  The database may say so only of partitions that were on the
+lost disk.  Everything else is judged as in other seeds: messages of the disk count as stored once,
+at their place; the order of messages before and behind them holds; a producer is told of each
+message that may have been on the disk, and of no other.
 """
 
 from __future__ import annotations
@@ -107,7 +109,7 @@ class Loser:
             ).operations
         )
 
-    # ── what the database says ────────────────────────────────────────────────────────────────────────
+    # ── what the database says ────────────────────────────────────────────────────────────────────
     def check_lost(self, disks: Iterable[Store]) -> None:
         """Check that the database marks only partitions of the lost disk as lost."""
         hosted = {int(partition_id) for disk in disks for partition_id in disk.state.partitions}
@@ -116,7 +118,7 @@ class Loser:
             for partition_id in sorted(self._world.shelf.lost - hosted)
         ]
 
-    # ── what producers are told ───────────────────────────────────────────────────────────────────────
+    # ── what producers are told ───────────────────────────────────────────────────────────────────
     def check_told(self, error: AcceptedAsLostError, sender: Process, sent_at_s: float) -> None:
         """Check that a message told as possibly lost was sent to the lost disk."""
         partition_id = error.partition_id or 0

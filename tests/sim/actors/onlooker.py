@@ -1,4 +1,6 @@
-"""A reader of everything, once all is drained: of each key, what partitions continue comes before what they store."""
+"""A reader of everything, once all is drained: of each key, what partitions continue comes before
+what they store.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ TRIES, PAUSE_S = 40, 0.5
 
 
 class SmallReader(Reader[bytes]):
-    """Reads in small chunks, so that most partitions take several, and a later one may overtake them."""
+    """Reads in small chunks, so that most partitions take several, and a later one may overtake
+    them.
+    """
 
     _chunk_bytes = 200
 

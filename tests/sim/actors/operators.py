@@ -1,7 +1,9 @@
-"""What operators do beside reshaping, in some seeds: a broker group given up, a group's progress set anew, a short retention.
+"""What operators do beside reshaping, in some seeds: a broker group given up, a group's progress
+set anew, a short retention.
 
-They draw from rng of their own, so that every other seed is the run it was before there were any.  An operator who
-hears that something is half done does it again until it is whole, after the healing too.
+They draw from rng of their own, so that every other seed is the run it was before there were any.
+An operator who hears that something is half done does it again until it is whole, after the healing
+too.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ def is_operated(seed: int) -> bool:
 
 
 def for_operators(seed: int, swarm: Swarm) -> Swarm:
-    """The plan of such a seed: longer; half of them let messages be reordered, half have old segments removed."""
+    """The plan of such a seed: longer; half of them let messages be reordered, half have old
+    segments removed.
+    """
     rng = random.Random(f"plan {seed}")
     plan = replace(swarm, strict=rng.random() < 0.5, fault_s=max(12.0, swarm.fault_s))
     if rng.random() < 0.5:
@@ -72,7 +76,8 @@ def draw_reset(world: World, rng: random.Random) -> ResetGroup:
     """
     To the first message, behind the last, or somewhere between; mostly the whole of it.
 
-    A partition set by itself leaves the order between partitions to the operator: only where none is promised.
+    A partition set by itself leaves the order between partitions to the operator: only where none
+    is promised.
     """
     to = rng.choice((ResetTo.EARLIEST, ResetTo.EARLIEST, ResetTo.LATEST, *ResetTo))
     if to is ResetTo.TIME:
@@ -108,7 +113,9 @@ def untold_resets(world: World, group: str, answer: GroupReset) -> list[str]:
 
 
 def late_cursors(world: World, ask: ResetGroup, answer: GroupReset) -> list[str]:
-    """The cursors of a reset to a time that are behind a message of that time, or of a later one."""
+    """The cursors of a reset to a time that are behind a message of that time, or of a later
+    one.
+    """
     if ask.at_ms is None:
         return []
     late = []
@@ -157,9 +164,11 @@ class Operator:
             await actions[name]()
         self.idle = True
 
-    # ── a broker group given up ───────────────────────────────────────────────────────────────────────
+    # ── a broker group given up ───────────────────────────────────────────────────────────────────
     async def _abandon(self) -> None:
-        """Evacuate a broker group without its broker, which is dead or only cut off from the metaservers."""
+        """Evacuate a broker group without its broker, which is dead or only cut off from the
+        metaservers.
+        """
         world, rng = self._world, self._rng
         broker = rng.choice(world.brokers)
         back = self._take_away(broker)
@@ -204,7 +213,7 @@ class Operator:
 
         return heal
 
-    # ── progress ──────────────────────────────────────────────────────────────────────────────────────
+    # ── progress ──────────────────────────────────────────────────────────────────────────────────
     async def _reset(self) -> None:
         """A group stops, its progress is set, and it starts again from there."""
         world = self._world

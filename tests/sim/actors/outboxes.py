@@ -1,8 +1,9 @@
-"""In seeds from FIRST_SEED on users have a database with an outbox, and two programs that write to it and send.
+"""In seeds from FIRST_SEED on users have a database with an outbox, and two programs that write to
+it and send.
 
-It draws from generators of its own.  Programs die before any statement of theirs, before a commit and after it, and are
-frozen with the lease in their hands.  What was committed is sent in the order of the commits, each once; what was rolled
-back never.
+It draws from generators of its own.  Programs die before any statement of theirs, before a commit
+and after it, and are frozen with the lease in their hands.  What was committed is sent in the order
+of the commits, each once; what was rolled back never.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ _numbers = itertools.count()
 
 
 def has_outbox(seed: int) -> bool:
-    """Whether users have an outbox in a seed; where disks are lost or are older copies, messages are lost."""
+    """Whether users have an outbox in a seed; where disks are lost or are older copies, messages
+    are lost.
+    """
     return seed >= FIRST_SEED and not (is_losing(seed) or is_copied(seed))
 
 
@@ -76,7 +79,9 @@ class UserDatabase:
         if self._step is not None:
             self._step()
 
-    def transact(self, step: Callable[[], None], work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # fmt: skip
+    def transact(
+        self, step: Callable[[], None], work: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
         """Run a transaction; `step` is called before each statement and before the commit."""
         self._step = step
         try:
@@ -104,7 +109,9 @@ class UserDatabase:
 
 
 class UserHost(Host):
-    """A program with an outbox: it writes bursts in transactions of its own, and sends what any program committed."""
+    """A program with an outbox: it writes bursts in transactions of its own, and sends what any
+    program committed.
+    """
 
     def __init__(
         self,
@@ -148,7 +155,7 @@ class UserHost(Host):
         process = self.new_process()
         self.spawn(self._run(), process.context.copy())
 
-    # ── the database ──────────────────────────────────────────────────────────────────────────────────
+    # ── the database ──────────────────────────────────────────────────────────────────────────────
     async def run(self, work: Any, *args: Any, **kwargs: Any) -> Any:
         """See `keylane.outbox.database.Transactions`."""
         await self._wait()
@@ -180,7 +187,7 @@ class UserHost(Host):
         self.end(machine_down=False)
         raise Crashed("at a statement")
 
-    # ── the user ──────────────────────────────────────────────────────────────────────────────────────
+    # ── the user ──────────────────────────────────────────────────────────────────────────────────
     async def _run(self) -> None:
         identities = Identities(random.Random(self.rng.getrandbits(64)))
         outbox = self._outbox = Outbox(

@@ -1,4 +1,6 @@
-"""Keys whose handlers always fail: messages of other keys are handled, even when half of the keys fail."""
+"""Keys whose handlers always fail: messages of other keys are handled, even when half of the keys
+fail.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,15 @@ from sim.machines.logs import read_log
 from sim.service import Service, cursor_of
 
 Owed = dict[tuple[str, int], dict[int, bytes]]
-"""(group, partition) → offset → key of what a group owes to itself, though handlers of other keys fail."""
+"""(group, partition) → offset → key of what a group owes to itself, though handlers of other keys
+fail.
+"""
 
 
 def owed(service: Service, stores: Iterable[Store], poison: set[bytes]) -> Owed:
-    """The messages that can be handled now: in partitions that their groups may read, of keys that do not fail."""
+    """The messages that can be handled now: in partitions that their groups may read, of keys that
+    do not fail.
+    """
     debts: Owed = {}
     for store in stores:
         for partition_id, partition in store.state.partitions.items():
@@ -49,7 +55,8 @@ def unhandled(debts: Owed, history: Sequence[Event]) -> Owed:
 def told(left: Owed) -> list[str]:
     """What was not handled in the time allowed, for people."""
     return [
-        f"{group} did not handle {len(keys)} messages of partition {partition_id}, as {min(keys)} of "
+        f"{group} did not handle {len(keys)} messages of partition "
+        f"{partition_id}, as {min(keys)} of "
         f"{keys[min(keys)]!r}, while handlers of other keys failed"
         for (group, partition_id), keys in left.items()
     ]

@@ -1,4 +1,6 @@
-"""Seeds in which brokers remove old segments while groups die young, partitions move and metaservers end in between."""
+"""Seeds in which brokers remove old segments while groups die young, partitions move and
+metaservers end in between.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ if TYPE_CHECKING:
 
 LOOK_S = 1.5
 ALWAYS = frozenset({"V01", "V02", "V08", "V09", "V10", "V12", "V13"})
-"""Checks of `meta verify` that hold at any moment, also during operations and with silent brokers."""
+"""Checks of `meta verify` that hold at any moment, also during operations and with silent
+brokers.
+"""
 
 
 def is_retaining(seed: int) -> bool:
@@ -48,7 +52,9 @@ def for_retention(seed: int, swarm: Swarm) -> Swarm:
 
 
 class DeadGroupHost(ConsumerHost):
-    """A consumer that is killed at its first grant, before it asks a broker; started again it is as any other."""
+    """A consumer that is killed at its first grant, before it asks a broker; started again it is as
+    any other.
+    """
 
     _died = False
 

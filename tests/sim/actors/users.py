@@ -1,7 +1,7 @@
 """What users do beside sending and handling: the habits of a seed's users, and how often they show.
 
-They draw from rng of their own.  An object that is opened, closed, cancelled, copied or shared has to keep what it
-promises, or to refuse with a typed error.
+They draw from rng of their own.  An object that is opened, closed, cancelled, copied or shared has
+to keep what it promises, or to refuse with a typed error.
 
     seeded     producers and consumers get generators that repeat each other
     forked     objects are made once, before the processes begin; each process opens a copy
@@ -38,9 +38,21 @@ T = TypeVar("T")
 SHARED = "shared"
 """The name of the group that consumes without an order."""
 HABITS = (
-    "seeded", "forked", "reopen", "tasks", "flush", "cancel", "wrap", "odd", "stubborn", "redeploy", "poison",
-    "run", "share", "loops",
-)  # fmt: skip
+    "seeded",
+    "forked",
+    "reopen",
+    "tasks",
+    "flush",
+    "cancel",
+    "wrap",
+    "odd",
+    "stubborn",
+    "redeploy",
+    "poison",
+    "run",
+    "share",
+    "loops",
+)
 SHARES = (0.0, 0.2, 0.3, 0.5)
 """How many of the habits a seed's users have."""
 
@@ -62,7 +74,9 @@ def for_users(seed: int, swarm: Swarm) -> Swarm:
 
 
 class Identities:
-    """The operating system's source of ids, for one process; no two are given the same, but for those in `first`."""
+    """The operating system's source of ids, for one process; no two are given the same, but for
+    those in `first`.
+    """
 
     def __init__(self, rng: random.Random, first: Sequence[int] = ()) -> None:
         self._rng = rng
@@ -90,7 +104,8 @@ class Preloaded:
 
         Args:
             make: makes the object out of `parts`, the first time.
-            parts: what belongs to the process; the copy has these where the original has those it was made of.
+            parts: what belongs to the process; the copy has these where the original has those it
+                was made of.
         """
         original = self._originals.get(name)
         if original is None:
@@ -108,7 +123,9 @@ class Preloaded:
 async def cancelled(
     wait: Callable[[], Awaitable[T]], rng: random.Random, *, within_s: float = 0.3
 ) -> bool:
-    """Wait for something in a task that is cancelled at a random moment; True if it was done by then, and well."""
+    """Wait for something in a task that is cancelled at a random moment; True if it was done by
+    then, and well.
+    """
     task: asyncio.Future[T] = asyncio.ensure_future(wait())
     for _ in range(int(4 * rng.random())):
         await asyncio.sleep(0)
@@ -142,7 +159,9 @@ class Users:
             await (self._redeploy() if name == "redeploy" else self._reopen())
 
     async def _redeploy(self) -> None:
-        """Deploy a new version: each consumer of a group is stopped, and started when it has ended."""
+        """Deploy a new version: each consumer of a group is stopped, and started when it has
+        ended.
+        """
         group = f"group{self._rng.randrange(self._world.swarm.groups)}"
         for host in [consumer for consumer in self._world.consumers if consumer.group == group]:
             if not host.running or host.leaving or self._world.faults.healed:

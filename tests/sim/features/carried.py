@@ -1,4 +1,6 @@
-"""What became of the messages of a subject that is cut over: where they are at the end, and what the group handled.  Pure."""
+"""What became of the messages of a subject that is cut over: where they are at the end, and what
+the group handled.  Pure.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ class Round:
 
 
 class Judged:
-    """The history of the subject: what was sent, where it is at the end, and what the group handled."""
+    """The history of the subject: what was sent, where it is at the end, and what the group
+    handled.
+    """
 
     def __init__(
         self, history: Sequence[Any], senders: Collection[str], members: Collection[int]
@@ -65,7 +69,8 @@ class Judged:
         """
         Args:
             senders: the names of the subject's producers.
-            members: its partitions at the end, and those that have expired otherwise than by a publication.
+            members: its partitions at the end, and those that have expired otherwise than by a
+                publication.
         """
         self.history = history
         self.sent: dict[bytes, Sent] = {}
@@ -95,7 +100,8 @@ class Judged:
 
     def lost(self, rounds: Sequence[Round], *, since: int) -> list[str]:
         """
-        Acked messages that are not in the subject once, or were not handled; those that retention had taken were.
+        Acked messages that are not in the subject once, or were not handled; those that retention
+        had taken were.
 
         Args:
             since: the instant from which on retention waits for the group.
@@ -119,7 +125,9 @@ class Judged:
         return problems
 
     def out_of_order(self, lineage: Mapping[int, Sequence[int]]) -> list[str]:
-        """Messages of one key and sender that are stored, or were first begun, before an older one."""
+        """Messages of one key and sender that are stored, or were first begun, before an older
+        one.
+        """
         depth: dict[int, int] = {}
         for number in sorted(lineage):
             depth[number] = max((depth.get(each, -1) + 1 for each in lineage[number]), default=0)
@@ -146,7 +154,9 @@ class Judged:
         return problems
 
     def again(self, rounds: Sequence[Round]) -> list[str]:
-        """Messages that the group was through with before a publication, and that were begun again before any it was not."""
+        """Messages that the group was through with before a publication, and that were begun again
+        before any it was not.
+        """
         problems = []
         values = [{row.value for row in each.passed()} for each in rounds]
         for index, each in enumerate(rounds, 1):
@@ -160,8 +170,10 @@ class Judged:
             for row in passed:
                 number, offset = each.stored[row.value]
                 if offset > begins.get(number, offset):
-                    continue  # a message of another partition lies before it, as one without a key may
-                # A later round that found the group through with the row too judges what follows it.
+                    # a message of another partition lies before it, as one without a key may
+                    continue
+                # A later round that found the group through with the row too judges what follows
+                # it.
                 until = min(
                     (
                         later.published_at
@@ -175,7 +187,9 @@ class Judged:
         return problems
 
     def early(self, rounds: Sequence[Round]) -> list[str]:
-        """Messages that the group began with after it was fixed where it goes on, and before it went on there."""
+        """Messages that the group began with after it was fixed where it goes on, and before it
+        went on there.
+        """
         return [
             f"{event.value!r} of {event.partition_id} was begun while it was being replaced"
             for each in rounds

@@ -1,7 +1,9 @@
-"""A subject is reprocessed into itself and cut over, again and again, while producers send, groups consume and programs die.
+"""A subject is reprocessed into itself and cut over, again and again, while producers send, groups
+consume and programs die.
 
-An operator hides a subject with a cut, holds what lies before it, fills the hidden subject from there, each row once however
-often a piece is begun again, and publishes it in the place of the messages.  Consumers stand still for the publication.
+An operator hides a subject with a cut, holds what lies before it, fills the hidden subject from
+there, each row once however often a piece is begun again, and publishes it in the place of the
+messages.  Consumers stand still for the publication.
 """
 
 from __future__ import annotations
@@ -75,7 +77,9 @@ class CutProducer(ProducerHost):
 
 
 class CarriedConsumer(ConsumerHost):
-    """Consumes the subject; it is not started before that is made, nor while its group is to stand still."""
+    """Consumes the subject; it is not started before that is made, nor while its group is to stand
+    still.
+    """
 
     subject = CUT
     stands_still = True
@@ -134,7 +138,7 @@ class CutOvers(Feature):
             if partition.facts.subject == CUT and number not in self._hidden
         )
 
-    # ── deeds ─────────────────────────────────────────────────────────────────────────────────────────
+    # ── deeds ─────────────────────────────────────────────────────────────────────────────────────
     async def work(self) -> None:
         """Cut over until all is healed, and once more then."""
         self.idle = False
@@ -193,7 +197,9 @@ class CutOvers(Feature):
         await self.world._reshape(ask)
 
     async def _cut_over(self) -> None:
-        """One round; the actor may be killed at any of its steps, and then deletes what it has hidden."""
+        """One round; the actor may be killed at any of its steps, and then deletes what it has
+        hidden.
+        """
         world = self.world
         world.faults.done += 1
         self._number += 1
@@ -318,7 +324,9 @@ class CutOvers(Feature):
         return True
 
     async def _fill(self, round_: Round, older: Sequence[Partition]) -> None:
-        """Store the rows of each partition behind those that it continues; at times a task dies and is run again."""
+        """Store the rows of each partition behind those that it continues; at times a task dies and
+        is run again.
+        """
         for partition in older:
             number = int(partition.partition_id)
             rows = [row for row in round_.rows if row.place[0] == number]
@@ -371,9 +379,11 @@ class CutOvers(Feature):
         finally:
             await sender.close()
 
-    # ── the publication ───────────────────────────────────────────────────────────────────────────────
+    # ── the publication ───────────────────────────────────────────────────────────────────────────
     async def _publish(self, round_: Round) -> None:
-        """Publish the rows; the group stands still from the look at its cursors until they are there."""
+        """Publish the rows; the group stands still from the look at its cursors until they are
+        there.
+        """
         self._stand_still(True)
         ask: PublishSubject | None = None
         asked_s = float("inf")
@@ -382,7 +392,8 @@ class CutOvers(Feature):
                 try:
                     ask = await self._asked(round_)
                 except SubjectUnknownError:
-                    # A copy of a refused request may come late, and publish.  A repeat says whether it did.
+                    # A copy of a refused request may come late, and publish.  A repeat says whether
+                    # it did.
                     if ask is None:
                         raise
                 asked_s = min(asked_s, self.world.loop.now)
@@ -420,8 +431,9 @@ class CutOvers(Feature):
         """
         What became of a publication that was first asked for at `asked_s`.
 
-        A repeat that comes when it is over and forgotten is told that there is no such subject, as is one for a hidden
-        subject that was lost: the route tells them apart.  A canceled one is never forgotten.
+        A repeat that comes when it is over and forgotten is told that there is no such subject, as
+        is one for a hidden subject that was lost: the route tells them apart.  A canceled one is
+        never forgotten.
         """
         try:
             answer: Publication = await self._until_done(
@@ -467,7 +479,9 @@ class CutOvers(Feature):
     async def _look_at(
         self, round_: Round, revisions: dict[str, str]
     ) -> tuple[dict[str, dict[int, int]], list[Any], dict[int, int]]:
-        """The cursors of the groups, the rows, and the ends of the hidden subject; before the cursors the groups' revisions."""
+        """The cursors of the groups, the rows, and the ends of the hidden subject; before the
+        cursors the groups' revisions.
+        """
         cursors: dict[str, dict[int, int]] = {}
         for group in (await self._meta.call(endpoints.GROUPS, subject=CUT)).groups:
             revisions[group] = (
@@ -514,9 +528,11 @@ class CutOvers(Feature):
                 self.world.trace(f"{hidden} is not deleted: {error!r}")
             await asyncio.sleep(0.2)
 
-    # ── calls ─────────────────────────────────────────────────────────────────────────────────────────
+    # ── calls ─────────────────────────────────────────────────────────────────────────────────────
     async def _until_done(self, ask: Any, *, but: type[KeylaneError] | tuple[()] = ()) -> Any:
-        """Ask until it is answered; refusals that do not pass are raised, and those of the kind `but`."""
+        """Ask until it is answered; refusals that do not pass are raised, and those of the kind
+        `but`.
+        """
         while True:
             try:
                 return await ask()
@@ -545,7 +561,7 @@ class CutOvers(Feature):
     async def _status(self, number: int) -> Any:
         return await (await self._broker_of(number)).control(endpoints.PARTITION, id=number)
 
-    # ── the judge ─────────────────────────────────────────────────────────────────────────────────────
+    # ── the judge ─────────────────────────────────────────────────────────────────────────────────
     async def look(self) -> None:
         history = await self._meta.call(endpoints.HISTORY, subject=CUT)
         self.lineage = {

@@ -1,7 +1,8 @@
-"""A subject and its consumer group are deleted while programs use them, and created anew under the same names.
+"""A subject and its consumer group are deleted while programs use them, and created anew under the
+same names.
 
-One life of the subject lasts from its creation to the moment at which its deletion is asked for.  Programs are frozen
-through deletions, and wake up beside the next life.
+One life of the subject lasts from its creation to the moment at which its deletion is asked for.
+Programs are frozen through deletions, and wake up beside the next life.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ class Deletions(Feature):
         ttl_ms = self.world.swarm.ttl_ms
         return [Service(self.world.brokers, [GROUP], ttl_ms=ttl_ms, subject=DOOMED)]
 
-    # ── deeds ─────────────────────────────────────────────────────────────────────────────────────────
+    # ── deeds ─────────────────────────────────────────────────────────────────────────────────────
     async def work(self) -> None:
         """Delete and create, one after the other."""
         self.idle = False
@@ -197,12 +198,13 @@ class Deletions(Feature):
                 self.world.trace(f"{GROUP} is not deleted: {error!r}")
             await asyncio.sleep(0.2)
 
-    # ── the judge ─────────────────────────────────────────────────────────────────────────────────────
+    # ── the judge ─────────────────────────────────────────────────────────────────────────────────
     def check(self, findings: Findings, hosted: dict[int, HostedPartition]) -> None:
         if not self.lives:
             return
         mine, last = self.world.partitions_of(DOOMED), self.lives[-1].partitions
-        # Above are ids of the last creation alone: those of its route, and those that it planned anew elsewhere.
+        # Above are ids of the last creation alone: those of its route, and those that it planned
+        # anew elsewhere.
         highest = max((max(life.partitions) for life in self.lives[:-1]), default=0)
         for number in sorted(mine - last):
             if number <= highest:
@@ -232,8 +234,8 @@ def owners_of(history: Sequence[Event], lives: Sequence[Life]) -> dict[Any, int]
     """
     The messages that belong to one life, and to no other.
 
-    One that is acked belongs to the life of its partition.  So does one that was sent before the deletion was asked for, if
-    its sender had an ack of that life, and no error since.
+    One that is acked belongs to the life of its partition.  So does one that was sent before the
+    deletion was asked for, if its sender had an ack of that life, and no error since.
     """
     owners: dict[Any, int] = {}
     bound: dict[str, int] = {}
@@ -255,7 +257,9 @@ def owners_of(history: Sequence[Event], lives: Sequence[Life]) -> dict[Any, int]
 
 
 def mixed_up(history: Sequence[Event], lives: Sequence[Life], owners: dict[Any, int]) -> list[str]:
-    """Messages of one life that were stored or handled in another, and sessions that consume two lives."""
+    """Messages of one life that were stored or handled in another, and sessions that consume two
+    lives.
+    """
     problems: list[str] = []
     sessions: dict[str, int] = {}
     for event in history:
@@ -265,7 +269,10 @@ def mixed_up(history: Sequence[Event], lives: Sequence[Life], owners: dict[Any, 
             continue
         life = life_of(lives, event.partition_id)
         if life != owners[event.value]:
-            said = f"{event.value!r} of life {owners[event.value]} is in partition {event.partition_id}"
+            said = (
+                f"{event.value!r} of life {owners[event.value]} is in partition "
+                f"{event.partition_id}"
+            )
             problems.append(f"{said} of life {life}")
         if isinstance(event, Started) and sessions.setdefault(event.session, life or 0) != life:
             problems.append(f"session {event.session[:8]} consumes two lives")
@@ -273,7 +280,9 @@ def mixed_up(history: Sequence[Event], lives: Sequence[Life], owners: dict[Any, 
 
 
 def _is_of_before(event: Any, owners: dict[Any, int], lives: Sequence[Life]) -> bool:
-    """Whether it is about sending a message that belongs to an earlier life; routes begin anew with each life."""
+    """Whether it is about sending a message that belongs to an earlier life; routes begin anew with
+    each life.
+    """
     if isinstance(event, Routed):
         return True
     return isinstance(event, Sent | Settled) and owners.get(event.value, len(lives) - 1) < (
@@ -283,7 +292,8 @@ def _is_of_before(event: Any, owners: dict[Any, int], lives: Sequence[Life]) -> 
 
 def check_groups(seen: Sequence[Any], findings: Findings) -> None:
     """
-    Judge the groups that had the name, each as one of its own: the last of them has to be through with everything.
+    Judge the groups that had the name, each as one of its own: the last of them has to be through
+    with everything.
 
     The database's ids of groups tell them apart; brokers know the name and the tokens only.
     """
@@ -298,7 +308,9 @@ def check_groups(seen: Sequence[Any], findings: Findings) -> None:
             findings.note("duplicate token", f"{token} on {partition_id} of groups {groups}")
 
     def groups_of(event: Any) -> set[int] | None:
-        """Ids of the groups that the event concerns; None: all.  A session that joins again may be of several groups."""
+        """Ids of the groups that the event concerns; None: all.  A session that joins again may be
+        of several groups.
+        """
         match event:
             case Granted():
                 return {event.group_id}

@@ -1,4 +1,6 @@
-"""What the actors of a feature are to the world: programs beside the usual ones, deeds, and a judge of their own."""
+"""What the actors of a feature are to the world: programs beside the usual ones, deeds, and a judge
+of their own.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class Feature:
     drain_s = 0.0
     """What it needs longer than the usual programs, once all is healed; see `World.drain_s`."""
     history_speed = 0
-    """How much faster time passes for what is over, so that metaservers forget it within a run; 0: they do not."""
+    """How much faster time passes for what is over, so that metaservers forget it within a run; 0:
+    they do not.
+    """
     known_s = float("inf")
     """For so long metaservers know what is over, at least."""
 
@@ -81,7 +85,9 @@ class Feature:
         """Do deeds until the world is healed."""
 
     async def look(self) -> None:
-        """Ask metaservers for what the judge needs, after the draining.  Raises KeylaneError: it is asked again."""
+        """Ask metaservers for what the judge needs, after the draining.  Raises KeylaneError: it is
+        asked again.
+        """
 
     def settle(self) -> None:
         """Record what became of its messages, after the draining."""
@@ -114,7 +120,9 @@ class Feature:
         return host
 
     def may_be_forgotten(self, asked_s: float) -> bool:
-        """Whether what was first asked for then may be over, and not be known any more: it cannot have ended before."""
+        """Whether what was first asked for then may be over, and not be known any more: it cannot
+        have ended before.
+        """
         return self.world.loop.now - asked_s >= self.known_s
 
     async def pause(self, seconds: float) -> None:

@@ -1,4 +1,6 @@
-"""Several producers send the first messages of a subject that is not created yet, while metaservers die: it is one."""
+"""Several producers send the first messages of a subject that is not created yet, while metaservers
+die: it is one.
+"""
 
 from __future__ import annotations
 
@@ -88,8 +90,9 @@ def pieces(hosted: dict[int, HostedPartition], members: set[int], subject: str) 
     """
     What is wrong with a subject's partitions.
 
-    Those of its route that continue no others are PARTITIONS, and cover all keys once.  What a broker was asked to host
-    before the creation went to another one is in no route, and has no messages.
+    Those of its route that continue no others are PARTITIONS, and cover all keys once.  What a
+    broker was asked to host before the creation went to another one is in no route, and has no
+    messages.
     """
     roots: list[Any] = [
         partition.facts.partition

@@ -1,4 +1,6 @@
-"""A static subject is given more queues while messages flow: numbers, logic offsets and first halves stay as they are."""
+"""A static subject is given more queues while messages flow: numbers, logic offsets and first
+halves stay as they are.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ class Growths(Feature):
 
     def build(self) -> None:
         self._members: set[int] | None = None
-        """The partitions that are in queues; None if the world has starved, and nothing was asked."""
+        """The partitions that are in queues; None if the world has starved, and nothing was
+        asked.
+        """
         self._told: dict[tuple[int, int], Place] = {}
         """Partition and offset → the queue and the logic offset that a receipt or a message had."""
         for producer in self.world.producers:
@@ -98,7 +102,9 @@ class Growths(Feature):
 
 
 class Chains:
-    """The queues, worked out from what brokers have on their disks: ranges, parents, and numbers of messages."""
+    """The queues, worked out from what brokers have on their disks: ranges, parents, and numbers of
+    messages.
+    """
 
     def __init__(self, hosted: dict[int, HostedPartition]) -> None:
         self._hosted = hosted
@@ -122,12 +128,15 @@ class Chains:
         self._check_ranges(tails)
 
     def _check_child(self, partition_id: int, parent_id: int) -> None:
-        """A child that begins where its parent did continues its queue; the second half of a cut does not."""
+        """A child that begins where its parent did continues its queue; the second half of a cut
+        does not.
+        """
         child, parent = (self._facts(number) for number in (partition_id, parent_id))
         first_half = child.range_start == parent.range_start
         if first_half != (child.queue == parent.queue):
             self.problems.append(
-                f"partition {partition_id} from {child.range_start} on has queue {child.queue}; its parent from "
+                f"partition {partition_id} from {child.range_start} on has queue {child.queue}; "
+                f"its parent from "
                 f"{parent.range_start} on has queue {parent.queue}"
             )
 

@@ -1,4 +1,6 @@
-"""Consumers with instance names: one that is started again takes its partitions back at once, also from a process that lives."""
+"""Consumers with instance names: one that is started again takes its partitions back at once, also
+from a process that lives.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ class SessionIds(Identities):
 
 
 class NamedHost(ConsumerHost):
-    """A consumer with an instance name, which it shares with its twin on another machine; it ends when its place is taken."""
+    """A consumer with an instance name, which it shares with its twin on another machine; it ends
+    when its place is taken.
+    """
 
     twin: NamedHost | None = None
     """None: it has no instance name."""
@@ -96,10 +100,12 @@ class NamedHost(ConsumerHost):
 
     def _met_late_join(self, twin: NamedHost) -> bool:
         """
-        Whether a join that the twin had sent before this process was started has taken the place of a session of this process.
+        Whether a join that the twin had sent before this process was started has taken the place of
+        a session of this process.
 
-        No metaserver had heard of it, so that it is taken for the join of a process that was started last.  Once its session
-        has expired, the twin and this process are as good as each other; see decision 35.
+        No metaserver had heard of it, so that it is taken for the join of a process that was
+        started last.  Once its session has expired, the twin and this process are as good as each
+        other; see decision 35.
         """
         return any(
             self.ids.drawn.get(session, -1.0) >= self.started_s
@@ -108,7 +114,9 @@ class NamedHost(ConsumerHost):
         )
 
     def is_of_before(self, since_s: float) -> bool:
-        """Whether its last process was open, or had ended, before this moment: it has joined before, if at all."""
+        """Whether its last process was open, or had ended, before this moment: it has joined
+        before, if at all.
+        """
         ended = not self.running and self.ended_s < since_s
         return self.started_s < since_s and (ended or -1.0 < self.opened_s < since_s)
 
@@ -130,7 +138,9 @@ class Instances(Feature):
         )
 
     def build(self) -> None:
-        """Give each consumer an instance name, and another machine on which a process of that name is started too."""
+        """Give each consumer an instance name, and another machine on which a process of that name
+        is started too.
+        """
         world = self.world
         world.shelf.instances = {}
         self.idle = False
@@ -148,7 +158,9 @@ class Instances(Feature):
                 self.hosts.append(host)
 
     async def work(self) -> None:
-        """Start processes beside those of the same name; in the end start one after the other again, at once."""
+        """Start processes beside those of the same name; in the end start one after the other
+        again, at once.
+        """
         world, rng = self.world, self.rng
         while not world.faults.healed:
             await self.pause(2.0)
@@ -163,7 +175,9 @@ class Instances(Feature):
         self.idle = True
 
     async def _start_again(self, host: NamedHost) -> None:
-        """Kill a process, start it again, and look whether it has its partitions back before its ttl could have passed."""
+        """Kill a process, start it again, and look whether it has its partitions back before its
+        ttl could have passed.
+        """
         world = self.world
         had = world.shelf.held_by(host.name)
         host.end(machine_down=False)
@@ -176,7 +190,8 @@ class Instances(Feature):
         have = world.shelf.held_by(host.name)
         left = {number for number in had if have.get(number, had[number]) == had[number]}
         left -= world.shelf.drained_partitions
-        # A member that has come a moment before is given its share at once, of partitions that no session holds while this one joins.
+        # A member that has come a moment before is given its share at once, of partitions that no
+        # session holds while this one joins.
         others = [host.twin, host]
         shares = [world.shelf.held_by(each.name) for each in self.hosts if each not in others]
         left -= {number for share in shares if len(share) <= len(have) for number in share}
@@ -200,8 +215,8 @@ def stale_calls(history: Sequence[Any], partitions: Collection[int]) -> list[str
     """
     What brokers accept of sessions whose place was taken, told from grants alone.
 
-    Once the owner that was granted a partition after such a session has acquired it, no call under the session's token
-    is accepted there that was asked later.
+    Once the owner that was granted a partition after such a session has acquired it, no call under
+    the session's token is accepted there that was asked later.
     """
     sessions = {
         (event.partition_id, event.token): event.session

@@ -1,4 +1,5 @@
-"""Messages that wait for retry, and dead letters, whose sources lack some of them: damaged, removed by age, or lost with a disk.
+"""Messages that wait for retry, and dead letters, whose sources lack some of them: damaged, removed
+by age, or lost with a disk.
 
 damaged   a disk spoils a few of the batches, until an operator mends them: nothing else waits for that
 removed   the subject's retention is by age: what was removed is given up, and nothing else is
@@ -35,7 +36,9 @@ SPOILED_SHARE = 0.4
 
 
 def place_of_batch(broker: BrokerHost, source: int, offset: int) -> tuple[str, int, range] | None:
-    """The segment of the batch with a message, the position there behind its header, and its offsets; None if the broker is down or has none."""
+    """The segment of the batch with a message, the position there behind its header, and its
+    offsets; None if the broker is down or has none.
+    """
     store = broker.store
     if store is None or source not in store.state.partitions:
         return None
@@ -66,9 +69,11 @@ class Damaged(Retries):
 
     async def work(self) -> None:
         """
-        Once every message was looked at, spoil some that wait, and have no handler fail: all others are handled.
+        Once every message was looked at, spoil some that wait, and have no handler fail: all others
+        are handled.
 
-        A dead letter waits for nothing either, so an operator redrives all of them.  Then the batches are mended.
+        A dead letter waits for nothing either, so an operator redrives all of them.  Then the
+        batches are mended.
         """
         await self.look_at_all()
         self._spoil()
@@ -80,7 +85,8 @@ class Damaged(Retries):
         held = self._waiting()[0] - self._spoiled
         if held:
             self.problems.append(
-                f"{len(held)} dead letters wait for others, as {min(held)} for {min(self._spoiled, default=None)}"
+                f"{len(held)} dead letters wait for others, as {min(held)} for "
+                f"{min(self._spoiled, default=None)}"
             )
         self._mend()
         await self.retry_all()
@@ -111,7 +117,9 @@ class Damaged(Retries):
             self.world.trace(f"batch of {source}/{offset} is spoiled")
 
     def _mend(self) -> None:
-        """Put the bytes back, and start brokers again without a snapshot, which may tell of the damage."""
+        """Put the bytes back, and start brokers again without a snapshot, which may tell of the
+        damage.
+        """
         for broker, path, at in self._flipped:
             flip(broker, path, at)
         for broker in {id(each): each for each, _, _ in self._flipped}.values():
@@ -168,10 +176,12 @@ class OnLostDisks(Retries):
 
     def lost(self, partitions: Iterable[HostedPartition]) -> None:
         """
-        Note what only the lost disk knew to wait: a message that a lost partition had taken over may be on another disk.
+        Note what only the lost disk knew to wait: a message that a lost partition had taken over
+        may be on another disk.
 
-        It is handled all the same while an ancestor there, the first behind partitions that are lost, has it in its list.
-        An ancestor forgets its list when nothing of what it stores itself is parked any more.
+        It is handled all the same while an ancestor there, the first behind partitions that are
+        lost, has it in its list. An ancestor forgets its list when nothing of what it stores itself
+        is parked any more.
         """
         here = {int(each.partition_id): each for each in partitions}
         living = {
@@ -209,7 +219,9 @@ class OnLostDisks(Retries):
         return place in self._gone or place[0] in self.world.shelf.lost
 
     def _forgotten(self) -> set[int]:
-        """Only the lost disk knew how often messages were tried under leases of its partitions, and that they were handled."""
+        """Only the lost disk knew how often messages were tried under leases of its partitions, and
+        that they were handled.
+        """
         return {
             event.token
             for event in self.world.history
@@ -245,7 +257,8 @@ def _before(
     """
     The first living ancestors of a lost partition whose list goes to those that continue it.
 
-    Retries and dead letters are loose: they go where the first logical partition of the ancestor goes.
+    Retries and dead letters are loose: they go where the first logical partition of the ancestor
+    goes.
 
     Args:
         ranges: the logical partitions of every partition.

@@ -1,4 +1,6 @@
-"""Messages for a later delivery, some of them canceled, while brokers die and do not hear each other: each accepted one comes once, at its time."""
+"""Messages for a later delivery, some of them canceled, while brokers die and do not hear each
+other: each accepted one comes once, at its time.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ from sim.swarm import Swarm
 AHEAD_MS = (60, 300, 1_500, 5_000)
 REPEATING_EVERY = 60
 REPEATING = (17, 52)
-"""Remainders of the numbers of worlds by REPEATING_EVERY where senders ask again after a broker has delivered, cleaned and started again."""
+"""Remainders of the numbers of worlds by REPEATING_EVERY where senders ask again after a broker has
+delivered, cleaned and started again.
+"""
 REPEATING_SEGMENT_BYTES = 400
 CANCELS = 0.35
 """The share of messages that are canceled."""
@@ -94,8 +98,8 @@ class LaterProducer(ProducerHost):
         """
         The outcome of a cancel, which `fates` has too; "" if the producer was closed meanwhile.
 
-        A broker that does not know an accepted message any more has delivered it, or has canceled it when it was asked
-        before; it forgets what is settled.
+        A broker that does not know an accepted message any more has delivered it, or has canceled
+        it when it was asked before; it forgets what is settled.
         """
         fates, asked = self.feature.fates, False
         while True:
@@ -156,7 +160,9 @@ class LaterDeliveries(Feature):
             self.problems.append(f"{message.value!r} comes {due_ms - now_ms} ms too early")
 
     async def work(self) -> None:
-        """Have brokers not hear what others answer, in half of the worlds: a delivery is stored elsewhere, and nothing says so."""
+        """Have brokers not hear what others answer, in half of the worlds: a delivery is stored
+        elsewhere, and nothing says so.
+        """
         while self._repeating and not self.world.faults.healed:
             await self.pause(1.0)
             await self._answer_no_sender()
@@ -183,7 +189,9 @@ class LaterDeliveries(Feature):
             world.faults.done += 1
 
     async def _answer_no_sender(self) -> None:
-        """Hold what a broker answers senders until it has delivered, and was started again; they ask again."""
+        """Hold what a broker answers senders until it has delivered, and was started again; they
+        ask again.
+        """
         world = self.world
         broker = self.rng.choice(world.brokers)
         links = [

@@ -1,4 +1,6 @@
-"""A group's progress is set again and again while its members live, keys are parked, partitions change and programs crash."""
+"""A group's progress is set again and again while its members live, keys are parked, partitions
+change and programs crash.
+"""
 
 from __future__ import annotations
 
@@ -139,7 +141,9 @@ class LiveResetting(Feature):
                 return
 
     def _of_one_partition(self, ask: ResetGroup) -> ResetGroup:
-        """The same for one partition, a sealed parent as likely as its children; now and then to an offset of it."""
+        """The same for one partition, a sealed parent as likely as its children; now and then to an
+        offset of it.
+        """
         hosted = [broker.store.state.partitions for broker in self.world.brokers if broker.store]
         mine = sorted(
             (number, partition.readable_offset)
@@ -156,7 +160,9 @@ class LiveResetting(Feature):
         return replace_fields(ask, partition_id=number)
 
     async def _cancel(self, to: ResetTo) -> None:
-        """Cancel the reset that was just asked for, or the one after it; one that is told as canceled asks no broker."""
+        """Cancel the reset that was just asked for, or the one after it; one that is told as
+        canceled asks no broker.
+        """
         world, number = self.world, self.reset_count
         began = len(world.history)
         await self.pause(0.6)
@@ -169,7 +175,8 @@ class LiveResetting(Feature):
             return
         world.trace(f"canceled {canceled!r}")
         if self.reset_count > number or world.shelf.last_reset > self.answered_id:
-            # Another one, or a late copy of the request, which the metaserver cannot tell from another one.
+            # Another one, or a late copy of the request, which the metaserver cannot tell from
+            # another one.
             began = max(began, self.answered_at)
         asked = self._asked_since(began)
         # The one before may be told as canceled again, while this one is being planned.
@@ -184,7 +191,9 @@ class LiveResetting(Feature):
         return [event for event in since if event not in before]
 
     def _check_not_done(self, began: int, error: KeylaneError) -> None:
-        """A reset that was told as not done has asked no broker, unless it is another one that is under way."""
+        """A reset that was told as not done has asked no broker, unless it is another one that is
+        under way.
+        """
         asked = self._asked_since(began)
         if asked and not isinstance(error, GroupBusyError):
             self.problems.append(f"told as not done, and a broker was asked: {asked[0]} {error!r}")
@@ -210,10 +219,11 @@ def is_unsent(error: KeylaneError) -> bool:
 
 def check_resets(history: Sequence[Any], partitions: Collection[int]) -> list[str]:
     """
-    What owners do around resets, told from tokens alone: those of a group grow with each grant and each reset.
+    What owners do around resets, told from tokens alone: those of a group grow with each grant and
+    each reset.
 
-    Once a broker has done a reset, no handler begins there under a lower token, and none of its owner's below the cursor;
-    descendants may have taken messages over that lie there.
+    Once a broker has done a reset, no handler begins there under a lower token, and none of its
+    owner's below the cursor; descendants may have taken messages over that lie there.
     """
     problems: list[str] = []
     newest: dict[int, int] = {}
@@ -249,7 +259,9 @@ def granted_while_set(history: Sequence[Any], answers: Sequence[GroupReset]) -> 
     """What the group was granted between the first cursor of a reset and the last."""
     asked: dict[int, int] = {}
     done: dict[int, int] = {}
-    """Token → the first moment of either; a call that the network repeats sets the same cursor again."""
+    """Token → the first moment of either; a call that the network repeats sets the same cursor
+    again.
+    """
     for now, event in enumerate(history):
         if type(event) is Resetting:
             asked.setdefault(event.token, now)
@@ -271,7 +283,9 @@ def granted_while_set(history: Sequence[Any], answers: Sequence[GroupReset]) -> 
 def unhandled_after(
     history: Sequence[Any], answers: Sequence[GroupReset], ends: dict[int, int]
 ) -> list[str]:
-    """What the group has not handled from the cursor of a partition's last reset on, if an operator was told of that one."""
+    """What the group has not handled from the cursor of a partition's last reset on, if an operator
+    was told of that one.
+    """
     done = {
         (event.partition_id, event.offset, event.token) for event in history if type(event) is Ended
     }

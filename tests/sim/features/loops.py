@@ -1,4 +1,6 @@
-"""Loops of programs give messages back, while keys are parked or dead, the group's policy changes, operators redrive, and programs die."""
+"""Loops of programs give messages back, while keys are parked or dead, the group's policy changes,
+operators redrive, and programs die.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,13 @@ from sim.swarm import Swarm
 
 PROMPT_EVERY = 120
 PROMPT = range(30, 60)
-"""Remainders of the numbers of worlds by PROMPT_EVERY where keys are redriven at once, before loops have opened what they had pulled."""
+"""Remainders of the numbers of worlds by PROMPT_EVERY where keys are redriven at once, before loops
+have opened what they had pulled.
+"""
 HELD = range(90, 120)
-"""Remainders of the numbers of worlds by PROMPT_EVERY where partitions are paused while a key fails, and its later messages wait opened."""
+"""Remainders of the numbers of worlds by PROMPT_EVERY where partitions are paused while a key
+fails, and its later messages wait opened.
+"""
 POLICIES = ("park", "park", "park", "block", "dead")
 HOLDS = 20
 PROBLEMS_MAX = 8
@@ -71,7 +77,9 @@ class Loops(Feature):
         super().adopt(consumer)
 
     async def work(self) -> None:
-        """Have keys fail, redrive, change the policy, pause and reshape; once all is healed redrive until nothing is parked."""
+        """Have keys fail, redrive, change the policy, pause and reshape; once all is healed redrive
+        until nothing is parked.
+        """
         kind = self.world.number % PROMPT_EVERY
         while not self.world.faults.healed:
             await self.pause(0.5)
@@ -87,7 +95,9 @@ class Loops(Feature):
             await asyncio.sleep(0.5)
 
     def _end_arrow(self) -> None:
-        """Have no program take Arrow data where others park: what is redriven waits for one that takes messages."""
+        """Have no program take Arrow data where others park: what is redriven waits for one that
+        takes messages.
+        """
         if len(self._manners) == 1:
             return
         for host in self.world.consumers:
@@ -128,7 +138,9 @@ class Loops(Feature):
         await self.keys.change_some(chance=1.0)
 
     async def _hold_at_once(self) -> None:
-        """Have a key fail, and pause partitions of loops that have opened more than they handed out."""
+        """Have a key fail, and pause partitions of loops that have opened more than they handed
+        out.
+        """
         self.keys.poison_some()
         for _ in range(HOLDS):
             for host in self.world.consumers:
@@ -158,7 +170,8 @@ class Loops(Feature):
 
 def overtaken(history: Sequence[Any]) -> list[str]:
     """
-    The messages with which the group began before an earlier one of their key was handled; told from the producers' numbers alone.
+    The messages with which the group began before an earlier one of their key was handled; told
+    from the producers' numbers alone.
 
     Messages that were set aside alone, or that an operator gave up, are waited for by none.
     """
@@ -194,7 +207,8 @@ def overtaken(history: Sequence[Any]) -> list[str]:
                 seen.add(place)
                 producer, key, number = sendings[place]
                 problems += [
-                    f"{place} of {key!r}, number {number} of {producer}, was begun before number {earlier} was handled"
+                    f"{place} of {key!r}, number {number} of {producer}, was begun before number "
+                    f"{earlier} was handled"
                     for earlier, before in sorted(lanes[producer, key].items())
                     if earlier < number and before not in done
                 ]

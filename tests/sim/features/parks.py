@@ -1,4 +1,6 @@
-"""Keys whose handlers fail for a while are parked, or dead where none finds room; an operator redrives, skips and edits, while partitions change and brokers crash."""
+"""Keys whose handlers fail for a while are parked, or dead where none finds room; an operator
+redrives, skips and edits, while partitions change and brokers crash.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ class ParkedKeys:
             self.poison.discard(self._rng.choice(sorted(self.poison)))
 
     async def change_some(self, *, chance: float) -> None:
-        """Redrive parked keys, each with this chance; before all is healed some messages are skipped."""
+        """Redrive parked keys, each with this chance; before all is healed some messages are
+        skipped.
+        """
         async for broker, number, view in self._listed():
             if self._rng.random() >= chance:
                 continue
@@ -76,7 +80,8 @@ class ParkedKeys:
 
     async def edit_some(self, problems: list[str]) -> None:
         """
-        Put another value in the place of the first message of some parked keys; most are redriven at once.
+        Put another value in the place of the first message of some parked keys; most are redriven
+        at once.
 
         Half of them are named by their key: that has to be its oldest message.
         """
@@ -198,7 +203,9 @@ class Parks(Feature):
         park_checks.PARKED_KEYS_MAX = self._keys_max
 
     async def work(self) -> None:
-        """Have keys fail, and redrive, skip, edit and reshape; once all is healed redrive until nothing is parked."""
+        """Have keys fail, and redrive, skip, edit and reshape; once all is healed redrive until
+        nothing is parked.
+        """
         world, rng = self.world, self.rng
         while not world.faults.healed:
             await self.pause(0.8)
@@ -234,7 +241,8 @@ def expired_in(world: FeatureWorld) -> set[int]:
     """
     Partitions of which retention has removed everything, as the database says.
 
-    No one takes over, nor lists, what is parked there: brokers keep it as long as they host the partition.
+    No one takes over, nor lists, what is parked there: brokers keep it as long as they host the
+    partition.
     """
     rows = world.shelf._raw.execute("SELECT partition_id FROM partitions WHERE state = 'expired'")
     return {row[0] for row in rows}

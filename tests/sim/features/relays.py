@@ -1,4 +1,5 @@
-"""Two programs with one outbox are frozen in turn: the first wakes up when the second, which took over, is in its work.
+"""Two programs with one outbox are frozen in turn: the first wakes up when the second, which took
+over, is in its work.
 
 What the second has recorded waits for it, and the first has newer rows of the same keys at hand.
 """

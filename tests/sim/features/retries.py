@@ -1,4 +1,6 @@
-"""Messages of best_tried subjects whose handlers fail: each waits alone, is tried at its times, and is a dead letter in the end."""
+"""Messages of best_tried subjects whose handlers fail: each waits alone, is tried at its times, and
+is a dead letter in the end.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +94,8 @@ def cut_off_tokens(history: Iterable[Event | None]) -> set[int]:
     """
     The tokens of owners that have not released, and are followed by another one.
 
-    An owner that loses its lease ends without handing over, as a process that is killed does: what it had in hand may be accused.
+    An owner that loses its lease ends without handing over, as a process that is killed does: what
+    it had in hand may be accused.
     """
     owners: dict[int, list[int]] = {}
     released: set[int] = set()
@@ -210,13 +213,18 @@ class Retries(Feature):
         consumer.retries = self
         super().adopt(consumer)
 
-    # ── handlers ──────────────────────────────────────────────────────────────────────────────────────
+    # ── handlers ──────────────────────────────────────────────────────────────────────────────────
     def on_message(self, message: Message) -> None:
         place = message.partition_id, message.offset
         world = self.world
         begun = Try(
-            place, message.attempt, message.fencing_token, len(world.history), world.loop.now, self.ends
-        )  # fmt: skip
+            place,
+            message.attempt,
+            message.fencing_token,
+            len(world.history),
+            world.loop.now,
+            self.ends,
+        )
         self.tries.append(begun)
         self._open[(*place, message.fencing_token)] = begun
 
@@ -226,22 +234,28 @@ class Retries(Feature):
         tried.outcome, tried.ended_s = outcome, self.world.loop.now
 
     def fails(self, message: Message) -> bool:
-        """Whether the handler of a message fails at this try: of one in four always, of one in four for a while."""
+        """Whether the handler of a message fails at this try: of one in four always, of one in four
+        for a while.
+        """
         if not self._fails:
             return False
         drawn = zlib.crc32(message.value)
         return drawn % 4 == 0 or (drawn % 4 == 1 and message.attempt <= 1 + drawn // 4 % 3)
 
-    # ── the story ─────────────────────────────────────────────────────────────────────────────────────
+    # ── the story ─────────────────────────────────────────────────────────────────────────────────
     async def work(self) -> None:
-        """Once all is healed, look at what became of all messages; then have no handler fail, and redrive dead letters."""
+        """Once all is healed, look at what became of all messages; then have no handler fail, and
+        redrive dead letters.
+        """
         await self.look_at_all()
         self._fails = False
         await self.retry_all()
         await self.redrive_all()
 
     async def look_at_all(self) -> None:
-        """Once all is healed and every message is stored, check what became of each: the last one has as long as any."""
+        """Once all is healed and every message is stored, check what became of each: the last one
+        has as long as any.
+        """
         world = self.world
         while not world.faults.healed or any(each.busy or each.waiting for each in world.producers):
             await asyncio.sleep(0.2)
@@ -275,7 +289,9 @@ class Retries(Feature):
         return False
 
     def _waiting(self) -> tuple[set[tuple[int, int]], dict[tuple[int, int], int]]:
-        """Places of dead letters, and of what waits for retry, with the partition at which it does: a child may have it."""
+        """Places of dead letters, and of what waits for retry, with the partition at which it does:
+        a child may have it.
+        """
         dead: set[tuple[int, int]] = set()
         retrying: dict[tuple[int, int], int] = {}
         expired = expired_in(self.world)
@@ -297,7 +313,9 @@ class Retries(Feature):
         return dead, retrying
 
     def _check_told(self) -> None:
-        """Each message that is set aside has its own failure, and its next try while the owner that said it has the fence."""
+        """Each message that is set aside has its own failure, and its next try while the owner that
+        said it has the fence.
+        """
         tried: dict[tuple[int, int], Try] = {}
         for each in self.tries:
             if each.place not in tried or each.token >= tried[each.place].token:
@@ -338,7 +356,9 @@ class Retries(Feature):
         return self._by_partition(self._still_waiting())
 
     def _by_partition(self, places: Iterable[tuple[int, int]]) -> dict[tuple[str, int], set[int]]:
-        """Late messages at the partition that has them; a child's pulls bring none of a parent's, so that these are before all."""
+        """Late messages at the partition that has them; a child's pulls bring none of a parent's,
+        so that these are before all.
+        """
         late: dict[tuple[str, int], set[int]] = {}
         retrying = self._waiting()[1]
         for source, offset in places:
@@ -347,7 +367,9 @@ class Retries(Feature):
         return late
 
     def _unhandled(self) -> Iterator[tuple[tuple[int, int], str]]:
-        """Each stored message is handled, or a dead letter for a reason, or waits; only those that always fail wait."""
+        """Each stored message is handled, or a dead letter for a reason, or waits; only those that
+        always fail wait.
+        """
         dead, retrying = self._waiting()
         cut_off = cut_off_tokens(self.world.history)
         tried: dict[tuple[int, int], list[Try]] = {}

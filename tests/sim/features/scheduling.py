@@ -61,7 +61,9 @@ class SchedulingBrokerHost(BrokerHost):
         self.spawn(scheduler.run(posting, registration), self.process.context.copy())
 
     async def _one_by_one(self, function: Callable[..., Any], /, *args: Any) -> Any:
-        """Run `function` as the only thread of a pool does: in the order of the calls, whether its caller waits or not."""
+        """Run `function` as the only thread of a pool does: in the order of the calls, whether its
+        caller waits or not.
+        """
         return await asyncio.shield(asyncio.ensure_future(self._in_turn(function, *args)))
 
     async def _in_turn(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -70,7 +72,9 @@ class SchedulingBrokerHost(BrokerHost):
 
     @property
     def keeps(self) -> bool:
-        """Whether scheduled messages, or deliveries of them, are left; unknown, and so True, while it is down."""
+        """Whether scheduled messages, or deliveries of them, are left; unknown, and so True, while
+        it is down.
+        """
         scheduler = self.scheduler if self.running else None
         return scheduler is None or bool(
             scheduler._agenda.entries or scheduler._agenda.deliveries or scheduler._writer._queue

@@ -1,4 +1,6 @@
-"""Producers that send tables of rows, beside others: the rows of a key keep their order, and each is stored once."""
+"""Producers that send tables of rows, beside others: the rows of a key keep their order, and each
+is stored once.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,18 @@ class TableProducer(ProducerHost):
     """Sends one table after the other, each of several record batches."""
 
     hurries_until_s = 0.0
-    """Small tables follow each other until then: some meet a partition that is sealed and has no successor yet."""
+    """Small tables follow each other until then: some meet a partition that is sealed and has no
+    successor yet.
+    """
 
     @property
     def _hurries(self) -> bool:
         return self.loop.now < self.hurries_until_s
 
     async def _send_all(self, producer: Producer, count: int) -> None:
-        """Send tables in several tasks, and single messages beside them: rows meet partitions that refused others."""
+        """Send tables in several tasks, and single messages beside them: rows meet partitions that
+        refused others.
+        """
         await asyncio.gather(*(self._send_tables(producer, count, lane) for lane in LANES))
 
     async def _send_tables(self, producer: Producer, count: int, lane: str) -> None:

@@ -1,4 +1,6 @@
-"""A history seen from one subject: what does not concern it is masked, so that each event keeps its instant."""
+"""A history seen from one subject: what does not concern it is masked, so that each event keeps its
+instant.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from keylane.checker.judge import check_history
 
 
 def host_of(name: bytes | str) -> str:
-    """The host of a producer's session, or of a value: `p0.2:17` is of p0, `u1/3` of an outbox of u1."""
+    """The host of a producer's session, or of a value: `p0.2:17` is of p0, `u1/3` of an outbox of
+    u1.
+    """
     text = name.decode() if isinstance(name, bytes) else name
     return text.partition(".")[0].partition("/")[0]
 

@@ -1,7 +1,7 @@
 """A world in which a feature is at work beside the usual programs, in seeds from FEATURES_FIRST on.
 
-Every seed has one feature, see `kind_of`; its number is the seed's distance from FEATURES_FIRST.  The usual programs of such a world have
-no habits, and no other seed shares a generator with it.
+Every seed has one feature, see `kind_of`; its number is the seed's distance from FEATURES_FIRST.
+The usual programs of such a world have no habits, and no other seed shares a generator with it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ from sim.swarm import Swarm, draw
 from sim.world import Outcome, World
 
 STRIDE = 96
-"""Worlds whose seeds are multiples of this do nothing of what only some seeds do: copies, losses, twins, resets."""
+"""Worlds whose seeds are multiples of this do nothing of what only some seeds do: copies, losses,
+twins, resets.
+"""
 CORDONED_S = 1.0
 """How long a cordon that is left over stands at most, once all is healed."""
 FEATURES: tuple[type[Feature], ...] = (Deletions, Growths, LaterDeliveries, Tables, FirstSends)
@@ -73,11 +75,15 @@ SELDOM: dict[int, type[Feature]] = {11: Loops, 24: Loops, 29: CutOvers}
 
 
 LACKING_AT = 23
-"""Of the numbers by SELDOM_EVERY: sources of retries lack messages, for each of these reasons in turn."""
+"""Of the numbers by SELDOM_EVERY: sources of retries lack messages, for each of these reasons in
+turn.
+"""
 LACKING: tuple[type[Feature], ...] = (Damaged, RemovedByAge, OnLostDisks, OnCopies)
 
 HARDER_FROM = 1_000_000
-"""Worlds of lower numbers are what they were before there were these: mutants and faults are known by them."""
+"""Worlds of lower numbers are what they were before there were these: mutants and faults are known
+by them.
+"""
 HARDER: dict[int, type[Feature]] = {
     1: DamagedParks,
     2: Halfway,
@@ -95,7 +101,9 @@ HARDER: dict[int, type[Feature]] = {
 
 
 def kind_of(number: int) -> type[Feature]:
-    """The feature of a seed: in turn, and in some seeds an outbox, or what only consumer groups have."""
+    """The feature of a seed: in turn, and in some seeds an outbox, or what only consumer groups
+    have.
+    """
     if number >= HARDER_FROM and (harder := HARDER.get(number % SELDOM_EVERY)) is not None:
         return harder
     if number % SELDOM_EVERY == LACKING_AT:
@@ -224,8 +232,9 @@ class FeatureWorld(World):
         """
         Let every broker group take new partitions, once all is healed.
 
-        An evacuation leaves its group cordoned, and a lift that no metaserver has heard leaves the other one so: no
-        subject is created then until an operator lifts a cordon.  What an operator began before the healing may cordon after it.
+        An evacuation leaves its group cordoned, and a lift that no metaserver has heard leaves the
+        other one so: no subject is created then until an operator lifts a cordon.  What an operator
+        began before the healing may cordon after it.
         """
         while not self.faults.healed:
             await asyncio.sleep(CORDONED_S)

@@ -1,4 +1,6 @@
-"""Programs that follow, in a world: when they are started, what troubles them, and the judging of what they were given."""
+"""Programs that follow, in a world: when they are started, what troubles them, and the judging of
+what they were given.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ class Following(World):
         self._firsts: dict[int, int] = {}
         """Of the subject's partitions on the brokers' disks at the end: the first offset."""
         self._removing: dict[int, int] = {}
-        """Of these: the end of what was removed, also where the broker died before its disk said so."""
+        """Of these: the end of what was removed, also where the broker died before its disk said
+        so.
+        """
         self._times_s: list[float] = []
         """The true time of each event of the history."""
         super().__init__(seed)
@@ -57,7 +61,7 @@ class Following(World):
         super().record(event)
         self._times_s.append(self.loop.now)
 
-    # ── building ──────────────────────────────────────────────────────────────────────────────────────
+    # ── building ──────────────────────────────────────────────────────────────────────────────────
     def _add_followers(self) -> None:
         rng = self._follow_rng
         for index in range(rng.choice((1, 2, 3))):
@@ -95,19 +99,23 @@ class Following(World):
         return self.internet, machine, name, random.Random(rng.getrandbits(64))
 
     def _owed_from(self, wall_s: float) -> int | None:
-        """The instant from which on everything is stored at or after a time, by every broker's calendar; None: they jump."""
+        """The instant from which on everything is stored at or after a time, by every broker's
+        calendar; None: they jump.
+        """
         if "wall_jump" in self.swarm.faults:
             return None
         slowest = min(broker.machine.rate for broker in self.brokers)
         return bisect_left(self._times_s, (wall_s - 1_700_000_000) / slowest)
 
-    # ── running ───────────────────────────────────────────────────────────────────────────────────────
+    # ── running ───────────────────────────────────────────────────────────────────────────────────
     def _start_deeds(self) -> None:
         super()._start_deeds()
         self._operator_does(self._trouble_followers())
 
     async def _trouble_followers(self) -> None:
-        """Start the followers at some time, and end, freeze, cut off and reopen them until all is healed."""
+        """Start the followers at some time, and end, freeze, cut off and reopen them until all is
+        healed.
+        """
         rng = self._follow_rng
         waiting = list(self.followers)
         while not self.faults.healed:
@@ -157,7 +165,7 @@ class Following(World):
             if partition.facts.subject == self.followed
         ]
 
-    # ── judging ───────────────────────────────────────────────────────────────────────────────────────
+    # ── judging ───────────────────────────────────────────────────────────────────────────────────
     def _read_log(
         self, store: Store, partition_id: int, partition: HostedPartition, removed: Removed
     ) -> None:

@@ -1,7 +1,7 @@
 """Worlds in which the subject of a feature is followed, in seeds from FOLLOWED_FEATURES_FIRST on.
 
-The story of such a world is that of a seed with a feature: of three worlds one has cut-overs, one has deletions, and the
-third has each feature in turn.
+The story of such a world is that of a seed with a feature: of three worlds one has cut-overs, one
+has deletions, and the third has each feature in turn.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ FOLLOWED: dict[type[Feature], tuple[str, bytes]] = {
     Deletions: (DOOMED, b"d-"),
     FirstSends: (f"{MADE}0", b"f-"),
 }
-"""By the feature: the subject that is followed, and how the names of its keys begin; of others the usual ones."""
+"""By the feature: the subject that is followed, and how the names of its keys begin; of others the
+usual ones.
+"""
 
 
 def story_of(index: int) -> int:
@@ -102,7 +104,9 @@ class FollowedFeatureWorld(Following, FeatureWorld):
         return all(host.is_through(each) or self._passed(host, each) for each in self._readable())
 
     def _passed(self, host: FollowingHost, rows: HostedPartition) -> bool:
-        """Whether a follower is behind rows of which it has not learnt: it was given their messages, or the judge tells."""
+        """Whether a follower is behind rows of which it has not learnt: it was given their
+        messages, or the judge tells.
+        """
         behind = [
             each.partition_id
             for each in self._readable()

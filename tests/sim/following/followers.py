@@ -1,4 +1,6 @@
-"""Programs that follow a subject while faults happen: readers, which keep their positions at times, and broadcast consumers."""
+"""Programs that follow a subject while faults happen: readers, which keep their positions at times,
+and broadcast consumers.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ class Manners:
     """Of "time": so long before its first opening."""
     key: bytes | None
     keeps: float
-    """The chance that it keeps its positions behind a message; at 0 it never does, also when it is closed."""
+    """The chance that it keeps its positions behind a message; at 0 it never does, also when it is
+    closed.
+    """
     slow_s: float
     """What it takes for a message, at most."""
     impatient: bool
@@ -62,7 +66,9 @@ class Manners:
 
 
 def draw_manners(rng: random.Random, keys: int, *, of: bytes = b"k") -> Manners:
-    """The manners of a follower, most begin at the beginning; `of` is how the names of keys begin."""
+    """The manners of a follower, most begin at the beginning; `of` is how the names of keys
+    begin.
+    """
     return Manners(
         start=rng.choice(("earliest", "earliest", "earliest", "latest", "time")),
         ago_s=5 * rng.random(),
@@ -92,7 +98,9 @@ class FollowingHost(Host, ABC):
         self.may_leave = False
         """Messages of a key may be stored beside their range."""
         self.sees_copies = False
-        """Brokers stand on older copies of their folders at times: there some of what it has seen is unknown."""
+        """Brokers stand on older copies of their folders at times: there some of what it has seen
+        is unknown.
+        """
 
     def start(self) -> None:
         process = self.new_process()
@@ -104,7 +112,9 @@ class FollowingHost(Host, ABC):
 
     @abstractmethod
     def is_through(self, hosted: HostedPartition) -> bool:
-        """Whether its client, which is open, says that it is through with what is left of a partition."""
+        """Whether its client, which is open, says that it is through with what is left of a
+        partition.
+        """
 
     @abstractmethod
     def knows(self, partition_id: int) -> bool:
@@ -164,7 +174,8 @@ class ReadingHost(FollowingHost):
     Follows with a reader.
 
     Args:
-        owed_from: from a time in seconds on, by true time, what is sent is owed; None: it is not known which.
+        owed_from: from a time in seconds on, by true time, what is sent is owed; None: it is not
+            known which.
     """
 
     def __init__(
@@ -252,9 +263,14 @@ class ReadingHost(FollowingHost):
         began, kept = self._tick(), self._kept is not None
         start = self._start()
         reader = TellingReader(
-            self._meta, self.subject, start=start, key=self.manners.key, follow=True, call_timeout_ms=1_000,
+            self._meta,
+            self.subject,
+            start=start,
+            key=self.manners.key,
+            follow=True,
+            call_timeout_ms=1_000,
             _environment=self._environment(self._identities),
-        )  # fmt: skip
+        )
         told: list[Told] = []  # at the opening, which begins a life
         reader.told = told.append
         async with reader:
@@ -314,7 +330,9 @@ class ReadingHost(FollowingHost):
             self.notes.append(Kept())
 
     def _goes_on_behind(self, error: KeylaneError) -> bool:
-        """If retention has removed messages behind the kept positions, take the first one that is left."""
+        """If retention has removed messages behind the kept positions, take the first one that is
+        left.
+        """
         if not isinstance(error, OffsetOutOfRangeError) or self._kept is None:
             return False
         partition_id, first = error.partition_id or 0, error.first_offset or 0
@@ -401,10 +419,11 @@ class BroadcastHost(FollowingHost):
 
 def _is_through(hosted: HostedPartition, position: int | None, lineage: LineageOrder) -> bool:
     """
-    Whether nothing is left to read behind a position, nor to be told of; None: the partition is finished, or not begun.
+    Whether nothing is left to read behind a position, nor to be told of; None: the partition is
+    finished, or not begun.
 
-    Where retention has removed all, the follower is told so by its next read.  That may be a while: a read that waited when its
-    broker lost power is given up when its time is over.
+    Where retention has removed all, the follower is told so by its next read.  That may be a while:
+    a read that waited when its broker lost power is given up when its time is over.
     """
     end, partition_id = hosted.readable_offset, int(hosted.facts.partition.partition_id)
     if position is None:

@@ -1,11 +1,15 @@
-"""The judge of followers: what each was given, held against what was sent and what the brokers' disks have at the end.  Pure.
+"""The judge of followers: what each was given, held against what was sent and what the brokers'
+disks have at the end.  Pure.
 
-It knows no lineage.  Of the partitions that have a key's logical partition in their range, one is open at a time and a later
-one has a higher id: so a key's messages come in the order of partition id and offset.  And they come in the order in which
-each producer has numbered them, where that is promised.
+It knows no lineage.  Of the partitions that have a key's logical partition in their range, one is
+open at a time and a later one has a higher id: so a key's messages come in the order of partition
+id and offset.  And they come in the order in which each producer has numbered them, where that is
+promised.
 
-A subject that is cut over has a message at its first place, and later at the place of its row, which has the same value: it
-comes once, from whichever place; but a row of a row may come after the message, where docs/SPARK.md allows that.  A subject that is deleted and created anew has several lives: none of two comes together.
+A subject that is cut over has a message at its first place, and later at the place of its row,
+which has the same value: it comes once, from whichever place; but a row of a row may come after the
+message, where docs/SPARK.md allows that.  A subject that is deleted and created anew has several
+lives: none of two comes together.
 """
 
 from __future__ import annotations
@@ -38,7 +42,9 @@ class Truth:
     firsts: Mapping[int, int] = field(default_factory=dict)
     """Partition id → the first offset on the broker's disk at the end."""
     removing: Mapping[int, int] = field(default_factory=dict)
-    """Partition id → the end of what was removed, also where the broker died meanwhile, so that some is there again."""
+    """Partition id → the end of what was removed, also where the broker died meanwhile, so that
+    some is there again.
+    """
     lost: Collection[int] = ()
     """Partitions on lost disks."""
     in_order: bool = True
@@ -57,12 +63,16 @@ class Truth:
         return value if self.carried else place
 
     def is_in_range(self, place: Place, key: bytes) -> bool:
-        """Whether a message lies in a partition that has its key's logical partition: such messages of a key have an order."""
+        """Whether a message lies in a partition that has its key's logical partition: such messages
+        of a key have an order.
+        """
         start, end = self.ranges.get(place[0], (0, 0))
         return bool(key) and start <= logical_partition(key) < end
 
     def is_member(self, partition_id: int) -> bool:
-        """Whether readers find messages in a partition at the end, or found them before retention took them."""
+        """Whether readers find messages in a partition at the end, or found them before retention
+        took them.
+        """
         if self.members is not None and partition_id not in self.members:
             return False
         return partition_id not in self.lost
@@ -76,7 +86,9 @@ def truth_of(
     lost: Collection[int],
     **more: Any,
 ) -> Truth:
-    """The truth about `partitions`, out of a history with the final logs; `more` are fields of a truth."""
+    """The truth about `partitions`, out of a history with the final logs; `more` are fields of a
+    truth.
+    """
     truth = Truth(firsts=firsts, lost=lost, **more)
     for instant, event in enumerate(history):
         match event:
@@ -111,7 +123,9 @@ class FollowingLife:
         """Partition id → the reader's position, of one that notes it."""
         self._kept_passed: dict[int, int] = {}
         self._told: dict[int, int] | None = {} if notes_removals else None
-        """Partition id → the end of what the program was told to be removed; None: it does not note that."""
+        """Partition id → the end of what the program was told to be removed; None: it does not note
+        that.
+        """
         self.problems: list[str] = []
 
     def told(self, note: Told) -> None:
@@ -120,7 +134,9 @@ class FollowingLife:
             self._told[note.partition_id] = max(note.offset, self._told.get(note.partition_id, 0))
 
     def _is_left(self, place: Place) -> bool:
-        """Whether nothing had removed the message when the program could have got it, by brokers and by what it was told."""
+        """Whether nothing had removed the message when the program could have got it, by brokers
+        and by what it was told.
+        """
         if not self._truth.is_member(place[0]):
             return False
         end = max(self._truth.firsts.get(place[0], 0), self._truth.removing.get(place[0], 0))
@@ -166,10 +182,12 @@ class FollowingLife:
 
     def _may_repeat(self, before: Given, row: Given) -> bool:
         """
-        Whether the row may come after the message: it was made of another row, and the program was in the middle of a partition.
+        Whether the row may come after the message: it was made of another row, and the program was
+        in the middle of a partition.
 
-        What a row of a row was made of at first is not known once the first row is gone.  So a reader which had a part of a
-        partition when its rows were replaced too is promised all rows of it, some of them a second time.
+        What a row of a row was made of at first is not known once the first row is gone.  So a
+        reader which had a part of a partition when its rows were replaced too is promised all rows
+        of it, some of them a second time.
         """
         if not self._truth.carried:
             return False
@@ -184,8 +202,8 @@ class FollowingLife:
         """
         Whether the program is through with a partition of which it had the message at `offset`.
 
-        Its position tells: what it was given does not, where it wants the messages of one key alone, or has had a row before.
-        A program that notes no positions wants every message.
+        Its position tells: what it was given does not, where it wants the messages of one key
+        alone, or has had a row before. A program that notes no positions wants every message.
         """
         last = max(
             (offset for number, offset in self._truth.stored if number == partition_id), default=0
@@ -212,7 +230,9 @@ class FollowingLife:
         self.problems.append(f"{self._name} {what}")
 
     def _check_order(self) -> None:
-        """A key's messages come by partition id and offset, unless they are stored beside their range."""
+        """A key's messages come by partition id and offset, unless they are stored beside their
+        range.
+        """
         last: dict[bytes, Place] = {}
         ends: dict[int, int] = {}
         for message in self.given.values():
@@ -273,7 +293,9 @@ class FollowingLife:
             self._tell(f"was given messages of several subjects of one name: {met}")
 
     def _check_whole(self, key: bytes | None, owed_from: int, *, whole: bool) -> None:
-        """Everything came that is owed and left; of a life that was cut off, what comes before something given of its key."""
+        """Everything came that is owed and left; of a life that was cut off, what comes before
+        something given of its key.
+        """
         last: dict[bytes, Place] = {}
         for message in self.given.values():
             place = message.partition_id, message.offset
@@ -310,7 +332,8 @@ def check_follower(
     Args:
         key: it wanted the messages of this key alone; None: all.
         in_turn: it was given the messages of a partition one by one; else only those of a key.
-        notes_removals: it notes what it was told to be removed; else it may have been told whatever brokers removed.
+        notes_removals: it notes what it was told to be removed; else it may have been told whatever
+            brokers removed.
         whole: the run was quiet at the end, and the follower had time to read everything.
     """
     new_life = partial(FollowingLife, truth, name, in_turn=in_turn, notes_removals=notes_removals)
@@ -330,8 +353,6 @@ def check_follower(
             case Passed():
                 lives[-1].passed(note)
     problems = [
-        problem
-        for life in lives
-        for problem in life.close(key, whole=whole and life is lives[-1])
-    ]  # fmt: skip
+        problem for life in lives for problem in life.close(key, whole=whole and life is lives[-1])
+    ]
     return problems[:PROBLEMS_MAX]

@@ -1,6 +1,8 @@
-"""Worlds whose subject is followed by readers and broadcast consumers through all faults, in seeds from FOLLOWED_FIRST on.
+"""Worlds whose subject is followed by readers and broadcast consumers through all faults, in seeds
+from FOLLOWED_FIRST on.
 
-The story of such a world is that of the usual seed of its number: operators, retention, lost disks, copies, users.
+The story of such a world is that of the usual seed of its number: operators, retention, lost disks,
+copies, users.
 """
 
 from __future__ import annotations

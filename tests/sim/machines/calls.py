@@ -1,4 +1,6 @@
-"""How often processes call each other: a loop without a pause is found, although each of its calls takes time."""
+"""How often processes call each other: a loop without a pause is found, although each of its calls
+takes time.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ READS_MAX = 5_000
 
 
 class CallRates:
-    """Counts calls in windows of true time; reports each process and kind of call with too many once."""
+    """Counts calls in windows of true time; reports each process and kind of call with too many
+    once.
+    """
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
@@ -33,7 +37,9 @@ class CallRates:
         return self._window
 
     def note(self, now_s: float, process: str, kind: str, *, most: int) -> None:
-        """Count a call of a process, which makes at most `most` in a window; queries in a path are not told apart."""
+        """Count a call of a process, which makes at most `most` in a window; queries in a path are
+        not told apart.
+        """
         window = int(now_s // WINDOW_S)
         if window != self._window:
             self._window = window
@@ -62,7 +68,9 @@ class WatchedCalls:
         """Handlers that began, and those of them before this window."""
         self.appends: dict[tuple[Process, int], float] = {}
         self.readers = {"operator"}
-        """The names of processes that read in small chunks; the operator does once all is drained."""
+        """The names of processes that read in small chunks; the operator does once all is
+        drained.
+        """
         internet.on_call = self._called
         internet.on_frame = self._asked
 
@@ -70,7 +78,9 @@ class WatchedCalls:
         self._rates.note(self._loop.now, process.name, call, most=CONTROLS_MAX)
 
     def recorded(self, event: Event) -> None:
-        """Count the handlers that begin: a pull that brings one is none of a loop, however small pulls are."""
+        """Count the handlers that begin: a pull that brings one is none of a loop, however small
+        pulls are.
+        """
         self._begun += type(event) is Started
 
     def _asked(self, process: Process, request: Request, sent: bool) -> None:

@@ -1,8 +1,9 @@
 """The metaserver's database in a simulation: SQLite in memory, the real SQL functions run in place.
 
-A call waits, runs whole, and waits again: between the two the process may die, so that what is committed is never
-told.  What was committed without a sync (renewals) may be lost with the machine.  After every transaction the
-leases are compared with those before it: each new grant goes into the history.
+A call waits, runs whole, and waits again: between the two the process may die, so that what is
+committed is never told.  What was committed without a sync (renewals) may be lost with the machine.
+After every transaction the leases are compared with those before it: each new grant goes into the
+history.
 """
 
 from __future__ import annotations
@@ -39,13 +40,17 @@ class Shelf:
         self.lost: set[int] = set()
         """Partitions whose loss was accepted, if `watches_losses`."""
         self.instances: dict[str, tuple[str, str, int]] | None = None
-        """Session → instance, client and the end of its ttl, as the last transaction left them; None: they are not watched."""
+        """Session → instance, client and the end of its ttl, as the last transaction left them;
+        None: they are not watched.
+        """
         self.replaced_by: dict[str, str] = {}
         """Session → the one that took its place, if that began then for the first time."""
         self._begun: set[str] = set()
         """Every session with an instance that ever began."""
         self.silent: set[str] = set()
-        """Clients with an instance whose session ended otherwise: it left, or was not heard for its ttl."""
+        """Clients with an instance whose session ended otherwise: it left, or was not heard for its
+        ttl.
+        """
         self.problems: list[str] = []
         """Grants that should not be."""
         self.boot = 0
@@ -81,7 +86,9 @@ class Shelf:
         return result
 
     def _note_replaced(self, before: dict[str, tuple[str, str, int]]) -> None:
-        """Note the sessions in whose place others of the same instance have come, and the clients of those that ended otherwise."""
+        """Note the sessions in whose place others of the same instance have come, and the clients
+        of those that ended otherwise.
+        """
         ask = (
             "SELECT session, instance, client, expires_at FROM sessions WHERE instance != '' "
             "ORDER BY session"
@@ -100,7 +107,9 @@ class Shelf:
         self._begun.update(come.values())
 
     def renew(self, work: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Run a transaction that need not be durable; it is a fault if it renews a session that had ended."""
+        """Run a transaction that need not be durable; it is a fault if it renews a session that had
+        ended.
+        """
         asked = args[0] if isinstance(args[0], list) else []
         ended = [session for session in asked if self.left_ms(session) == 0]
         result = self.run(work, args, kwargs, durable=False)
@@ -139,7 +148,9 @@ class Shelf:
         ]
 
     def left_ms(self, session: str) -> int | None:
-        """What a session has left; 0 if it is gone, None while the database's time has no meaning."""
+        """What a session has left; 0 if it is gone, None while the database's time has no
+        meaning.
+        """
         if self.boot != self._machine.boots:
             return None
         ask = "SELECT expires_at FROM sessions WHERE session = ?"
@@ -148,7 +159,10 @@ class Shelf:
 
     def held_by(self, client: str) -> dict[int, str]:
         """Partition → the session of a client that has its lease."""
-        ask = "SELECT partition_id, session FROM leases JOIN sessions USING (session) WHERE client = ?"
+        ask = (
+            "SELECT partition_id, session FROM leases JOIN sessions USING "
+            "(session) WHERE client = ?"
+        )
         return dict(self._raw.execute(ask, (client,)).fetchall())
 
     @property
@@ -177,7 +191,9 @@ class Shelf:
 
 
 class SimDatabase:
-    """One metaserver process's way to the database; see `keylane.metaserver.sql.database.Database`."""
+    """One metaserver process's way to the database; see
+    `keylane.metaserver.sql.database.Database`.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,6 @@
-"""A partition's log as the checker reads it: its batches and their messages, those that retention has removed too."""
+"""A partition's log as the checker reads it: its batches and their messages, those that retention
+has removed too.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def read_log(store: Store, partition_id: int, start: int, end: int) -> Iterator[
 
 
 class Removed:
-    """The messages that retention has removed from a broker's logs, or was removing when the broker died."""
+    """The messages that retention has removed from a broker's logs, or was removing when the broker
+    died.
+    """
 
     def __init__(self) -> None:
         self._events: dict[int, dict[tuple[int, bool], Batched | Stored]] = {}
@@ -45,5 +49,7 @@ class Removed:
         return [kept[place] for place in sorted(kept) if place[0] < first_offset]
 
     def upto(self, partition_id: int) -> int:
-        """The offset up to which messages were removed, or were being removed when the broker died; some may be there again."""
+        """The offset up to which messages were removed, or were being removed when the broker died;
+        some may be there again.
+        """
         return max((offset + 1 for offset, _ in self._events.get(partition_id, ())), default=0)

@@ -1,4 +1,6 @@
-"""Whether a group's partitions move more than the members' shares demand, judged at each settling, whatever has decided it."""
+"""Whether a group's partitions move more than the members' shares demand, judged at each settling,
+whatever has decided it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ PROBLEMS_MAX = 8
 
 
 def needed(counts: Sequence[int], partitions: int) -> int:
-    """The fewest partitions that members give up, of those that they have, for shares that differ by one at most."""
+    """The fewest partitions that members give up, of those that they have, for shares that differ
+    by one at most.
+    """
     share, larger = divmod(partitions, len(counts))
     quotas = [share + (rank < larger) for rank in range(len(counts))]
     return sum(max(0, count - quotas[rank]) for rank, count in enumerate(sorted(counts)[::-1]))
@@ -29,7 +33,8 @@ def moved_for_nothing(
     """
     What is wrong with a settling; "" if nothing is.
 
-    A member that does not get at a partition's broker leaves it to one that does; where none does, it stays.
+    A member that does not get at a partition's broker leaves it to one that does; where none does,
+    it stays.
 
     Args:
         leases: of the group, as before.

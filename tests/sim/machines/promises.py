@@ -1,4 +1,6 @@
-"""What brokers and SQL promise at any moment: sealed partitions, durable ends, the claims of consumer groups."""
+"""What brokers and SQL promise at any moment: sealed partitions, durable ends, the claims of
+consumer groups.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ def is_sealed(hosts: Iterable[SealingHost], partition_id: int) -> bool | None:
     """
     True if its broker has told its end; None if no running broker has it.
 
-    A broker that runs on an older copy of its folder is left out: the copy may be older than the seal, and it is refused.
+    A broker that runs on an older copy of its folder is left out: the copy may be older than the
+    seal, and it is refused.
     """
     for host in hosts:
         store = host.store if host.running and not host.copied else None
@@ -72,10 +75,12 @@ _HEARD = "SELECT groups.name, heard.partition_id FROM heard JOIN groups USING (g
 
 class Claims:
     """
-    The consumer groups to which the metaserver's database promises a partition's messages, known to its broker or not.
+    The consumer groups to which the metaserver's database promises a partition's messages, known to
+    its broker or not.
 
-    A group that was there when a partition opened is promised all of it; a younger one what is left of it when it is
-    granted the partition, or when the database says that the broker has heard of it.
+    A group that was there when a partition opened is promised all of it; a younger one what is left
+    of it when it is granted the partition, or when the database says that the broker has heard of
+    it.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,6 @@
-"""The clock of the machine that tests run on: what a simulated program reads of it differs at each replay of the seed."""
+"""The clock of the machine that tests run on: what a simulated program reads of it differs at each
+replay of the seed.
+"""
 
 from __future__ import annotations
 

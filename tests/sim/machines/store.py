@@ -62,7 +62,9 @@ def open_store(
 
 
 def is_survived(work: Coroutine[Any, Any, None]) -> bool:
-    """Run what a disk may crash, in an event loop of its own that is gone then; False if it crashed."""
+    """Run what a disk may crash, in an event loop of its own that is gone then; False if it
+    crashed.
+    """
     loop = asyncio.new_event_loop()
     loop.set_exception_handler(lambda _loop, _context: None)
     try:

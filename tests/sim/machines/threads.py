@@ -1,7 +1,9 @@
-"""Threads of simulated processes: each has an event loop of its own, in which asyncio works as it does between real loops.
+"""Threads of simulated processes: each has an event loop of its own, in which asyncio works as it
+does between real loops.
 
-A future of one loop cannot be awaited in another, a task runs where it was made, and `asyncio.get_running_loop` is the
-loop of the thread that runs.  Threads take turns between callbacks, not between instructions.
+A future of one loop cannot be awaited in another, a task runs where it was made, and
+`asyncio.get_running_loop` is the loop of the thread that runs.  Threads take turns between
+callbacks, not between instructions.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ FIRST_THREAD = 1
 
 
 class ThreadLoop(asyncio.AbstractEventLoop):
-    """The event loop of one more thread of a process; it takes its turns from the loop of the simulation."""
+    """The event loop of one more thread of a process; it takes its turns from the loop of the
+    simulation.
+    """
 
     def __init__(self, loop: SimLoop, number: int) -> None:
         self._loop = loop
@@ -88,7 +92,9 @@ class ThreadLoop(asyncio.AbstractEventLoop):
 
 
 def new_thread(process: Process, loop: SimLoop, number: int) -> Process:
-    """One more thread of a process: it is scheduled by itself, and ends when the caller kills it."""
+    """One more thread of a process: it is scheduled by itself, and ends when the caller kills
+    it.
+    """
     thread = Process(process.name, process.rate)
     thread.owner = process.owner
     thread.loop = ThreadLoop(loop, number)

@@ -1,4 +1,6 @@
-"""A broker's service whose answers are noted, and checked against what is durable, before they are told."""
+"""A broker's service whose answers are noted, and checked against what is durable, before they are
+told.
+"""
 
 from __future__ import annotations
 

@@ -83,11 +83,15 @@ _FIRSTS = {
     of_following: FOLLOWED_FIRST,
     of_followed_features: FOLLOWED_FEATURES_FIRST,
 }
-"""The first seeds of the worlds in which a hunt looks for the mutants of other modules; 0 where none is named."""
+"""The first seeds of the worlds in which a hunt looks for the mutants of other modules; 0 where
+none is named.
+"""
 
 
 def seeds_for(name: str) -> Iterator[int]:
-    """The seeds of a hunt for a mutant, rising without an end: those of the worlds that may show it."""
+    """The seeds of a hunt for a mutant, rising without an end: those of the worlds that may show
+    it.
+    """
     room = next(room for room in ROOMS if any(breaks.__name__ == name for breaks in room.BREAKS))
     if room in _FEATURES:
         kinds = _FEATURES[room]

@@ -1,4 +1,6 @@
-"""A seed that catches each mutant, so that a test need not search; when it no longer does, other seeds are tried."""
+"""A seed that catches each mutant, so that a test need not search; when it no longer does, other
+seeds are tried.
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,9 @@ class Patches:
         self._before: list[tuple[Any, str, Any]] = []
 
     def set(self, owner: Any, name: str, value: Any) -> Any:
-        """Replace an attribute, which must exist, and takes the same calls if it is a function; returns what was there."""
+        """Replace an attribute, which must exist, and takes the same calls if it is a function;
+        returns what was there.
+        """
         own = vars(owner)[name] if name in vars(owner) else getattr(owner, name)
         if inspect.isfunction(own):
             _check_calls(own, value)
@@ -30,7 +32,9 @@ class Patches:
 
 
 def _check_calls(real: Callable[..., Any], value: Callable[..., Any]) -> None:
-    """Check that `value` takes every argument of `real`: a mutant that raises TypeError shows nothing."""
+    """Check that `value` takes every argument of `real`: a mutant that raises TypeError shows
+    nothing.
+    """
     kinds = [
         (parameter.name, parameter.kind)
         for parameter in inspect.signature(real).parameters.values()

@@ -54,7 +54,9 @@ def pull_of_lower_token_accepted(patches: Patches) -> None:
 
 
 def parts_need_no_owner(patches: Patches) -> None:
-    """The owner of a pull is checked for its first answer alone, and neither a newer owner nor its pulls end it."""
+    """The owner of a pull is checked for its first answer alone, and neither a newer owner nor its
+    pulls end it.
+    """
 
     def owned(self: Any, request: Any, now_ms: int | None = None) -> Any:
         if type(request) is not Pull or request.answers_max == PULL_ANSWERS_MAX:
@@ -77,7 +79,9 @@ def parts_need_no_owner(patches: Patches) -> None:
 
 
 def line_waits_for_a_commit(patches: Patches) -> None:
-    """Room that an append gives back reaches the next append with a commit only, and perhaps no commit is under way."""
+    """Room that an append gives back reaches the next append with a commit only, and perhaps no
+    commit is under way.
+    """
 
     @asynccontextmanager
     async def turn(self: Any, length: int) -> AsyncIterator[None]:
@@ -303,7 +307,9 @@ def readable_before_durable(patches: Patches) -> None:
         return base_offset, duplicate
 
     def add(self: Any, partition_id: int, base_offset: int, *args: Any, **kwargs: Any) -> None:
-        """Add a group again once it is durable, or after the disk refused it: it is counted once."""
+        """Add a group again once it is durable, or after the disk refused it: it is counted
+        once.
+        """
         batches = self._partitions.get(partition_id, {})
         if base_offset not in batches:
             add_new(self, partition_id, base_offset, *args, **kwargs)

@@ -203,7 +203,9 @@ def lost_session_goes_on(patches: Patches) -> None:
 
 
 def heartbeats_do_not_wait(patches: Patches) -> None:
-    """Heartbeats do not say which version the consumer knows: the metaserver answers at once, and is asked again."""
+    """Heartbeats do not say which version the consumer knows: the metaserver answers at once, and
+    is asked again.
+    """
 
     async def beat_once(self: Any, holder: Any) -> None:
         self._version = -1
@@ -281,7 +283,9 @@ def room_of_pulls_is_never_free(patches: Patches) -> None:
 
 
 def lost_heartbeat_renews(patches: Patches) -> None:
-    """A request of several consumers that had no answer counts as one that all of them are renewed."""
+    """A request of several consumers that had no answer counts as one that all of them are
+    renewed.
+    """
 
     def fail(waiting: Any, error: BaseException) -> None:
         if isinstance(error, UnreachableError) and not waiting.answer.done():
@@ -293,7 +297,9 @@ def lost_heartbeat_renews(patches: Patches) -> None:
 
 
 def readers_pass_empty_partitions(patches: Patches) -> None:
-    """A partition is read once its parents are, whatever they continue: an empty one is from the start."""
+    """A partition is read once its parents are, whatever they continue: an empty one is from the
+    start.
+    """
 
     def readable(self: Any) -> list[Any]:
         return [

@@ -68,7 +68,9 @@ def holds_are_forgotten_at_a_restart(patches: Patches) -> None:
 
 
 def groups_read_while_they_are_placed(patches: Patches) -> None:
-    """A group is granted what a publication is about to expire, although it is fixed where the group goes on."""
+    """A group is granted what a publication is about to expire, although it is fixed where the
+    group goes on.
+    """
 
     def circumstances(connection: Any, group: Any) -> Any:
         return real(connection, group)._replace(being_replaced=False)

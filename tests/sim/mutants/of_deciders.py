@@ -1,4 +1,6 @@
-"""Bugs of deciders: who gets which partition, what a reshape plans, where a reset begins, what segments are removed."""
+"""Bugs of deciders: who gets which partition, what a reshape plans, where a reset begins, what
+segments are removed.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from keylane.metaserver.resets import cursors as resets_cursors
 from sim.mutants.mutant import Breaks, Patches
 
 
-# ── who gets which partition ──────────────────────────────────────────────────────────────────────────
+# ── who gets which partition ──────────────────────────────────────────────────────────────────────
 def first_session_gets_everything(patches: Patches) -> None:
     """All partitions of a group go to the session that joined first."""
 
@@ -34,7 +36,7 @@ def suspended_sessions_are_granted(patches: Patches) -> None:
     real = patches.set(lease_rows, "settle_leases", settle)
 
 
-# ── operations ────────────────────────────────────────────────────────────────────────────────────────
+# ── operations ────────────────────────────────────────────────────────────────────────────────────
 def children_have_one_parent(patches: Patches) -> None:
     """A partition that continues several has the first of them alone as its parent."""
 
@@ -67,7 +69,7 @@ def evacuation_leaves_one_partition(patches: Patches) -> None:
     real = patches.set(evacuations, "plan_evacuation", evacuation)
 
 
-# ── resets ────────────────────────────────────────────────────────────────────────────────────────────
+# ── resets ────────────────────────────────────────────────────────────────────────────────────────
 def reset_to_a_time_begins_late(patches: Patches) -> None:
     """The first message at or after the time is left out."""
 
@@ -79,7 +81,7 @@ def reset_to_a_time_begins_late(patches: Patches) -> None:
     real = patches.set(resets_cursors, "_physical", physical)
 
 
-# ── retention ─────────────────────────────────────────────────────────────────────────────────────────
+# ── retention ─────────────────────────────────────────────────────────────────────────────────────
 def segment_of_the_floor_is_removed(patches: Patches) -> None:
     """The segment with the first message that a group needs goes with those before it."""
 

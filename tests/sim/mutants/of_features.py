@@ -30,7 +30,7 @@ from keylane.rpc.client import MetaClient
 from sim.mutants.mutant import Breaks, Patches
 
 
-# ── deletions ─────────────────────────────────────────────────────────────────────────────────────────
+# ── deletions ─────────────────────────────────────────────────────────────────────────────────────
 def dropped_partitions_stay(patches: Patches) -> None:
     """A broker says that it has dropped a partition, and keeps it."""
     patches.set(
@@ -82,7 +82,7 @@ def names_are_free_before_brokers_dropped(patches: Patches) -> None:
     real = patches.set(removals_begin, "plan_removals", plan)
 
 
-# ── growths ───────────────────────────────────────────────────────────────────────────────────────────
+# ── growths ───────────────────────────────────────────────────────────────────────────────────────
 def first_half_begins_anew(patches: Patches) -> None:
     """A queue that is cut counts from 0 again."""
     patches.set(operations_journal, "set_logic_starts", lambda _connection, _children: None)
@@ -120,7 +120,7 @@ def halves_change_their_numbers(patches: Patches) -> None:
     real = patches.set(operations_plan, "_cut", cut)
 
 
-# ── later deliveries ──────────────────────────────────────────────────────────────────────────────────
+# ── later deliveries ──────────────────────────────────────────────────────────────────────────────
 def scheduled_told_before_durable(patches: Patches) -> None:
     """A message for later is accepted while it is being written."""
 
@@ -159,7 +159,9 @@ def deliveries_are_not_noted(patches: Patches) -> None:
 
 
 def unknown_deliveries_are_given_back(patches: Patches) -> None:
-    """A delivery without an answer is taken for one that was refused, and made again under another key."""
+    """A delivery without an answer is taken for one that was refused, and made again under another
+    key.
+    """
 
     class Refusing:
         def __init__(self, target: Any) -> None:
@@ -171,7 +173,9 @@ def unknown_deliveries_are_given_back(patches: Patches) -> None:
             except KeylaneError as error:
                 raise error.copy(Fate.NOT_DONE) from error
 
-    async def store(self: Any, delivery: Any, messages: Any, target: Any, *args: Any, **kwargs: Any) -> None:  # fmt: skip
+    async def store(
+        self: Any, delivery: Any, messages: Any, target: Any, *args: Any, **kwargs: Any
+    ) -> None:
         await real(self, delivery, messages, Refusing(target), *args, **kwargs)
 
     real = patches.set(Scheduler, "_store", store)
@@ -188,7 +192,9 @@ def settled_messages_go_with_their_segment(patches: Patches) -> None:
 
 
 def unfinished_writes_stay(patches: Patches) -> None:
-    """What a full disk has left of a write stays in a segment of the journal when the next one begins."""
+    """What a full disk has left of a write stays in a segment of the journal when the next one
+    begins.
+    """
     patches.set(ScheduledJournal, "_cut_unfinished", lambda _self, _segment: None)
 
 
@@ -206,7 +212,7 @@ def due_before_the_time(patches: Patches) -> None:
     real = patches.set(Agenda, "take", take)
 
 
-# ── tables ────────────────────────────────────────────────────────────────────────────────────────────
+# ── tables ────────────────────────────────────────────────────────────────────────────────────────
 def rows_of_a_partition_run_backwards(patches: Patches) -> None:
     """The rows of a block that go to one partition are sorted the wrong way round."""
 
@@ -240,7 +246,7 @@ def held_rows_are_left_out(patches: Patches) -> None:
     patches.set(producer_arrow.TableSending, "_send_by_row", send)
 
 
-# ── first messages ────────────────────────────────────────────────────────────────────────────────────
+# ── first messages ────────────────────────────────────────────────────────────────────────────────
 def creation_opens_before_all_is_hosted(patches: Patches) -> None:
     """A subject is opened although a broker has not answered."""
 

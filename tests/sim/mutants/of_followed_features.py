@@ -1,4 +1,6 @@
-"""Bugs of readers and broadcast consumers whose subject is cut over, or deleted and created anew."""
+"""Bugs of readers and broadcast consumers whose subject is cut over, or deleted and created
+anew.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Bugs of readers and broadcast consumers that follow a subject: their order, their positions, what they pass over."""
+"""Bugs of readers and broadcast consumers that follow a subject: their order, their positions, what
+they pass over.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Bugs of loops of programs: messages in hand, given back, paused, and left out because their key is parked."""
+"""Bugs of loops of programs: messages in hand, given back, paused, and left out because their key
+is parked.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from sim.mutants.mutant import Breaks, Patches
 
 
 def another_policy_hands_parked_keys_out(patches: Patches) -> None:
-    """Messages of a parked key that were pulled before are handed out once the policy is no longer to park."""
+    """Messages of a parked key that were pulled before are handed out once the policy is no longer
+    to park.
+    """
 
     def open_stored(self: Any) -> None:
         if self._failing.policy is FailurePolicy.PARK:
@@ -28,7 +32,9 @@ def another_policy_hands_parked_keys_out(patches: Patches) -> None:
 
 
 def later_batches_are_parked_before_earlier_ones(patches: Patches) -> None:
-    """Messages of a parked key are parked when they are pulled: a redrive hands them out before those that wait unopened."""
+    """Messages of a parked key are parked when they are pulled: a redrive hands them out before
+    those that wait unopened.
+    """
 
     def put_batch(self: Any, batch: Any) -> None:
         batch.client.leave_out_parked(batch)
@@ -38,7 +44,9 @@ def later_batches_are_parked_before_earlier_ones(patches: Patches) -> None:
 
 
 def held_messages_come_after_newer_ones(patches: Patches) -> None:
-    """What came while a redriven key was freed is handed out a second later, and newer messages of the key meanwhile."""
+    """What came while a redriven key was freed is handed out a second later, and newer messages of
+    the key meanwhile.
+    """
 
     def freed(self: Any, key: Any) -> None:
         held, self._freeing[key] = self._freeing[key], []
@@ -100,7 +108,9 @@ def given_back_goes_to_the_end(patches: Patches) -> None:
 
 
 def given_back_alone(patches: Patches) -> None:
-    """A message is given back, and the later ones of its key stay in hand: they are waited for in vain, or acked before it."""
+    """A message is given back, and the later ones of its key stay in hand: they are waited for in
+    vain, or acked before it.
+    """
 
     def give_back(self: Any, message: Any, due_ns: int) -> Any:
         self.hand.spread()
@@ -128,7 +138,9 @@ def resumed_messages_come_after_later_ones(patches: Patches) -> None:
 
 
 def lower_offsets_stay_in_hand(patches: Patches) -> None:
-    """With a message that is given back the program has dead letters of its key on, which have lower offsets and came behind it."""
+    """With a message that is given back the program has dead letters of its key on, which have
+    lower offsets and came behind it.
+    """
 
     def behind(lane: Any, message: Any) -> Any:
         return [each for each in lane.out.values() if each.offset > message.offset]

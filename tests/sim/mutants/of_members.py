@@ -1,4 +1,6 @@
-"""Bugs of what members of a group live through: resets under them, instances started again, edits of parked messages."""
+"""Bugs of what members of a group live through: resets under them, instances started again, edits
+of parked messages.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from keylane.protocol.progress import ResetGroup
 from sim.mutants.mutant import Breaks, Patches
 
 
-# ── resets under live members ─────────────────────────────────────────────────────────────────────────
+# ── resets under live members ─────────────────────────────────────────────────────────────────────
 def live_reset_waits_for_no_member(patches: Patches) -> None:
     """Cursors are set while members have leases."""
 
@@ -86,11 +88,13 @@ def parked_messages_outlive_a_reset(patches: Patches) -> None:
 
 
 def reset_of_a_child_forgets_its_parents(patches: Patches) -> None:
-    """What a partition took over of its parents is forgotten with its own when it is reset alone."""
+    """What a partition took over of its parents is forgotten with its own when it is reset
+    alone.
+    """
     patches.set(ParkedKey, "part_of", lambda self, _sources: ParkedKey(self.since_ms))
 
 
-# ── instances ─────────────────────────────────────────────────────────────────────────────────────────
+# ── instances ─────────────────────────────────────────────────────────────────────────────────────
 def instance_waits_for_its_predecessor(patches: Patches) -> None:
     """A process that is started again waits until the ttl of its predecessor has passed."""
     patches.set(group_sessions, "_replace_instance", lambda *_args: ((), ""))
@@ -119,7 +123,9 @@ def unheard_sessions_hold_the_place(patches: Patches) -> None:
 
 
 def instance_inherits_the_tokens(patches: Patches) -> None:
-    """The new process gets the leases of its predecessor as they are, so that no broker tells the two apart."""
+    """The new process gets the leases of its predecessor as they are, so that no broker tells the
+    two apart.
+    """
 
     def replace(connection: Any, group_id: int, ask: Any) -> Any:
         same = sa.select(sessions.c.session).where(sessions.c.instance == ask.instance)
@@ -131,7 +137,7 @@ def instance_inherits_the_tokens(patches: Patches) -> None:
     real = patches.set(group_sessions, "_replace_instance", replace)
 
 
-# ── edits ─────────────────────────────────────────────────────────────────────────────────────────────
+# ── edits ─────────────────────────────────────────────────────────────────────────────────────────
 def edited_messages_come_as_they_were(patches: Patches) -> None:
     """A consumer does not ask for edited values."""
 

@@ -108,7 +108,9 @@ def sessions_expire_early(patches: Patches) -> None:
 
 
 def unheard_grants_stay(patches: Patches) -> None:
-    """A lease that was withdrawn before its holder heard of it, or whose release was lost, is never granted again."""
+    """A lease that was withdrawn before its holder heard of it, or whose release was lost, is never
+    granted again.
+    """
     patches.set(groups_service, "release_unheld", lambda connection, asks: lease_rows.NO_CHANGES)
 
 
@@ -159,7 +161,9 @@ def route_version_not_raised(patches: Patches) -> None:
 
 
 def child_opened_before_seal(patches: Patches) -> None:
-    """The route changes before the brokers of the parents are told to seal; they are told afterwards."""
+    """The route changes before the brokers of the parents are told to seal; they are told
+    afterwards.
+    """
 
     def opened(connection: Any, operation: Any) -> bool:
         mine = steps.c.operation_id == operation.operation_id

@@ -71,7 +71,9 @@ def reset_forgets_the_last_one(patches: Patches) -> None:
 
 
 def reset_drains_empty_partitions(patches: Patches) -> None:
-    """A partition at its end counts as drained, though its parents are not, and its children wait for it alone."""
+    """A partition at its end counts as drained, though its parents are not, and its children wait
+    for it alone.
+    """
 
     def readable(partitions: Any, drained: Any) -> Any:
         passed = [
@@ -85,12 +87,16 @@ def reset_drains_empty_partitions(patches: Patches) -> None:
 
 
 def strict_is_given_up_too(patches: Patches) -> None:
-    """An operation does not wait for a silent broker, although its subject allows no messages to be reordered."""
+    """An operation does not wait for a silent broker, although its subject allows no messages to be
+    reordered.
+    """
     patches.set(operations_journal, "may_reorder", lambda strategy, *, static: not static)
 
 
 def lost_messages_are_sent_again(patches: Patches) -> None:
-    """Messages that may be stored and handled in a lost partition are sent elsewhere, and their sender is not told."""
+    """Messages that may be stored and handled in a lost partition are sent elsewhere, and their
+    sender is not told.
+    """
 
     def leave(self: Any) -> None:
         for batch in self._in_flight:
@@ -136,7 +142,9 @@ def lost_counts_as_abandoned(patches: Patches) -> None:
 
 
 def loss_takes_what_is_elsewhere(patches: Patches) -> None:
-    """With a lost disk, sealed partitions on other disks are given up too, with their unread messages."""
+    """With a lost disk, sealed partitions on other disks are given up too, with their unread
+    messages.
+    """
 
     def lose(connection: Any, ids: Any) -> None:
         real(connection, ids)

@@ -15,7 +15,9 @@ from sim.mutants.mutant import Breaks, Patches
 
 
 def batches_sent_before_they_are_recorded(patches: Patches) -> None:
-    """A batch is recorded by a mark on its rows only: the next holder sends them in batches of its own."""
+    """A batch is recorded by a mark on its rows only: the next holder sends them in batches of its
+    own.
+    """
 
     def recorded(connection: Any, tables: Any) -> Any:
         for batch in real(connection, tables):
@@ -26,7 +28,9 @@ def batches_sent_before_they_are_recorded(patches: Patches) -> None:
 
 
 def left_partition_is_no_barrier(patches: Patches) -> None:
-    """Rows go to the new partition while older ones of their key may be stored late in the old one."""
+    """Rows go to the new partition while older ones of their key may be stored late in the old
+    one.
+    """
 
     def capacity_table(partition_ids: Any, capacities: Any, _barred: Any) -> Any:
         return real(partition_ids, capacities, ())

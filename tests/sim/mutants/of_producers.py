@@ -134,7 +134,9 @@ def later_detour_not_declared(patches: Patches) -> None:
 
 
 def second_copy_not_declared(patches: Patches) -> None:
-    """Messages that a silent broker may have stored are sent elsewhere, and the receipt does not say so."""
+    """Messages that a silent broker may have stored are sent elsewhere, and the receipt does not
+    say so.
+    """
 
     def leave(self: Any, *, refused: bool) -> None:
         real(self, refused=True)
@@ -152,7 +154,9 @@ def home_is_left_early(patches: Patches) -> None:
 
 
 def newer_do_not_wait(patches: Patches) -> None:
-    """Newer messages go elsewhere at once when their partition does not answer; older ones still wait there."""
+    """Newer messages go elsewhere at once when their partition does not answer; older ones still
+    wait there.
+    """
 
     def fill(self: Any) -> None:
         real(self)

@@ -1,4 +1,6 @@
-"""Bugs of the rules that keep messages for consumer groups: which broker has heard of which group."""
+"""Bugs of the rules that keep messages for consumer groups: which broker has heard of which
+group.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def retention_passes_the_slowest_group(patches: Patches) -> None:
 
 
 def granted_counts_as_heard(patches: Patches) -> None:
-    """A partition is granted before its broker has heard of the group, and the grant counts as hearing."""
+    """A partition is granted before its broker has heard of the group, and the grant counts as
+    hearing.
+    """
 
     def readable(partitions: Any, drained: Any) -> Any:
         return real_readable([_replace(partition, heard=True) for partition in partitions], drained)
@@ -57,7 +61,9 @@ def granted_counts_as_heard(patches: Patches) -> None:
 
 
 def opens_before_groups_are_told(patches: Patches) -> None:
-    """Partitions are opened before their brokers are told of groups; the announcer tells them every ten seconds."""
+    """Partitions are opened before their brokers are told of groups; the announcer tells them every
+    ten seconds.
+    """
 
     async def run_once(self: Any) -> int:
         now = asyncio.get_running_loop().time()

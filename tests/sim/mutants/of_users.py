@@ -43,7 +43,9 @@ def ids_of_the_users_generator(patches: Patches) -> None:
 
 
 def id_drawn_when_made(patches: Patches) -> None:
-    """Each process that opens a copy has the id of the original, and each opening has that of the first."""
+    """Each process that opens a copy has the id of the original, and each opening has that of the
+    first.
+    """
     _trust_sequences(patches)
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:

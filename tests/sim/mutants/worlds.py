@@ -1,4 +1,6 @@
-"""The worlds that show mutants which few worlds show: a hunt for one of these runs no other seeds."""
+"""The worlds that show mutants which few worlds show: a hunt for one of these runs no other
+seeds.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,11 @@ OFTEN_S = 1.0
 """Of the seconds between two faults: with more there are few in a world."""
 
 
-# ── usual worlds ──────────────────────────────────────────────────────────────────────────────────────
+# ── usual worlds ──────────────────────────────────────────────────────────────────────────────────
 def _calendars_jump_in_silence(seed: int) -> bool:
-    """Consumers fall silent, or are frozen, while their calendars jump, and others are there to take over."""
+    """Consumers fall silent, or are frozen, while their calendars jump, and others are there to
+    take over.
+    """
     plan = plan_of(seed)
     silent = {"wall_jump", "lost_lease", "consumer_pause"} <= plan.faults
     return silent and plan.groups == 1 and plan.consumers > 1 and plan.gap_s <= OFTEN_S
@@ -67,7 +71,7 @@ def _mixed_batches_leave_home(seed: int) -> bool:
     return keyed_share(seed) < 0.9 and _batches_leave_home(seed)
 
 
-# ── worlds of features ────────────────────────────────────────────────────────────────────────────────
+# ── worlds of features ────────────────────────────────────────────────────────────────────────────
 def _joins_come_late(seed: int) -> bool:
     """Calls of consumers with instance names come late, and twice."""
     number = seed - FEATURES_FIRST
@@ -100,7 +104,9 @@ def _cursors_take_long(seed: int) -> bool:
 
 
 def _batches_wait_unopened(seed: int) -> bool:
-    """A key is redriven as soon as it was parked, and a loop has small batches that it has not opened."""
+    """A key is redriven as soon as it was parked, and a loop has small batches that it has not
+    opened.
+    """
     number = seed - FEATURES_FIRST
     if kind_of(number) is not Loops or number % PROMPT_EVERY not in PROMPT:
         return False
@@ -111,7 +117,9 @@ def _batches_wait_unopened(seed: int) -> bool:
 
 
 def _journals_are_full(seed: int) -> bool:
-    """Disks are full while journals of scheduled messages turn often, and brokers are started again."""
+    """Disks are full while journals of scheduled messages turn often, and brokers are started
+    again.
+    """
     number = seed - FEATURES_FIRST
     often = number % REPEATING_EVERY in REPEATING
     if kind_of(number) is not LaterDeliveries or not often:
@@ -121,7 +129,9 @@ def _journals_are_full(seed: int) -> bool:
 
 
 def _syncs_of_journals_fail(seed: int) -> bool:
-    """Syncs fail under scheduled messages, brokers are started again, and their machines lose power."""
+    """Syncs fail under scheduled messages, brokers are started again, and their machines lose
+    power.
+    """
     number = seed - FEATURES_FIRST
     if kind_of(number) is not LaterDeliveries:
         return False

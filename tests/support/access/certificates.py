@@ -1,4 +1,6 @@
-"""Certificate files for tests: a private authority in a folder, and servers' settings with certificates of it."""
+"""Certificate files for tests: a private authority in a folder, and servers' settings with
+certificates of it.
+"""
 
 import datetime as dt
 from pathlib import Path
@@ -33,7 +35,9 @@ class CertificateShelf:
         return cert, key
 
     def files(self, name: str = "server", *hosts: str, **lifetime: Any) -> dict[str, Path]:
-        """The settings tls_cert, tls_key and tls_ca of a server; `hosts` are the names of its certificate."""
+        """The settings tls_cert, tls_key and tls_ca of a server; `hosts` are the names of its
+        certificate.
+        """
         pair = self.authority.issue(hosts or ("127.0.0.1", "localhost"), **lifetime)
         cert, key = self.put(name, pair)
         return {"tls_cert": cert, "tls_key": key, "tls_ca": self.ca}

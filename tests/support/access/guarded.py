@@ -31,7 +31,8 @@ class GuardedCluster(Cluster):
                 f'access = "on"\nadmin_token_file = "{folder}/admin.token"\n'
                 f'cluster_token_file = "{folder}/cluster.token"\n{meta_settings}'
             ),
-            broker_settings=f'access = "on"\ntoken_file = "{folder}/cluster.token"\n{broker_settings}',
+            broker_settings=f'access = "on"\ntoken_file = '
+            f'"{folder}/cluster.token"\n{broker_settings}',
         )
 
     def admin(self) -> Admin:

@@ -1,4 +1,6 @@
-"""An outside issuer of tokens (JWT) for tests: keys, their public parts in a file, and signed claims."""
+"""An outside issuer of tokens (JWT) for tests: keys, their public parts in a file, and signed
+claims.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A cluster over TLS with access control, on a host that is reached by another name than it listens on."""
+"""A cluster over TLS with access control, on a host that is reached by another name than it listens
+on.
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,9 @@ BETWEEN_S = 0.5
 
 
 class SlowCallers:
-    """Each future gives the seconds after which the server ended the connection, and what it answered."""
+    """Each future gives the seconds after which the server ended the connection, and what it
+    answered.
+    """
 
     def __init__(self, secured: SecuredCluster) -> None:
         self._host, _, port = secured.meta.rpartition(":")

@@ -1,8 +1,10 @@
-"""Real brokers, and users with outboxes, forked from a process that has all the imports done: a start takes a few hundredths of a second.
+"""Real brokers, and users with outboxes, forked from a process that has all the imports done: a
+start takes a few hundredths of a second.
 
-As a program it reads one JSON line per process to fork, {"program": "broker", "index" or "outbox", "arguments": […],
-"environment": {…}, "fifo": path}; its standard output goes to the fifo.  It answers with a line per process that
-began, {"pid": …}, and one when it ended: {"pid": …, "status": …}.
+As a program it reads one JSON line per process to fork, {"program": "broker", "index" or "outbox",
+"arguments": […], "environment": {…}, "fifo": path}; its standard output goes to the fifo.  It
+answers with a line per process that began, {"pid": …}, and one when it ended: {"pid": …, "status":
+…}.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ class Forks:
         return pid, json.loads(line)["address"] if line else ""
 
     def work(self, work: str, folder: Path, kind: str, **environment: str) -> int:
-        """Run the work of `keylane broker index rebuild` or `switch` to its end; returns its status."""
+        """Run the work of `keylane broker index rebuild` or `switch` to its end; returns its
+        status.
+        """
         pid, fifo = self._fork("index", (work, str(folder), kind), environment)
         fifo.read_bytes()
         return self.ended(pid)

@@ -1,4 +1,6 @@
-"""A real broker in a process of its own, to be called, killed and started again on the same folder."""
+"""A real broker in a process of its own, to be called, killed and started again on the same
+folder.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A broker as the metaserver sees one: a real control server that hosts what it is told, and reports itself."""
+"""A broker as the metaserver sees one: a real control server that hosts what it is told, and
+reports itself.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A real broker in a folder of its own, killed at a chosen point, and a client that remembers each answer."""
+"""A real broker in a folder of its own, killed at a chosen point, and a client that remembers each
+answer.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def data_of(number: int) -> bytes:
 
 @contextlib.asynccontextmanager
 async def _desk() -> AsyncIterator[str]:
-    """The address of a metaserver's call that takes reports: retention removes nothing before the first."""
+    """The address of a metaserver's call that takes reports: retention removes nothing before the
+    first.
+    """
 
     async def welcome(_body: BrokerHeartbeat, _params: object) -> BrokerWelcome:
         return BrokerWelcome(heartbeat_ms=1_000, ttl_ms=10_000)
@@ -184,7 +188,9 @@ class Run:
             known.cursor = max(known.cursor, answer.cursor)
 
     async def _check(self, client: BrokerClient) -> None:
-        """Every message that a group still needs is there, once and in order; fence and cursor did not fall."""
+        """Every message that a group still needs is there, once and in order; fence and cursor did
+        not fall.
+        """
         known = self._known
         (group,) = (await client.control(endpoints.PARTITION, id=1)).groups
         assert group.token >= known.token
@@ -209,7 +215,7 @@ class Run:
             assert answer.next_offset == end
         assert values == list(range(first, end))
 
-    # ── its folder, between two lives ─────────────────────────────────────────────────────────────────
+    # ── its folder, between two lives ─────────────────────────────────────────────────────────────
     def first_position(self) -> int:
         """The position at which the log begins."""
         return segment_bases(RealFiles(self.data))[0]
@@ -242,7 +248,9 @@ def _stop(pid: int) -> None:
 
 
 def aged(forks: Forks, root: Path, kind: str, *, batches: int = 8) -> Run:
-    """A folder with segments that retention may remove, old snapshots, a torn end and an index to rebuild."""
+    """A folder with segments that retention may remove, old snapshots, a torn end and an index to
+    rebuild.
+    """
     run = Run(forks, root, kind=kind, batches=batches)
     assert asyncio.run(run.live()) == 0
     run.damage_snapshot()

@@ -1,4 +1,6 @@
-"""The files of `deploy/`, and the folders of settings that go with them, made by the commands of its page."""
+"""The files of `deploy/`, and the folders of settings that go with them, made by the commands of
+its page.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def documents(name: str) -> list[dict[str, Any]]:
 
 
 def make_folder(heading: str, folder: Path) -> Path:
-    """Run the command `keylane cluster init` of a chapter of the page; returns the folder `made`."""
+    """Run the command `keylane cluster init` of a chapter of the page; returns the folder
+    `made`.
+    """
     page = (DEPLOY / "README.md").read_text()
     chapter = page.split(f"\n## {heading}\n")[1].split("\n## ")[0]
     line = re.search(r"^ {4}keylane (cluster init .+)$", chapter, re.MULTILINE)
@@ -40,7 +44,9 @@ def make_folder(heading: str, folder: Path) -> Path:
 
 
 def settings_in(folder: Path, command: list[str], environment: dict[str, str]) -> Any:
-    """The settings of a server program that is started with this command, with `folder` as its folder of settings."""
+    """The settings of a server program that is started with this command, with `folder` as its
+    folder of settings.
+    """
     program, run, *flags = command
     assert run == "run"
     sources = SOURCES[program]

@@ -1,4 +1,5 @@
-"""A proxy that drops connections without a word: it takes their bytes, and gives nothing on, in both directions.
+"""A proxy that drops connections without a word: it takes their bytes, and gives nothing on, in
+both directions.
 
 It runs in a thread with an event loop of its own, so that clients that block can be behind it.
 """
@@ -10,7 +11,9 @@ import threading
 from typing import Self
 
 OUTSIDE = "127.0.0.2"
-"""Where proxies listen, on the port of their server at 127.0.0.1: `advertised_host` of brokers behind them."""
+"""Where proxies listen, on the port of their server at 127.0.0.1: `advertised_host` of brokers
+behind them.
+"""
 
 
 class _Link:

@@ -1,11 +1,13 @@
-"""Hosts of a test: network namespaces that it makes and removes, joined by a wire that can be cut, slow or lossy.
+"""Hosts of a test: network namespaces that it makes and removes, joined by a wire that can be cut,
+slow or lossy.
 
     host a ─ veth ─┐
     host b ─ veth ─┼─ the wire (`wire.py`), in a namespace of its own
     host c ─ veth ─┘
 
-No interface of the machine itself has a part in it, and no route leads out: the addresses are those of RFC 5737, which
-exist in these namespaces alone.  The delays and losses are the wire's own: kernels without netem have them too.
+No interface of the machine itself has a part in it, and no route leads out: the addresses are those
+of RFC 5737, which exist in these namespaces alone.  The delays and losses are the wire's own:
+kernels without netem have them too.
 """
 
 from __future__ import annotations
@@ -72,7 +74,8 @@ class HostNetwork:
         except (OSError, subprocess.CalledProcessError) as error:
             said = getattr(error, "stderr", "") or str(error)
             raise HostsLackingError(
-                "NO HOSTS HERE: network namespaces cannot be made, so nothing is known of several hosts.\n"
+                "NO HOSTS HERE: network namespaces cannot be made, so nothing is known "
+                "of several hosts.\n"
                 f"Run these tests as root (CAP_NET_ADMIN, CAP_SYS_ADMIN) with iproute2.\n{said}"
             ) from error
         return self
@@ -120,7 +123,9 @@ class HostNetwork:
         loss: float = 0.0,
         delay_ms: float = 0.0,
     ) -> None:
-        """What happens from now on to frames from `source` to `target`; "" is every host.  Nothing else: all is well."""
+        """What happens from now on to frames from `source` to `target`; "" is every host.  Nothing
+        else: all is well.
+        """
         wire = self._wire
         assert wire is not None
         assert wire.stdin is not None

@@ -1,13 +1,15 @@
-"""The wire between hosts of a test: passes Ethernet frames on, late, lost or not at all, as it is told; a program.
+"""The wire between hosts of a test: passes Ethernet frames on, late, lost or not at all, as it is
+told; a program.
 
 python wire.py SEED PORT=MAC…
 
-Every host has a port, an interface of this network namespace.  Lines of JSON on the standard input say what happens to
-frames from one host to another; "" stands for all:
+Every host has a port, an interface of this network namespace.  Lines of JSON on the standard input
+say what happens to frames from one host to another; "" stands for all:
 
     {"source": "a", "target": "b", "cut": true, "loss": 0.02, "delay_ms": 50}
 
-A frame keeps the header that says what checksums and segments are still to be made, so that large ones stay whole.
+A frame keeps the header that says what checksums and segments are still to be made, so that large
+ones stay whole.
 """
 
 from __future__ import annotations

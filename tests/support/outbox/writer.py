@@ -1,7 +1,8 @@
-"""A user's program with an outbox, to be killed: it commits orders, rolls some back, and sends what it committed.
+"""A user's program with an outbox, to be killed: it commits orders, rolls some back, and sends what
+it committed.
 
-It ends itself with SIGKILL at its n-th step: before or after a statement, before or after a commit, of the user's
-transactions and of the outbox's own.
+It ends itself with SIGKILL at its n-th step: before or after a statement, before or after a commit,
+of the user's transactions and of the outbox's own.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ def kill_at(engine: Engine, step: int) -> None:
 
 
 def commit_order(engine: Engine, outbox: Outbox, rng: random.Random) -> None:
-    """A business transaction, as short as any: the next order of a key; one of five is rolled back."""
+    """A business transaction, as short as any: the next order of a key; one of five is rolled
+    back.
+    """
     with engine.connect() as connection:
         key = b"customer-%d" % rng.randrange(KEYS)
         connection.exec_driver_sql("UPDATE turns SET number = number + 1")  # locks before it reads

@@ -89,7 +89,7 @@ class ParkedDesk(Desk):
         partition = self.store.state.partition(1)
         await change_parked(self.store, partition, self.group, changes, at_ms=self.clock.wall_ms())
 
-    # ── of the owner ──────────────────────────────────────────────────────────────────────────────────
+    # ── of the owner ──────────────────────────────────────────────────────────────────────────────
     async def change(self, *changes: ParkChange, token: int = 1, session: str = SESSION) -> int:
         request = ChangeParked(1, "audit", session, token)
         return (await self.say(request, encode_parked(changes))).parked_version
@@ -120,7 +120,7 @@ class ParkedDesk(Desk):
         """Edit a parked message."""
         return await self.say(EditParked(1, "audit", key, source, offset, props), value)
 
-    # ── of an operator ────────────────────────────────────────────────────────────────────────────────
+    # ── of an operator ────────────────────────────────────────────────────────────────────────────
     async def listed(self, **params: Any) -> ParkedList:
         text = {name: str(value) for name, value in params.items()}
         return await self.parking.listed(None, {"id": "1", "group": "audit", **text})

@@ -1,4 +1,6 @@
-"""Event loops that take the first step of a task inside of the call that makes it, on every version of Python."""
+"""Event loops that take the first step of a task inside of the call that makes it, on every version
+of Python.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from typing import Any
 def eager_tasks(
     loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], **options: Any
 ) -> asyncio.Future[Any]:
-    """A task factory as `asyncio.eager_task_factory`, which Python 3.11 has not; the first step counts to the caller's task."""
+    """A task factory as `asyncio.eager_task_factory`, which Python 3.11 has not; the first step
+    counts to the caller's task.
+    """
     try:
         awaited = work.send(None)
     except StopIteration as end:

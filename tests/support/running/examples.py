@@ -1,4 +1,6 @@
-"""How many examples hypothesis tries of a property: a sixth in `make test`, all with `pytest --whole`."""
+"""How many examples hypothesis tries of a property: a sixth in `make test`, all with `pytest
+--whole`.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Programs of tests end with the process that started them, also when that is killed.
 
-One that goes on would meet the next run: a client of it still calls the addresses that it was given, and the next run's
-servers may listen there.
+One that goes on would meet the next run: a client of it still calls the addresses that it was
+given, and the next run's servers may listen there.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ SET_PARENT_DEATH_SIGNAL = 1
 
 
 def ending_with_parent(number: int = signal.SIGKILL) -> Callable[[], None]:
-    """What `subprocess.Popen` runs in the child: it gets the signal when the thread that starts it ends."""
+    """What `subprocess.Popen` runs in the child: it gets the signal when the thread that starts it
+    ends.
+    """
     parent = os.getpid()
 
     def ask() -> None:
@@ -35,8 +37,8 @@ def end_with_tests() -> None:
     """
     In a child of multiprocessing's fork server: be killed when the process that asked for it ends.
 
-    The fork server is the parent, and it lives as long as any child.  The kernel tells by a signal that the other
-    end of a pipe is closed, so no thread has to wait for that.
+    The fork server is the parent, and it lives as long as any child.  The kernel tells by a signal
+    that the other end of a pipe is closed, so no thread has to wait for that.
     """
     asking = multiprocessing.parent_process()
     assert asking is not None

@@ -1,6 +1,8 @@
-"""The stacks of a test that reaches its time-out, on the standard error of the process that pytest was started with.
+"""The stacks of a test that reaches its time-out, on the standard error of the process that pytest
+was started with.
 
-pytest-timeout writes them where a worker of xdist has no terminal, and ends the worker: xdist tells only that it is gone.
+pytest-timeout writes them where a worker of xdist has no terminal, and ends the worker: xdist tells
+only that it is gone.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ BEFORE_S = 1.0
 
 
 class StackDumps:
-    """A plugin; made while pytest captures nothing, so that it has the standard error that a person or a log sees."""
+    """A plugin; made while pytest captures nothing, so that it has the standard error that a person
+    or a log sees.
+    """
 
     def __init__(self) -> None:
         self._errors = os.fdopen(os.dup(2), "w")

@@ -1,7 +1,7 @@
 """How the workers of a parallel run share tests: a file at a time, in the order of the collection.
 
-The files of tests/tidy that read the whole tree are taken at once: what was read and parsed is kept in the process.
-So are those of tests/spark: they share one Java process.
+The files of tests/tidy that read the whole tree are taken at once: what was read and parsed is kept
+in the process. So are those of tests/spark: they share one Java process.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class FileByFile(LoadScopeScheduling):
     """
     As pytest-xdist's own by module, but for a worker that dies, which a test that hangs ends in.
 
-    The test at which it died has failed and is not run again.  A worker that replaces it is given no work before it has
-    collected the tests.
+    The test at which it died has failed and is not run again.  A worker that replaces it is given
+    no work before it has collected the tests.
     """
 
     def __init__(self, config: pytest.Config, log: Any) -> None:
@@ -54,7 +54,9 @@ class FileByFile(LoadScopeScheduling):
                 self.workqueue[scope] = share.pop(scope)
 
     def remove_node(self, node: WorkerController) -> str | None:
-        """Give the rest of its work to others; the test at which it died, None if it had nothing to do."""
+        """Give the rest of its work to others; the test at which it died, None if it had nothing to
+        do.
+        """
         work = self.assigned_work.pop(node)
         left = [test for share in work.values() for test, done in share.items() if not done]
         if not left:

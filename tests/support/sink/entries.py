@@ -1,7 +1,7 @@
 """A user's table of entries, and a program that writes an entry for each message, fenced.
 
-Run as `python entries.py META SUBJECT GROUP TTL_MS DATABASE_URL FILE SLEEP_S`: it appends a line to FILE in the middle
-of each transaction, then stands still for SLEEP_S seconds.
+Run as `python entries.py META SUBJECT GROUP TTL_MS DATABASE_URL FILE SLEEP_S`: it appends a line to
+FILE in the middle of each transaction, then stands still for SLEEP_S seconds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""An archive of a Python environment with keylane and what it needs, as `--archives` of Spark takes it: for this machine alone.
+"""An archive of a Python environment with keylane and what it needs, as `--archives` of Spark takes
+it: for this machine alone.
 
 It is a .tar.gz, because of other archives Spark drops the permission to run the Python.
 """
@@ -21,7 +22,9 @@ PACKAGES = ("protocol", "rpc", "arrow", "spark", "producer", "consumer", "admin"
 
 
 def pack_environment(path: Path) -> None:
-    """Write the archive: a copy of this Python, which finds its library by `home`, and the packages as files."""
+    """Write the archive: a copy of this Python, which finds its library by `home`, and the packages
+    as files.
+    """
     base = Path(sys.base_prefix, "bin", "python3").resolve()
     with tarfile.open(path, "w:gz", compresslevel=1) as archive:
         archive.add(base, "bin/python")

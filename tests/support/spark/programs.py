@@ -1,4 +1,6 @@
-"""Programs of Spark that tests start: masters, workers, servers of Spark Connect, drivers; each in a process group of its own."""
+"""Programs of Spark that tests start: masters, workers, servers of Spark Connect, drivers; each in
+a process group of its own.
+"""
 
 from __future__ import annotations
 

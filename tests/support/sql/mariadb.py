@@ -1,6 +1,8 @@
-"""A real MariaDB for the tests: the machine's own server, else Debian's package, unpacked into a cache and not installed.
+"""A real MariaDB for the tests: the machine's own server, else Debian's package, unpacked into a
+cache and not installed.
 
-It listens on a Unix socket in a folder of its own.  Its data needs no grants, so it starts without a system database.
+It listens on a Unix socket in a folder of its own.  Its data needs no grants, so it starts without
+a system database.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ def server_program() -> tuple[Path, Path]:
 
 
 def _unpack() -> None:
-    """Put the package and the libraries that the machine lacks into the cache; several test runs may do so at once."""
+    """Put the package and the libraries that the machine lacks into the cache; several test runs
+    may do so at once.
+    """
     CACHE.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=CACHE.parent) as name:
         folder = Path(name)

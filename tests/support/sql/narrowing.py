@@ -1,4 +1,6 @@
-"""What a program of before misses in a schema: that which was taken away, renamed, or made narrower."""
+"""What a program of before misses in a schema: that which was taken away, renamed, or made
+narrower.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,9 @@ import sqlalchemy as sa
 
 
 def narrowings(before: sa.MetaData, after: sa.MetaData) -> list[str]:
-    """Each reason why statements for the first schema may fail with the second; both are reflected."""
+    """Each reason why statements for the first schema may fail with the second; both are
+    reflected.
+    """
     reasons = []
     for name, old in before.tables.items():
         new = after.tables.get(name)

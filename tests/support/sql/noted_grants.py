@@ -1,4 +1,6 @@
-"""Grants of the metaservers on a PostgreSQL, noted by a trigger in the transactions that make them."""
+"""Grants of the metaservers on a PostgreSQL, noted by a trigger in the transactions that make
+them.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ CREATE TRIGGER note_grants AFTER INSERT OR UPDATE ON leases FOR EACH ROW EXECUTE
 
 
 def read_grants(execute: Any) -> Iterator[tuple[int, Granted]]:
-    """What was granted, at instants of the boot clock; `execute` runs a statement on the database of the metaservers."""
+    """What was granted, at instants of the boot clock; `execute` runs a statement on the database
+    of the metaservers.
+    """
     ahead_ns = time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     names = "at_us, group_id, partition_id, token, session, holder, holder_left_ms"
     for row in execute(f"SELECT {names} FROM proof_grants ORDER BY number"):

@@ -1,4 +1,6 @@
-"""The metaserver's real tables in memory, with a clock that is moved by hand, for tests of its SQL."""
+"""The metaserver's real tables in memory, with a clock that is moved by hand, for tests of its
+SQL.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from sim.machines.clock import ManualClock
 
 
 class _Made(NamedTuple):
-    """The first database of a process; `tables` is one without rows, `compiled` has what all of them ask."""
+    """The first database of a process; `tables` is one without rows, `compiled` has what all of
+    them ask.
+    """
 
     engine: sa.Engine
     compiled: Any
@@ -74,8 +78,9 @@ class Rows:
         self.drive(operation_id)
 
     def drive(self, operation_id: int, *, driver: str = "d") -> OperationState | None:
-        """With brokers that answer at once unless they are silent; every parent ends at 100.  The state in which it
-        waits, None if it is done."""
+        """With brokers that answer at once unless they are silent; every parent ends at 100.  The
+        state in which it waits, None if it is done.
+        """
         while True:
             operation = self.run(claim_operation, operation_id, driver=driver, lease_ms=1_000)
             if operation is None:

@@ -1,4 +1,6 @@
-"""The operations that users write into their own Alembic migrations, for each kind of tables that we keep for them."""
+"""The operations that users write into their own Alembic migrations, for each kind of tables that
+we keep for them.
+"""
 
 from __future__ import annotations
 

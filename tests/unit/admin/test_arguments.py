@@ -45,7 +45,9 @@ def test_argument_is_refused_when_it_is_no_text_of_unicode_or_very_long():
 
 @pytest.mark.parametrize("given", [3, "ab", [1], np.int64(3), np.array([1, 2]), None])
 def test_mapping_is_refused_by_its_name_when_it_is_something_else(given):
-    """Offsets of a hold were an AttributeError, those of a publication a TypeError or a ValueError."""
+    """Offsets of a hold were an AttributeError, those of a publication a TypeError or a
+    ValueError.
+    """
     assert mapping_of("ends", {1: 2}) == {1: 2}
     with pytest.raises(InvalidRequestError, match="ends must be a mapping"):
         mapping_of("ends", given)

@@ -15,9 +15,15 @@ FIRST = Failure("TimeoutError", "the bank", "c", 7, 5)
 LAST = Failure("TimeoutError", "the bank", "d", 9, 5)
 OTHER = Failure("KeyError", "town", "c", 8, 3)
 LETTERS = ParkedKeyView(
-    partition_id=7, key=None, state=ParkState.PARKED, messages=9, since_ms=1, failure=OTHER,
-    first_source=3, first_offset=0,
-)  # fmt: skip
+    partition_id=7,
+    key=None,
+    state=ParkState.PARKED,
+    messages=9,
+    since_ms=1,
+    failure=OTHER,
+    first_source=3,
+    first_offset=0,
+)
 ROWS = [
     ParkedRow(3, 4, 6, 50, FIRST),
     ParkedRow(3, 8, 9, 40, OTHER, 90),

@@ -26,9 +26,15 @@ NOW_MS = 10_000
 
 def view(key: bytes | None, **changes: Any) -> ParkedKeyView:
     facts = {
-        "partition_id": 7, "key": key, "state": ParkState.PARKED, "messages": 2, "since_ms": 4_000,
-        "failure": FAILURE, "first_source": 3, "first_offset": 9,
-    }  # fmt: skip
+        "partition_id": 7,
+        "key": key,
+        "state": ParkState.PARKED,
+        "messages": 2,
+        "since_ms": 4_000,
+        "failure": FAILURE,
+        "first_source": 3,
+        "first_offset": 9,
+    }
     return ParkedKeyView(**(facts | changes))
 
 
@@ -108,9 +114,14 @@ def test_key_is_bytes_within_the_limit():
 
 def test_view_of_a_broker_is_told_whole():
     said = ParkedView(
-        key_hex="61", state=ParkState.PARKED, messages=2, since_ms=4_000, failure=FAILURE,
-        first_source=3, first_offset=9,
-    )  # fmt: skip
+        key_hex="61",
+        state=ParkState.PARKED,
+        messages=2,
+        since_ms=4_000,
+        failure=FAILURE,
+        first_source=3,
+        first_offset=9,
+    )
     assert view_of(7, said) == PARKED
 
 

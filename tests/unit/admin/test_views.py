@@ -1,4 +1,6 @@
-"""What an administrator sees of a group and a subject, joined from a metaserver's and the brokers' answers."""
+"""What an administrator sees of a group and a subject, joined from a metaserver's and the brokers'
+answers.
+"""
 
 from keylane.admin import views
 from keylane.protocol.control import (

@@ -27,7 +27,9 @@ def decoded(values: list[bytes], ddl: str = DDL) -> list:
 
 
 def test_values_become_structs():
-    """Fields by name, missing ones null, further ones left out, white space of any kind around and inside."""
+    """Fields by name, missing ones null, further ones left out, white space of any kind around and
+    inside.
+    """
     values = [
         b'{"n": 1, "name": "a", "other": [1]}',
         b'\n {"name":\n "b\\n"\t}\r\n',

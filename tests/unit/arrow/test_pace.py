@@ -14,7 +14,9 @@ from keylane.protocol.limits import PULL_BYTES_MAX
     st.lists(st.tuples(st.integers(1, PULL_BYTES_MAX), st.floats(0, 5)), min_size=1, max_size=50),
 )
 def test_pace_gives_at_most_its_bytes_a_second_and_one_answer(bytes_per_second, answers):
-    """Whatever the sizes and the pauses, what came until a read begins is within the time before it."""
+    """Whatever the sizes and the pauses, what came until a read begins is within the time before
+    it.
+    """
     pace, now_s, total, last = Pace(bytes_per_second), 0.0, 0, 0
     for count, pause_s in answers:
         now_s += pace.wait_s(now_s)

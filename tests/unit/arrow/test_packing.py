@@ -1,4 +1,6 @@
-"""Packing: every row in one task, small ranges together, parents before children, cuts only on request."""
+"""Packing: every row in one task, small ranges together, parents before children, cuts only on
+request.
+"""
 
 from __future__ import annotations
 
@@ -120,7 +122,9 @@ def test_task_bytes_cuts_and_packs():
     cut=st.sampled_from([{}, {"ordered": True}, {"min_partitions": 7}, {"task_bytes": 1 << 20}]),
 )
 def test_every_row_is_in_one_task_and_in_order_there(sizes, cut):
-    """Whatever is packed: no row twice or missing, and in a task by lineage, then epoch, then offset."""
+    """Whatever is packed: no row twice or missing, and in a task by lineage, then epoch, then
+    offset.
+    """
     ranges = [
         planned(number, rows, lineage=lineage, epoch=epoch, message_bytes=size)
         for number, (rows, lineage, epoch, size) in enumerate(sizes, 1)

@@ -159,7 +159,9 @@ def test_offset_that_is_not_there_is_refused(chosen, details):
     ids=str,
 )
 def test_unknown_partition_is_refused(chosen):
-    """A partition that the subject has not is a typed error that names it, and the option that asks for it."""
+    """A partition that the subject has not is a typed error that names it, and the option that asks
+    for it.
+    """
     option = next(iter(chosen))
     with pytest.raises(PartitionUnknownError, match=f"{option}: .* partition 9") as caught:
         check_named([route(partition(4), partition(3, "sealed"))], options(**chosen))
@@ -202,7 +204,9 @@ def test_partition_is_refused_when_its_id_does_not_fit_the_column():
 
 
 def test_range_says_where_its_partition_is_in_queue_and_lineage():
-    """Subject, logic queue and its start, the depth below all parents that the route knows, and what is connected."""
+    """Subject, logic queue and its start, the depth below all parents that the route knows, and
+    what is connected.
+    """
     table = route(
         partition(2),
         partition(7, "sealed", parents=(5,)),
@@ -228,7 +232,9 @@ def test_range_says_where_its_partition_is_in_queue_and_lineage():
 
 
 def test_times_and_groups_are_asked_for_and_become_offsets():
-    """The start's come first in question and answer; no message at a time is the end, no cursor the beginning."""
+    """The start's come first in question and answer; no message at a time is the end, no cursor the
+    beginning.
+    """
     chosen = options(
         start=ReadBound(StoredAt(1_000), {4: CursorOf("billing"), 5: 9, 6: Edge.LATEST}),
         end=ReadBound(
@@ -262,13 +268,16 @@ def test_times_and_groups_are_asked_for_and_become_offsets():
 
 
 def test_lost_rows_are_told_with_partition_range_count_and_time():
-    """What retention has removed of a range is an error that says all of it; with failOnDataLoss=false it is left out."""
+    """What retention has removed of a range is an error that says all of it; with
+    failOnDataLoss=false it is left out.
+    """
     with pytest.raises(DataLossError) as caught:
         planned(options(start=starts(p3=2)))
     error = caught.value
     assert (error.partition_id, error.offset, error.lost_until, error.rows) == (3, 2, 5, 3)
     assert error.message == (
-        "partition 3 of subject flights has lost [2, 5), 3 rows: retention has removed what was stored before "
+        "partition 3 of subject flights has lost [2, 5), 3 rows: retention has removed what was "
+        "stored before "
         "2023-11-14T22:13:20.000+00:00; it begins at 5 now"
     )
     with pytest.raises(DataLossError, match=r"has lost \[2, 4\), 2 rows"):
@@ -293,7 +302,9 @@ def split(count: int, first_id: int) -> list[Partition]:
 
 
 def test_keys_are_looked_for_only_where_they_can_be():
-    """By hash, in sealed partitions too; everywhere where a keyed message may have left its partition."""
+    """By hash, in sealed partitions too; everywhere where a keyed message may have left its
+    partition.
+    """
     keys = frozenset({b"a", b"order-1"})
     parts = [*(replace(each, state=PartitionState.SEALED) for each in split(4, 1)), *split(64, 10)]
     held = {
@@ -322,7 +333,9 @@ def test_partitions_of_several_subjects_are_selected_by_subject():
 
 
 def test_times_are_placed_in_order_when_a_child_is_behind_in_time():
-    """Partition 8 continues 4 through 5, which has no data; no message of a key is between the two ranges, or in none."""
+    """Partition 8 continues 4 through 5, which has no data; no message of a key is between the two
+    ranges, or in none.
+    """
     table = route(
         partition(3, "sealed"),
         partition(4, "sealed", parents=(3,)),

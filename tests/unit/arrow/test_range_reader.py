@@ -63,7 +63,9 @@ def test_ranges_are_read_in_the_order_given(filled):
 
 
 def test_connection_answers_pings_while_the_caller_pauses(filled, monkeypatch):
-    """A caller that stands still for many intervals of pings keeps its connection, and its frames ahead."""
+    """A caller that stands still for many intervals of pings keeps its connection, and its frames
+    ahead.
+    """
     monkeypatch.setattr(http_network, "LOOK_SECONDS", 0.1)
     connections = []
     open_channel = http_network.HttpNetwork.open_channel

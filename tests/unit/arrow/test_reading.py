@@ -29,7 +29,9 @@ from support.shelves import SENT_AT_NS, Sent, Shelves
 
 @pytest.fixture
 def filled(shelves: Shelves) -> Shelves:
-    """Partitions 3 and 4 with 100 rows each, of keys 0 to 6; the value 99 of partition 4 is no JSON."""
+    """Partitions 3 and 4 with 100 rows each, of keys 0 to 6; the value 99 of partition 4 is no
+    JSON.
+    """
     for partition_id in (3, 4):
         for number in range(0, 100, 10):
             shelves.shelf(partition_id).put(
@@ -52,7 +54,9 @@ def test_reader_has_every_row_in_order(filled):
 
 
 def test_reader_goes_to_pandas_and_through_the_arrow_stream_that_others_read(filled):
-    """DuckDB and Polars import `__arrow_c_stream__`; pandas has the dtypes of Arrow's own conversion."""
+    """DuckDB and Polars import `__arrow_c_stream__`; pandas has the dtypes of Arrow's own
+    conversion.
+    """
     columns = ("partition", "offset", "timestamp", "properties")
     reader = keylane.arrow.read(filled.address, "flights", columns=columns)
     imported = pa.RecordBatchReader.from_stream(reader).read_all()
@@ -182,7 +186,9 @@ print(rows, {{"pyspark", "pandas"}} & set(sys.modules))
 
 
 def test_start_is_the_millisecond_that_is_given_after_2038(monkeypatch):
-    """A quarter of all times meant the millisecond before, and gave messages that were stored in it."""
+    """A quarter of all times meant the millisecond before, and gave messages that were stored in
+    it.
+    """
     begin = datetime(2039, 1, 1, tzinfo=UTC)
     begin_ms = int(begin.timestamp()) * 1_000
     monkeypatch.setattr(reading.SystemClock, "wall_ms", lambda: begin_ms + 1_000)

@@ -86,7 +86,9 @@ def shown(value: str | bytes) -> str:
 
 
 def test_schema_is_sparks_to_the_letter():
-    """The Arrow schema equals what Spark derives from the schema we tell it, whole and for chosen columns."""
+    """The Arrow schema equals what Spark derives from the schema we tell it, whole and for chosen
+    columns.
+    """
     for columns in (COLUMNS, ("value", "offset"), ("properties", "timestamp", "key")):
         assert to_arrow_schema(spark_schema(columns), timezone="UTC").equals(arrow_schema(columns))
 
@@ -107,7 +109,9 @@ messages = st.tuples(
 )
 @settings(deadline=None)
 def test_rows_are_the_messages_of_the_range(batches, base, data):
-    """Whatever the batches, cuts, joins and frames, the rows are the messages of the range in order."""
+    """Whatever the batches, cuts, joins and frames, the rows are the messages of the range in
+    order.
+    """
     total = sum(len(batch) for batch in batches)
     start = base + data.draw(st.integers(0, len(batches[0]) - 1), label="start")
     end = data.draw(st.integers(start, base + total), label="end")
@@ -146,7 +150,9 @@ def test_only_the_columns_asked_for_are_made():
 
 
 def test_every_column_can_be_asked_for():
-    """Columns of the plan, of the batch and of the key are in each row, over several batches, cut at both ends."""
+    """Columns of the plan, of the batch and of the key are in each row, over several batches, cut
+    at both ends.
+    """
     sent = [(b"", b"v", 0, {}), *plain(4), (b"k" * 99, b"v", 0, {"a": "b"})]
     build = builder(1, 9, columns=EVERY_COLUMN)
     (record_batch,) = taken(build, batch(plain(3), 0) + batch(sent, 3))
@@ -165,7 +171,9 @@ def test_every_column_can_be_asked_for():
 
 
 def test_worker_imports_no_pandas_when_it_builds_every_column():
-    """Pandas, which pyarrow imports for some calls where it is installed, costs a quarter of a second and 47 MB."""
+    """Pandas, which pyarrow imports for some calls where it is installed, costs a quarter of a
+    second and 47 MB.
+    """
     record = batch([*plain(2), (b"", b"", 0, {"a": "b"})], 0)
     program = f"""
 import sys
@@ -186,7 +194,9 @@ print("pandas" in sys.modules)
 
 
 def test_small_batches_are_joined_and_large_ones_are_not_copied():
-    """Many small batches become one of about batch_rows; a batch alone is a view of the bytes received."""
+    """Many small batches become one of about batch_rows; a batch alone is a view of the bytes
+    received.
+    """
     small = [batch(plain(1, n), n) for n in range(250)]
     assert [batch.num_rows for batch in taken(builder(0, 250), b"".join(small))] == [100, 100, 50]
     record = batch(plain(100), 0)
@@ -198,7 +208,9 @@ def test_small_batches_are_joined_and_large_ones_are_not_copied():
 
 
 def test_large_values_end_an_arrow_batch_early(monkeypatch):
-    """A batch of Arrow is limited in bytes too, so that no worker has to hold 16,384 large messages."""
+    """A batch of Arrow is limited in bytes too, so that no worker has to hold 16,384 large
+    messages.
+    """
     monkeypatch.setattr(rows_module, "BATCH_BYTES_MAX", 1_000)
     large = [batch([(b"k", bytes(400), 0, {})], n) for n in range(10)]
     assert [batch.num_rows for batch in taken(builder(0, 10), b"".join(large))] == [3, 3, 3, 1]

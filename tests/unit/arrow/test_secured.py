@@ -1,4 +1,6 @@
-"""What secures a reader's connections: it travels without a secret, and says where a file is missing."""
+"""What secures a reader's connections: it travels without a secret, and says where a file is
+missing.
+"""
 
 from __future__ import annotations
 

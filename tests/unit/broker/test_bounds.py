@@ -1,4 +1,6 @@
-"""Ranges that begin or end at a time, beside appends: each message is in one of two that follow each other."""
+"""Ranges that begin or end at a time, beside appends: each message is in one of two that follow
+each other.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from sim.machines.store import Desk, batch, facts, settings_of
 
 
 class BoundsBroker:
-    """A broker whose writes wait for `gate`, and that calls `before_read` before each look into the index."""
+    """A broker whose writes wait for `gate`, and that calls `before_read` before each look into the
+    index.
+    """
 
     def __init__(self) -> None:
         self.clock, self.gate = ManualClock(), asyncio.Event()
@@ -54,7 +58,9 @@ class BoundsBroker:
 
 
 async def test_time_is_looked_up_behind_messages_that_are_being_written():
-    """One that is stored a moment later, with an earlier time, would be in no range: neither before the time nor from it on."""
+    """One that is stored a moment later, with an earlier time, would be in no range: neither before
+    the time nor from it on.
+    """
     broker = BoundsBroker()
     await broker.host()
     broker.gate.clear()
@@ -76,7 +82,9 @@ async def test_time_is_looked_up_behind_messages_that_are_being_written():
 
 
 async def test_time_without_a_message_is_the_end_of_then_when_messages_come_meanwhile():
-    """None would mean the end of now: a start there passes them over, and an end there has them a second time."""
+    """None would mean the end of now: a start there passes them over, and an end there has them a
+    second time.
+    """
     broker = BoundsBroker()
     await broker.host()
     await broker.append(0)

@@ -25,11 +25,16 @@ def hosted(readable_offset: int, first_offset: int) -> HostedPartition:
         HostPartition(
             subject="orders",
             partition=Partition(
-                partition_id=1, name="orders-1", queue=0, range_start=0, range_end=1024,
-                broker_group="g1", state=PartitionState.OPEN,
+                partition_id=1,
+                name="orders-1",
+                queue=0,
+                range_start=0,
+                range_end=1024,
+                broker_group="g1",
+                state=PartitionState.OPEN,
             ),
         )
-    )  # fmt: skip
+    )
     partition.first_offset, partition.readable_offset = first_offset, readable_offset
     return partition
 

@@ -66,12 +66,13 @@ async def desk() -> ParkedDesk:
     return await ParkedDesk(SimDisk()).fill()
 
 
-# ── owners ────────────────────────────────────────────────────────────────────────────────────────────
+# ── owners ────────────────────────────────────────────────────────────────────────────────────────
 async def test_owner_parks_and_reads_what_is_parked(desk: ParkedDesk):
     assert await desk.change(*PARKED) == 1
     assert await desk.keys() == (
-        [ParkedKeyRow(b"a", ParkState.PARKED, 3), ParkedKeyRow(None, ParkState.PARKED, 1)], None,
-    )  # fmt: skip
+        [ParkedKeyRow(b"a", ParkState.PARKED, 3), ParkedKeyRow(None, ParkState.PARKED, 1)],
+        None,
+    )
     answer = await desk.rows(b"a", 2)
     assert (answer.rows, answer.messages) == (((1, 2, 4),), 3)
     assert (await desk.rows(b"unknown")).rows == ()
@@ -166,7 +167,7 @@ async def test_failed_tries_are_kept_until_their_message_is_acked(desk: ParkedDe
     assert (await desk.acquired(1)).attempts == ((5, 3),)
 
 
-# ── owners of children ────────────────────────────────────────────────────────────────────────────────
+# ── owners of children ────────────────────────────────────────────────────────────────────────────
 async def drained(desk: ParkedDesk) -> None:
     """The partition is sealed, and its group has handled or parked all of it."""
     await desk.change(*PARKED, Park(b"", ((5, 6),), FAILURE), Park(b"b", ((6, 7),), FAILURE))
@@ -271,14 +272,18 @@ async def test_impossible_ranges_are_refused(desk: ParkedDesk):
     assert not desk.parked.frozen
 
 
-# ── operators ─────────────────────────────────────────────────────────────────────────────────────────
+# ── operators ─────────────────────────────────────────────────────────────────────────────────────
 async def test_operator_sees_what_is_parked(desk: ParkedDesk):
     await desk.change(*PARKED)
     listed = await desk.listed(count=1)
     (view,) = listed.keys
     assert (view.key_hex, view.messages, view.failure, view.first_source, view.first_offset) == (
-        "61", 3, FAILURE, 1, 2,
-    )  # fmt: skip
+        "61",
+        3,
+        FAILURE,
+        1,
+        2,
+    )
     assert (listed.more, view.since_ms) == (True, desk.clock.wall_ms())
     assert [key.key_hex for key in (await desk.listed(first=1)).keys] == [None]
     assert (await desk.offsets(key="61")).rows == [(1, 2, 4), (1, 9, 10)]
@@ -391,11 +396,13 @@ async def test_failing_message_is_shown_until_it_is_acked(desk: ParkedDesk):
     assert shown() is None
 
 
-# ── edits ─────────────────────────────────────────────────────────────────────────────────────────────
+# ── edits ─────────────────────────────────────────────────────────────────────────────────────────
 async def test_parked_message_is_edited_in_its_place(
     desk: ParkedDesk, caplog: pytest.LogCaptureFixture
 ):
-    """With the time in its properties; the owner is told which are edited; the log of the broker has a line."""
+    """With the time in its properties; the owner is told which are edited; the log of the broker
+    has a line.
+    """
     await desk.change(*PARKED)
     caplog.set_level(logging.INFO, logger="keylane.broker")
     await desk.edit(b"a", 3, b"mended", props=pack_properties({"town": "Ulm"}))
@@ -414,7 +421,9 @@ async def test_parked_message_is_edited_in_its_place(
 
 
 async def test_impossible_edits_are_refused(desk: ParkedDesk):
-    """Of messages that are not parked, that are too large or being handled, and too many; nothing is changed."""
+    """Of messages that are not parked, that are too large or being handled, and too many; nothing
+    is changed.
+    """
     await desk.change(*PARKED)
     before = desk.state()
     for call, error in (
@@ -454,7 +463,9 @@ async def is_editable(desk: ParkedDesk, key: bytes | None = b"a", offset: int = 
 async def test_parked_message_is_not_edited_while_its_owner_has_it_handled(
     desk: ParkedDesk, ends: str
 ):
-    """The owner has the key stay parked if its process ends: what it has read it handles, and takes out."""
+    """The owner has the key stay parked if its process ends: what it has read it handles, and takes
+    out.
+    """
     await desk.change(*PARKED)
     await desk.make(Redrive(b"a"))
     assert not await is_editable(desk)
@@ -541,7 +552,9 @@ async def test_failed_write_leaves_a_message_as_it_was_for_edits(desk: ParkedDes
 
 
 async def test_child_takes_no_owner_of_its_parent_over(desk: ParkedDesk):
-    """Nothing of a drained partition is with handlers: what children have adopted may be edited there."""
+    """Nothing of a drained partition is with handlers: what children have adopted may be edited
+    there.
+    """
     adopted = AdoptedKey(b"a", ParkState.PARKED, 1, FAILURE, ((3, 0, 2),), token=1)
     await desk.change(Adopt(3, (adopted,), last=True))
     await desk.edit(b"a", 0, b"mended", source=3)
@@ -575,7 +588,9 @@ async def test_operators_page_through_dead_letters_with_their_failures(desk: Par
 
 
 async def test_next_try_is_told_while_the_owner_is_there_that_said_it(desk: ParkedDesk):
-    """Also behind a restart, from when the same owner has acquired again; never behind another one."""
+    """Also behind a restart, from when the same owner has acquired again; never behind another
+    one.
+    """
     request = ChangeParked(1, "audit", SESSION, 1, ((2, 1, 3, 99_000),))
     await desk.say(request, encode_parked((Park(2, ((3, 4),), FAILURE),)))
     (view,) = (await desk.listed(retrying=1)).keys

@@ -22,7 +22,9 @@ async def desk() -> ParkedDesk:
 
 
 async def left(desk: ParkedDesk, token: int) -> int:
-    """The owner of the child under this token says that it needs nothing any more; the number of parked keys."""
+    """The owner of the child under this token says that it needs nothing any more; the number of
+    parked keys.
+    """
     await desk.say(LeaveParked(1, "audit", 0, 1024, token))
     return len(desk.parked)
 
@@ -55,7 +57,9 @@ def part(key: bytes, *, last: bool) -> Adopt:
 
 @pytest.mark.parametrize("restarts", [False, True])
 async def test_operator_changes_nothing_while_a_parent_is_taken_over(desk: ParkedDesk, restarts):
-    """The next owner takes all of it over again, if this one ends: a skip, a redrive or an edit would be undone."""
+    """The next owner takes all of it over again, if this one ends: a skip, a redrive or an edit
+    would be undone.
+    """
     await desk.change(part(b"a", last=False))
     if restarts:
         await desk.store.commit.close()
@@ -76,7 +80,9 @@ async def test_operator_changes_nothing_while_a_parent_is_taken_over(desk: Parke
 
 
 async def test_operator_is_heard_when_the_parent_is_not_taken_over_any_more(desk: ParkedDesk):
-    """It was reset alone meanwhile, and nothing is parked there now: the next owner goes on with what is here."""
+    """It was reset alone meanwhile, and nothing is parked there now: the next owner goes on with
+    what is here.
+    """
     await desk.change(part(b"a", last=False))
     await desk.acquired(2)
     await desk.keys(token=2)
@@ -97,7 +103,9 @@ async def test_reset_ends_a_taking_over(desk: ParkedDesk):
 async def test_messages_of_a_reset_parent_are_kept_until_its_child_needs_them_no_more(
     desk: ParkedDesk,
 ):
-    """The child was not reset, so it still has them parked; also behind a restart, from the log or a snapshot."""
+    """The child was not reset, so it still has them parked; also behind a restart, from the log or
+    a snapshot.
+    """
     await desk.change(Park(b"a", ((2, 4),), FAILURE), Park(None, ((7, 8),), FAILURE))
     await desk.ack(1, (0, 40))
     _, durable = desk.store.seal(1)
@@ -144,7 +152,9 @@ async def test_messages_of_a_reset_parent_are_not_kept_for_a_child_that_is_reset
 
 
 async def frozen(desk: ParkedDesk) -> None:
-    """One of two children has taken over its half of what the partition and its ancestors 3 and 2 have parked."""
+    """One of two children has taken over its half of what the partition and its ancestors 3 and 2
+    have parked.
+    """
     rows = AdoptedKey(KEYS[1], ParkState.PARKED, 1, FAILURE, ((3, 0, 2),))
     await desk.change(Adopt(3, (rows,), last=True, sources=(2,)))
     await desk.change(*(Park(key, ((at, at + 1),), FAILURE) for at, key in enumerate(KEYS)))
@@ -170,7 +180,9 @@ async def reset_alone(
 async def test_reset_partition_says_that_its_children_have_something_to_take_over(
     desk: ParkedDesk, restarts
 ):
-    """Else a child that had not begun would never tell that it needs nothing, and the broker would keep its log for ever."""
+    """Else a child that had not begun would never tell that it needs nothing, and the broker would
+    keep its log for ever.
+    """
     assert [logical_partition(key) < 512 for key in KEYS] == [True, False]
     await frozen(desk)
     await reset_alone(desk)
@@ -193,7 +205,9 @@ async def test_reset_partition_without_anything_kept_says_so(desk: ParkedDesk):
 
 
 async def test_frozen_partition_has_something_for_the_child_that_has_not_begun(desk: ParkedDesk):
-    """A database that is rebuilt has to know of it; what operators are told is counted at the children."""
+    """A database that is rebuilt has to know of it; what operators are told is counted at the
+    children.
+    """
     await frozen(desk)
     (told,) = desk.store.state.partition(1).status(now_ms=0).groups
     assert (told.parked, told.left_to_children, told.frozen) == (0, True, True)
@@ -203,7 +217,9 @@ async def test_frozen_partition_has_something_for_the_child_that_has_not_begun(d
 async def test_child_that_had_not_begun_learns_of_the_ancestors_of_a_reset_partition(
     desk: ParkedDesk, restarts
 ):
-    """The owner of the partition tells them nothing: the other child may still need their messages."""
+    """The owner of the partition tells them nothing: the other child may still need their
+    messages.
+    """
     await frozen(desk)
     await reset_alone(desk)
     if restarts:
@@ -220,7 +236,9 @@ async def test_child_that_had_not_begun_learns_of_the_ancestors_of_a_reset_parti
 
 
 async def test_children_that_were_reset_with_the_partition_tell_its_ancestors(desk: ParkedDesk):
-    """They may have kept messages of these; they learn of the ancestors when they take the partition over once more."""
+    """They may have kept messages of these; they learn of the ancestors when they take the
+    partition over once more.
+    """
     await frozen(desk)
     await reset_alone(desk, children=())
     assert desk.parked.unneeded() == ()
@@ -230,7 +248,9 @@ async def test_children_that_were_reset_with_the_partition_tell_its_ancestors(de
 async def test_partition_between_a_reset_parent_and_a_kept_child_tells_no_ancestor(
     desk: ParkedDesk,
 ):
-    """It has taken over its parent once more, and needs nothing of it; the child may need what it took over before."""
+    """It has taken over its parent once more, and needs nothing of it; the child may need what it
+    took over before.
+    """
     await frozen(desk)
     ask = SetCursor(group="audit", token=3, cursor=40, kept_children=CHILDREN)
     await set_cursor(desk.store, desk.store.state.partition(1), ask)
@@ -241,7 +261,9 @@ async def test_partition_between_a_reset_parent_and_a_kept_child_tells_no_ancest
 
 
 async def test_parent_that_is_taken_over_is_in_the_image(desk: ParkedDesk):
-    """Behind a start from a snapshot, or a log that was written anew, operators change nothing of it either."""
+    """Behind a start from a snapshot, or a log that was written anew, operators change nothing of
+    it either.
+    """
     await desk.change(part(b"a", last=False))
     told = Parked(1)
     for change in changes_of(desk.parked):

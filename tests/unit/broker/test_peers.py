@@ -1,4 +1,6 @@
-"""The routes that a broker knows: a first message is asked for once, and an older answer changes nothing."""
+"""The routes that a broker knows: a first message is asked for once, and an older answer changes
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,8 @@ class AskedNetwork:
 
 
 def peers_on(network: AskedNetwork) -> Peers:
-    return Peers(None, "g1", ["127.0.0.1:1"], network)  # type: ignore[arg-type]  # no data call is made
+    # no data call is made
+    return Peers(None, "g1", ["127.0.0.1:1"], network)  # type: ignore[arg-type]
 
 
 async def test_first_messages_of_a_subject_share_one_creation_call():

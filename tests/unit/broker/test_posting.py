@@ -1,4 +1,6 @@
-"""Posted messages and scripted brokers: which partition is asked, when again, and what the caller is told."""
+"""Posted messages and scripted brokers: which partition is asked, when again, and what the caller
+is told.
+"""
 
 from __future__ import annotations
 
@@ -147,7 +149,9 @@ async def test_messages_of_a_partition_are_one_batch(clock):
 
 
 async def test_message_over_the_limit_is_refused_by_the_newest_route(clock):
-    """A route that is out of date refuses nothing; the newest refuses all, before anything is sent."""
+    """A route that is out of date refuses nothing; the newest refuses all, before anything is
+    sent.
+    """
     low = structs.replace(HALVES, message_bytes_max=2)
     peers = ScriptedPeers(low, HALVES, clock=clock)
     assert len((await posting(peers, clock)(LOW, HIGH)).receipts) == 2
@@ -178,7 +182,9 @@ async def test_message_that_may_be_stored_is_not_sent_again_beside_one_over_the_
 
 
 async def test_repeat_is_answered_when_its_messages_are_over_a_lower_limit(clock):
-    """With an idempotency key the sealed partitions are asked first: what they stored before the switch stays stored."""
+    """With an idempotency key the sealed partitions are asked first: what they stored before the
+    switch stays stored.
+    """
     halves = (partition(1, 0, 1024, SEALED), partition(2, 0, 1024))
     low = structs.replace(route(2, *halves), message_bytes_max=2)
     peers = ScriptedPeers(low, low, clock=clock)
@@ -253,7 +259,9 @@ async def test_unknown_outcome_is_told_before_a_refusal(clock):
 
 
 async def test_sealed_partitions_are_asked_first_with_an_idempotency_key(clock):
-    """What a sealed partition has is not stored again; it is asked for its whole range, as it was sent before."""
+    """What a sealed partition has is not stored again; it is asked for its whole range, as it was
+    sent before.
+    """
     peers = ScriptedPeers(SPLIT, clock=clock)
     peers.scripts[1] = [Appended(7, "fsync", True)]
     answer = await posting(peers, clock)(LOW, HIGH, LOW, idempotency_key="id")
@@ -281,7 +289,9 @@ async def test_request_fails_while_a_sealed_partition_cannot_be_asked(clock):
 
 
 async def test_messages_without_a_key_go_where_they_are_stored_soonest(clock):
-    """To this broker, else to one that is available; with an idempotency key always to the same partition."""
+    """To this broker, else to one that is available; with an idempotency key always to the same
+    partition.
+    """
     peers = ScriptedPeers(HALVES, clock=clock)
     for _ in range(10):
         await posting(peers, clock)("", "")
@@ -308,7 +318,9 @@ async def test_fault_of_ours_is_no_refusal(clock):
 
 
 async def test_due_message_is_stored_in_its_own_subject_only(clock):
-    """A route that is out of date leads to partitions that are gone; the newest says that the subject was deleted."""
+    """A route that is out of date leads to partitions that are gone; the newest says that the
+    subject was deleted.
+    """
     own = structs.replace(HALVES, subject_id=7)
     peers = ScriptedPeers(own, clock=clock)
     peers.scripts[1] = [PartitionUnknownError(), Appended(0, "fsync", False)]

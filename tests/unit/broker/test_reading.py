@@ -1,4 +1,6 @@
-"""Reads by HTTP and scripted brokers: offsets of partitions and queues, retention, losses, moves, bytes."""
+"""Reads by HTTP and scripted brokers: offsets of partitions and queues, retention, losses, moves,
+bytes.
+"""
 
 from __future__ import annotations
 
@@ -150,7 +152,9 @@ async def test_queue_continues_behind_a_loss():
 
 @pytest.mark.parametrize("query", [{"partition": 2}, {"queue": 0, "offset": 10}])
 async def test_newer_route_is_asked_for_when_the_known_one_is_out_of_date(query):
-    """A queue has moved, and its end is now elsewhere; the first partition says that it is sealed."""
+    """A queue has moved, and its end is now elsewhere; the first partition says that it is
+    sealed.
+    """
     moved = queue(partition(1, 0, SEALED), partition(2, 10), version=2)
     for known in (1, 9):
         peers = StoredPeers(

@@ -91,7 +91,9 @@ async def test_its_problem_can_be_read(monkeypatch):
 
 
 async def told_of(caplog, monkeypatch, errors, *, take_ms=0, more=()):
-    """The levels and texts logged while a broker is refused with `errors`, welcomed, then refused with `more`."""
+    """The levels and texts logged while a broker is refused with `errors`, welcomed, then refused
+    with `more`.
+    """
     monkeypatch.setattr(registration, "WAITS", Backoff(first_ms=1, max_ms=1))
     caplog.set_level(logging.INFO, "keylane.broker")
     clock = ManualClock()
@@ -112,7 +114,9 @@ async def told_of(caplog, monkeypatch, errors, *, take_ms=0, more=()):
 
 
 async def test_start_is_no_trouble(caplog, monkeypatch):
-    """A metaserver that starts a moment later than the broker causes no warning; one that goes away later does."""
+    """A metaserver that starts a moment later than the broker causes no warning; one that goes away
+    later does.
+    """
     silent = NotSentError("no answer")
     told = await told_of(caplog, monkeypatch, [silent] * 3, more=[silent] * 2)
     assert told == [
@@ -157,7 +161,9 @@ async def test_refusal_of_a_folder_names_the_way_out(caplog, monkeypatch, error,
 
 
 class ThreeMetaservers:
-    """As a network, in simulated time: from the fifth second on two of them take reports and answer none."""
+    """As a network, in simulated time: from the fifth second on two of them take reports and answer
+    none.
+    """
 
     def __init__(self) -> None:
         self.heard_at: list[float] = []
@@ -238,7 +244,9 @@ def test_report_is_left_out_while_there_is_no_news():
 
 
 def test_news_is_reported_at_the_next_interval():
-    """What is stored is told as soon as if every report was sent: an older copy of the folder is known by it."""
+    """What is stored is told as soon as if every report was sent: an older copy of the folder is
+    known by it.
+    """
     told = told_in(NotingDesk(), lambda now: 7 if now > 2.5 else 5)
     assert told == [(0, 5), (2, 5), (3, 7), (5, 7), (7, 7)]
 

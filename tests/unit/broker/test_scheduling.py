@@ -1,4 +1,6 @@
-"""SchedulingCalls about scheduled messages: what is refused before anything is kept, and what a repeat is."""
+"""SchedulingCalls about scheduled messages: what is refused before anything is kept, and what a
+repeat is.
+"""
 
 from __future__ import annotations
 
@@ -267,7 +269,9 @@ async def test_frame_that_is_a_little_late_is_kept():
 
 
 async def test_time_is_taken_by_either_calendar_when_one_is_not_believed():
-    """A broker that began with a calendar of years ago, which was set right then, refused what all others take."""
+    """A broker that began with a calendar of years ago, which was set right then, refused what all
+    others take.
+    """
     calls = SchedulingCalls()
     calls.calendar.ahead_ms = ahead_ms = 3 * 366 * 86_400_000
     await calls.frame(at_ms=NOW_MS + ahead_ms + 1)
@@ -321,7 +325,9 @@ async def test_same_key_for_two_subjects_keeps_a_message_for_each():
 
 
 async def test_repeated_post_is_a_duplicate_when_its_time_has_passed():
-    """A refusal says that nothing is kept, so its sender would send the message again for another time."""
+    """A refusal says that nothing is kept, so its sender would send the message again for another
+    time.
+    """
     calls = SchedulingCalls()
     given = {"subject": "s", "deliver_at": f"{NOW_MS + 1}", IDEMPOTENCY_KEY: "k"}
     await calls.scheduling.post(b"v", given)
@@ -396,7 +402,9 @@ async def test_receipt_says_duplicate_when_a_post_is_repeated():
 
 
 async def test_list_marks_messages_that_will_be_dropped():
-    """Of a deleted subject, or over the limit that its subject has now; nothing is said while no metaserver answers."""
+    """Of a deleted subject, or over the limit that its subject has now; nothing is said while no
+    metaserver answers.
+    """
     calls = SchedulingCalls()
     calls.subjects.newest = limited(1_024)
     calls.subjects.deleted = {1}

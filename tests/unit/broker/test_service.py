@@ -47,7 +47,7 @@ async def turns(count: int = 5) -> None:
         await asyncio.sleep(0)
 
 
-# ── append ────────────────────────────────────────────────────────────────────────────────────────────
+# ── append ────────────────────────────────────────────────────────────────────────────────────────
 async def test_pipelined_appends_keep_their_order(desk):
     """Batches sent without waiting are stored in the order of arrival."""
     answers = await asyncio.gather(
@@ -58,7 +58,9 @@ async def test_pipelined_appends_keep_their_order(desk):
 
 
 async def test_after_a_refused_batch_the_following_are_refused(desk):
-    """A hole in the pipeline stops everything behind it, and the same batches go through when sent again."""
+    """A hole in the pipeline stops everything behind it, and the same batches go through when sent
+    again.
+    """
     damaged = bytearray(batch(sequence=2))
     damaged[-1] ^= 1
     first, *failed = await asyncio.gather(
@@ -131,7 +133,9 @@ async def test_bad_appends_store_nothing(desk, data, partition_id, error):
 
 
 async def test_sealed_partition_takes_no_append(desk):
-    """After the seal an append is told to look for a new route; a duplicate is still known; readers see the end."""
+    """After the seal an append is told to look for a new route; a duplicate is still known; readers
+    see the end.
+    """
     await desk.append(batch())
     _, durable = desk.store.seal(1)
     await durable
@@ -143,10 +147,12 @@ async def test_sealed_partition_takes_no_append(desk):
     assert (answer.sealed, answer.next_offset, answer.upto) == (True, 2, 2)
 
 
-# ── read and pull ─────────────────────────────────────────────────────────────────────────────────────
+# ── read and pull ─────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.parametrize("cache_bytes", [0, 1 << 20])
 async def test_batches_come_back_as_they_were_sent(cache_bytes):
-    """Memory or disk: the bodies are byte for byte what the producer packed, contiguous, bounded, at least one."""
+    """Memory or disk: the bodies are byte for byte what the producer packed, contiguous, bounded,
+    at least one.
+    """
     clock = ManualClock()
     store = open_store(SimDisk(), clock=clock, cache_bytes=cache_bytes, segment_bytes=4096)
     desk = Desk(store, clock)
@@ -219,7 +225,9 @@ async def test_waiting_pull_is_woken_by_the_commit(desk):
 
 
 async def test_pull_with_nothing_to_give_is_empty(desk):
-    """When the wait is over without a message, the answer is empty and says where the partition stands."""
+    """When the wait is over without a message, the answer is empty and says where the partition
+    stands.
+    """
     await desk.acquire(1)
     answer, payload = await desk.pull(1, 0, wait_ms=5)
     assert (answer.upto, answer.next_offset, payload) == (0, 0, b"")
@@ -238,7 +246,9 @@ async def test_pull_at_the_end_of_a_sealed_partition_does_not_wait(desk):
 
 
 async def test_waiting_read_is_woken_by_the_commit_and_by_no_other_news(desk):
-    """A read without a group waits as a pull does; what a group does meanwhile does not end its wait."""
+    """A read without a group waits as a pull does; what a group does meanwhile does not end its
+    wait.
+    """
     await desk.acquire(1)
     waiting = asyncio.create_task(desk.read(0, wait_ms=30_000))
     await turns()
@@ -293,7 +303,7 @@ async def test_read_is_refused_when_it_waits_for_no_time_or_too_long(desk, wait_
         await desk.read(0, wait_ms=wait_ms)
 
 
-# ── the pull lock ─────────────────────────────────────────────────────────────────────────────────────
+# ── the pull lock ─────────────────────────────────────────────────────────────────────────────────
 async def test_fence_is_durable_before_the_cursor_is_told():
     """When Acquire is answered, a broker started from that very disk refuses the owner before."""
     disk, clock = SimDisk(), ManualClock()
@@ -314,7 +324,9 @@ async def test_fence_is_durable_before_the_cursor_is_told():
 
 
 async def test_newer_owner_ends_the_waiting_pulls_of_the_older(desk):
-    """A waiting pull of a lower token is refused at the moment of the newer grant, with nothing delivered."""
+    """A waiting pull of a lower token is refused at the moment of the newer grant, with nothing
+    delivered.
+    """
     await desk.acquire(1)
     waiting = asyncio.create_task(desk.pull(1, 0, wait_ms=30_000))
     await turns()
@@ -358,7 +370,9 @@ async def test_of_two_acquires_at_once_the_higher_token_wins(desk):
 
 
 async def test_acquiring_again_is_harmless(desk):
-    """A repeated Acquire, also while the first is on its way, is answered alike and writes one fence."""
+    """A repeated Acquire, also while the first is on its way, is answered alike and writes one
+    fence.
+    """
     first, second = await asyncio.gather(desk.acquire(1), desk.acquire(1))
     end = desk.store.log.end
     third = await desk.acquire(1)
@@ -377,7 +391,9 @@ async def test_tokens_of_the_future_and_unknown_groups_are_refused(desk):
 
 
 async def test_released_lock_is_free(desk):
-    """After a release the broker shows no holder, and the old owner's pulls and acks are refused."""
+    """After a release the broker shows no holder, and the old owner's pulls and acks are
+    refused.
+    """
     await desk.append(batch())
     await desk.acquire(1)
     now_ms = desk.clock.boot_ms()
@@ -393,7 +409,9 @@ async def test_released_lock_is_free(desk):
 
 
 async def test_pulls_and_acks_renew_the_lock(desk):
-    """Each call of the owner counts its ttl anew, by the broker's boot clock; the calendar has no say."""
+    """Each call of the owner counts its ttl anew, by the broker's boot clock; the calendar has no
+    say.
+    """
     await desk.acquire(1, ttl_ms=1000)
     lock = desk.store.state.partition(1).groups["audit"].lock
     desk.clock.advance(900)
@@ -415,7 +433,7 @@ async def test_illegal_group_names_are_refused(desk, name):
     assert not desk.store.state.partition(1).groups
 
 
-# ── acks ──────────────────────────────────────────────────────────────────────────────────────────────
+# ── acks ──────────────────────────────────────────────────────────────────────────────────────────
 async def test_acked_ranges_above_the_cursor_are_told_to_the_next_owner(desk):
     """The next owner gets the cursor and what is acked above it."""
     await desk.append(batch(count=10))
@@ -451,7 +469,7 @@ async def test_fenced_owner_cannot_move_the_cursor(desk):
     assert (await desk.ack(2, session=OTHER)).cursor == 0
 
 
-# ── everything else ───────────────────────────────────────────────────────────────────────────────────
+# ── everything else ───────────────────────────────────────────────────────────────────────────────
 @pytest.mark.parametrize(
     "request_",
     [
@@ -484,7 +502,9 @@ async def test_unknown_partition_is_refused_everywhere(desk):
 
 
 async def test_hosting_again_with_other_facts_is_refused(desk):
-    """The facts of a partition never change; the same facts, state and address aside, change nothing."""
+    """The facts of a partition never change; the same facts, state and address aside, change
+    nothing.
+    """
     desk.store.host(facts(1, address="127.0.0.1:9"))
     for other in (
         facts(1, subject="other"),
@@ -519,7 +539,7 @@ async def test_impossible_partitions_are_not_hosted(desk, bad):
     assert set(desk.store.state.partitions) == {1}
 
 
-# ── tags ──────────────────────────────────────────────────────────────────────────────────────────────
+# ── tags ──────────────────────────────────────────────────────────────────────────────────────────
 def tagged(sequence: int, *tags: str) -> bytes:
     """A batch of two messages, of which the first has tags."""
     return batch(sequence=sequence, properties=[pack_properties(None, tags) if tags else b"", b""])

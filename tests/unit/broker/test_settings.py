@@ -63,7 +63,9 @@ def test_unreadable_file_is_a_config_error(tmp_path, text):
 
 @pytest.mark.parametrize("change", [{"segment_bytes": 10}, {"queued_bytes_max": 1}, {"meta": ()}])
 def test_values_out_of_range_are_refused(change):
-    """A setting outside its range is refused when the settings are made, from the command line or in code."""
+    """A setting outside its range is refused when the settings are made, from the command line or
+    in code.
+    """
     values = {"group": "g1", "data": Path("d"), "meta": ("127.0.0.1:7000",)} | change
     with pytest.raises(ConfigError):
         BrokerSettings(**values)

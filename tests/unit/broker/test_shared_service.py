@@ -1,4 +1,6 @@
-"""A shared group at a broker: fence, in flight, acks, restart, and the switch to and from exclusive."""
+"""A shared group at a broker: fence, in flight, acks, restart, and the switch to and from
+exclusive.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,9 @@ async def test_sessions_share_a_partition_under_one_token(desk):
 
 
 async def test_silent_session_is_replaced_at_its_deadline(desk):
-    """When its deadline passes on the broker's clock, the messages it did not ack go to the next session that asks."""
+    """When its deadline passes on the broker's clock, the messages it did not ack go to the next
+    session that asks.
+    """
     await desk.join(5)
     await desk.take(5, count_max=4)
     await desk.ack_shared(5, (1, 2))
@@ -77,7 +81,9 @@ async def test_silent_session_is_replaced_at_its_deadline(desk):
 
 
 async def test_dead_session_is_replaced_after_its_ttl(desk):
-    """Not when its messages would be late: one that waits gets them as soon as the broker has not heard it so long."""
+    """Not when its messages would be late: one that waits gets them as soon as the broker has not
+    heard it so long.
+    """
     await desk.join(5)
     await desk.take(5, in_flight_ms=60_000)
     await desk.join(5, OTHER)
@@ -92,7 +98,9 @@ async def test_dead_session_is_replaced_after_its_ttl(desk):
 
 
 async def test_session_with_slow_handlers_is_alive_by_its_acks(desk):
-    """Empty acks are enough; without one for its ttl it has nothing any more, and acks of others' messages still count."""
+    """Empty acks are enough; without one for its ttl it has nothing any more, and acks of others'
+    messages still count.
+    """
     await desk.join(5)
     await desk.take(5, in_flight_ms=60_000)
     for _ in range(5):
@@ -145,7 +153,9 @@ async def test_after_a_restart_all_that_is_not_acked_is_handed_out(desk, disk):
 
 
 async def test_switch_fences_in_both_directions(desk):
-    """The first new Acquire refuses every old owner: exclusive to shared, and shared to exclusive."""
+    """The first new Acquire refuses every old owner: exclusive to shared, and shared to
+    exclusive.
+    """
     await desk.acquire(5)
     await desk.pull(5, 0)
     await desk.join(6, OTHER)
@@ -256,7 +266,9 @@ async def end_with(desk: SharedDesk, session: str, **how: int) -> Handed:
 
 
 async def test_message_in_flight_at_two_ends_is_handled_alone_and_counted_on(desk):
-    """Nothing is counted of sessions that release, nor of messages that are acked or have failed."""
+    """Nothing is counted of sessions that release, nor of messages that are acked or have
+    failed.
+    """
     first = await end_with(desk, "1" * 16, count_max=4)
     assert (first.ranges, first.crashes) == (((0, 4),), ())
     second = await end_with(desk, "2" * 16, count_max=3)
@@ -279,7 +291,9 @@ async def test_message_in_flight_at_two_ends_is_handled_alone_and_counted_on(des
 
 
 async def test_exclusive_owner_suspects_nothing_when_its_group_was_shared(desk):
-    """Two processes ended with it among others: an exclusive owner would set it aside as one that was alone."""
+    """Two processes ended with it among others: an exclusive owner would set it aside as one that
+    was alone.
+    """
     for session in ("1" * 16, "2" * 16):
         await end_with(desk, session, count_max=3)
     await desk.join(5)

@@ -1,4 +1,6 @@
-"""The register of an edited message: the last value that was told as done, or one whose outcome is not known."""
+"""The register of an edited message: the last value that was told as done, or one whose outcome is
+not known.
+"""
 
 from keylane.checker.edits import Edits
 

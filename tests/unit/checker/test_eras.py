@@ -1,4 +1,6 @@
-"""The checker of histories knows what a reset repeats, what it leaves out and what retention removes; and excuses no more."""
+"""The checker of histories knows what a reset repeats, what it leaves out and what retention
+removes; and excuses no more.
+"""
 
 import pytest
 
@@ -82,20 +84,37 @@ ABOVE = [
         ("to the end, without a later owner", [*owner(1, 0, 1), *reset(2, COUNT)]),
         ("asked, not answered, and done", [*ALL, ASKED, *owner(3, 0, COUNT)]),
         ("asked, not answered, and not done", [*ALL, ASKED, served("acquire", 3, COUNT)]),
-        ("asked for the same cursor, and not done", [
-            *ABOVE, served("acquire", 3, 0, ((2, 3),)), *handled(0, 1, 3, token=3),
-            served("ack", 3, COUNT)]),
+        (
+            "asked for the same cursor, and not done",
+            [
+                *ABOVE,
+                served("acquire", 3, 0, ((2, 3),)),
+                *handled(0, 1, 3, token=3),
+                served("ack", 3, COUNT),
+            ],
+        ),
         ("asked for the same cursor, and done", [*ABOVE, *owner(3, 0, COUNT)]),
         ("not answered, and again", [*ALL, ASKED, *reset(5, 1), *owner(6, 1, COUNT)]),
-        ("a broker that restarts after it", [
-            *ALL, *reset(2, 0), Recovered("g", 1, 2, 0), *owner(3, 0, COUNT)]),
-        ("one that restarts, and it may be done or not", [
-            *ALL, ASKED, Recovered("g", 1, 2, 0), *owner(3, 0, COUNT)]),
-        ("a handler of before that ends late", [
-            *owner(1, 0, 1), Started("g", f"{1:016d}", 1, 1, b"1", 1, 0, 1), *reset(2, 2),
-            *owner(3, 2, COUNT), Ended("g", 1, 1, 1)]),
+        (
+            "a broker that restarts after it",
+            [*ALL, *reset(2, 0), Recovered("g", 1, 2, 0), *owner(3, 0, COUNT)],
+        ),
+        (
+            "one that restarts, and it may be done or not",
+            [*ALL, ASKED, Recovered("g", 1, 2, 0), *owner(3, 0, COUNT)],
+        ),
+        (
+            "a handler of before that ends late",
+            [
+                *owner(1, 0, 1),
+                Started("g", f"{1:016d}", 1, 1, b"1", 1, 0, 1),
+                *reset(2, 2),
+                *owner(3, 2, COUNT),
+                Ended("g", 1, 1, 1),
+            ],
+        ),
     ],
-)  # fmt: skip
+)
 def test_messages_that_a_reset_repeats_or_passes_are_no_anomaly(what, events):
     """Set back it is all owed again, set on the rest is; an unanswered one was done or was not."""
     findings = check_history([*LOG, *events])
@@ -107,29 +126,60 @@ def test_messages_that_a_reset_repeats_or_passes_are_no_anomaly(what, events):
     [
         ("set back, and not handled again", "starvation", [*ALL, *reset(2, 0)]),
         ("set back, and begun in the middle", "skip", [*ALL, *reset(2, 0), *owner(3, 1, COUNT)]),
-        ("set back, and passed by the cursor", "skip", [
-            *ALL, *reset(2, 0), served("acquire", 3, 0), *handled(0, token=3),
-            served("ack", 3, COUNT)]),
-        ("set to the same cursor, and passed above it", "skip", [
-            *ABOVE, served("acquire", 3, 0), *handled(0, 1, 3, token=3),
-            served("ack", 3, COUNT)]),
-        ("set on, and begun before it", "nonmonotonic", [
-            *owner(1, 0, 1), *reset(2, 3), *owner(3, 1, COUNT)]),
-        ("what is behind it is skipped", "skip", [
-            *owner(1, 0, 1), *reset(2, 2), *owner(3, 3, COUNT)]),
+        (
+            "set back, and passed by the cursor",
+            "skip",
+            [
+                *ALL,
+                *reset(2, 0),
+                served("acquire", 3, 0),
+                *handled(0, token=3),
+                served("ack", 3, COUNT),
+            ],
+        ),
+        (
+            "set to the same cursor, and passed above it",
+            "skip",
+            [*ABOVE, served("acquire", 3, 0), *handled(0, 1, 3, token=3), served("ack", 3, COUNT)],
+        ),
+        (
+            "set on, and begun before it",
+            "nonmonotonic",
+            [*owner(1, 0, 1), *reset(2, 3), *owner(3, 1, COUNT)],
+        ),
+        (
+            "what is behind it is skipped",
+            "skip",
+            [*owner(1, 0, 1), *reset(2, 2), *owner(3, 3, COUNT)],
+        ),
         ("answered, and not done", "skip", [*ALL, *reset(2, 0), served("acquire", 3, COUNT)]),
-        ("its fence is forgotten", "nonmonotonic", [
-            *ALL, *reset(2, 0), Recovered("g", 1, 1, 0), *owner(3, 0, COUNT)]),
-        ("its cursor is forgotten", "nonmonotonic", [
-            *owner(1, 0, 1), *reset(2, 3), Recovered("g", 1, 2, 1), *owner(3, 3, COUNT)]),
-        ("an old owner acks after it", "stale effect", [
-            *ALL, *reset(2, 0), served("ack", 1, COUNT), *owner(3, 0, COUNT)]),
-        ("done by an owner's word, and undone", "nonmonotonic", [
-            *ALL, ASKED, served("acquire", 3, COUNT), served("reset", 2, 0)]),
-        ("a cursor without a request", "nonmonotonic", [
-            *ALL, ASKED, served("acquire", 3, 1), *handled(1, 2, 3, token=3)]),
+        (
+            "its fence is forgotten",
+            "nonmonotonic",
+            [*ALL, *reset(2, 0), Recovered("g", 1, 1, 0), *owner(3, 0, COUNT)],
+        ),
+        (
+            "its cursor is forgotten",
+            "nonmonotonic",
+            [*owner(1, 0, 1), *reset(2, 3), Recovered("g", 1, 2, 1), *owner(3, 3, COUNT)],
+        ),
+        (
+            "an old owner acks after it",
+            "stale effect",
+            [*ALL, *reset(2, 0), served("ack", 1, COUNT), *owner(3, 0, COUNT)],
+        ),
+        (
+            "done by an owner's word, and undone",
+            "nonmonotonic",
+            [*ALL, ASKED, served("acquire", 3, COUNT), served("reset", 2, 0)],
+        ),
+        (
+            "a cursor without a request",
+            "nonmonotonic",
+            [*ALL, ASKED, served("acquire", 3, 1), *handled(1, 2, 3, token=3)],
+        ),
     ],
-)  # fmt: skip
+)
 def test_reset_does_not_excuse(what, anomaly, events):
     """Behind the cursor it set everything is owed, in order, to owners above its token."""
     findings = check_history([*LOG, *events])
@@ -141,15 +191,21 @@ def test_reset_does_not_excuse(what, anomaly, events):
     [
         ("what was handled", [*owner(1, 0, 2), Expired(1, 2, ("g",)), *owner(2, 2, COUNT)]),
         ("a group that comes later", [Expired(1, 2, ()), *owner(1, 2, COUNT)]),
-        ("a reset to what is gone", [
-            *ALL, Expired(1, 2, ("g",)), *reset(2, 0), *owner(3, 2, COUNT)]),
+        (
+            "a reset to what is gone",
+            [*ALL, Expired(1, 2, ("g",)), *reset(2, 0), *owner(3, 2, COUNT)],
+        ),
         ("an unanswered one", [*ALL, Expired(1, 2, ("g",)), ASKED, *owner(3, 2, COUNT)]),
-        ("removed when the reset comes", [
-            *ALL, ASKED, Expired(1, 2, ("g",)), served("reset", 2, 0), *owner(3, 2, COUNT)]),
-        ("what a crash has brought back", [
-            *ALL, Expired(1, 2, ("g",)), Recovered("g", 1, 1, COUNT), Expired(1, 2, ("g",))]),
+        (
+            "removed when the reset comes",
+            [*ALL, ASKED, Expired(1, 2, ("g",)), served("reset", 2, 0), *owner(3, 2, COUNT)],
+        ),
+        (
+            "what a crash has brought back",
+            [*ALL, Expired(1, 2, ("g",)), Recovered("g", 1, 1, COUNT), Expired(1, 2, ("g",))],
+        ),
     ],
-)  # fmt: skip
+)
 def test_messages_removed_by_retention_are_no_anomaly(what, events):
     """Messages that every known group has handled may be removed, and are not owed any more."""
     findings = check_history([*LOG, *events])
@@ -160,13 +216,19 @@ def test_messages_removed_by_retention_are_no_anomaly(what, events):
     ("what", "anomaly", "events"),
     [
         ("not handled", "lost", [*owner(1, 0, 2), Expired(1, 3, ("g",)), *owner(2, 3, COUNT)]),
-        ("set back, and not handled again", "lost", [
-            *ALL, *reset(2, 0), Expired(1, 2, ("g",)), *owner(3, 2, COUNT)]),
-        ("what is left is skipped", "skip", [
-            *owner(1, 0, 2), Expired(1, 2, ("g",)), *owner(2, 3, COUNT)]),
+        (
+            "set back, and not handled again",
+            "lost",
+            [*ALL, *reset(2, 0), Expired(1, 2, ("g",)), *owner(3, 2, COUNT)],
+        ),
+        (
+            "what is left is skipped",
+            "skip",
+            [*owner(1, 0, 2), Expired(1, 2, ("g",)), *owner(2, 3, COUNT)],
+        ),
         ("what is left is not handled", "starvation", [*owner(1, 0, 2), Expired(1, 2, ("g",))]),
     ],
-)  # fmt: skip
+)
 def test_retention_must_not_remove(what, anomaly, events):
     """What a known group has not handled stays, and what stays is owed."""
     findings = check_history([*LOG, *events])

@@ -76,7 +76,9 @@ def handled(*numbers, token=1, session=A):
 
 
 def good(count=4):
-    """A run in which all is well: two owners, one failing handler, every message twice under watch."""
+    """A run in which all is well: two owners, one failing handler, every message twice under
+    watch.
+    """
     numbers = range(count)
     return [
         *(sent(number) for number in numbers),
@@ -110,23 +112,38 @@ BAD = {
     "phantom": [sent(0), settled(0, outcome="not done"), stored(0), *handled(0)],
     "duplicate": [sent(0), settled(0), *handled(0), ended(0, offset=1), stored(0), stored(0, 1)],
     "inversion": [
-        sent(0), sent(1), settled(0, 1), settled(1, 0),
-        started(0, offset=1, token=1), ended(0, offset=1), started(1, offset=0, token=2),
-        ended(1, offset=0, token=2), stored(1, 0), stored(0, 1),
+        sent(0),
+        sent(1),
+        settled(0, 1),
+        settled(1, 0),
+        started(0, offset=1, token=1),
+        ended(0, offset=1),
+        started(1, offset=0, token=2),
+        ended(1, offset=0, token=2),
+        stored(1, 0),
+        stored(0, 1),
     ],
     "skip": [sent(0), sent(1), settled(0), settled(1), *handled(1, 0), stored(0), stored(1)],
     "nonmonotonic": [
-        sent(0), settled(0), *handled(0), *handled(0), stored(0),
+        sent(0),
+        settled(0),
+        *handled(0),
+        *handled(0),
+        stored(0),
     ],
     "stale effect": [
-        sent(0), settled(0), *handled(0), served("acquire", 2, 0, 0), served("ack", 1, 5, 1, [(0, 1)]),
+        sent(0),
+        settled(0),
+        *handled(0),
+        served("acquire", 2, 0, 0),
+        served("ack", 1, 5, 1, [(0, 1)]),
         stored(0),
     ],
     "late start": [sent(0), settled(0), started(0, clock=100), ended(0), stored(0)],
     "duplicate token": [granted(1), granted(1, B)],
     "two grants": [granted(1), granted(2, B, A, 300)],
     "starvation": [sent(0), settled(0), stored(0)],
-}  # fmt: skip
+}
 
 
 def test_good_run_is_clean():
@@ -157,54 +174,120 @@ def test_each_anomaly_is_named(anomaly):
     ("what", "anomaly", "events"),
     [
         ("an ack of unhandled messages", "skip", [served("ack", 1, 0, 1, [(0, 1)])]),
-        ("a cursor that falls", "nonmonotonic", [
-            *handled(0), served("ack", 1, 4, 1, [(0, 1)]), served("acquire", 2, 9, 0)]),
-        ("an ack above the cursor that is forgotten", "nonmonotonic", [
-            *handled(0), served("ack", 1, 4, 0, [(0, 1)]), served("acquire", 2, 9, 0)]),
-        ("a handler of an older grant", "two grants", [
-            granted(1), LetGo(A, 1, 1), granted(2, B, A, 9), *handled(0)]),
-        ("a lease let go under a running handler", "two grants", [
-            started(0, ours=True), LetGo(A, 1, 1), ended(0)]),
+        (
+            "a cursor that falls",
+            "nonmonotonic",
+            [*handled(0), served("ack", 1, 4, 1, [(0, 1)]), served("acquire", 2, 9, 0)],
+        ),
+        (
+            "an ack above the cursor that is forgotten",
+            "nonmonotonic",
+            [*handled(0), served("ack", 1, 4, 0, [(0, 1)]), served("acquire", 2, 9, 0)],
+        ),
+        (
+            "a handler of an older grant",
+            "two grants",
+            [granted(1), LetGo(A, 1, 1), granted(2, B, A, 9), *handled(0)],
+        ),
+        (
+            "a lease let go under a running handler",
+            "two grants",
+            [started(0, ours=True), LetGo(A, 1, 1), ended(0)],
+        ),
         ("a token used by two sessions", "duplicate token", [*handled(0), started(0, session=B)]),
         ("a STRICT message given up", "lost", [sent(5), settled(5, outcome="unknown")]),
         ("a message that is not where it was told", "lost", [sent(5), settled(5, 7), stored(5, 8)]),
         ("handled where it is not", "phantom", [started(9)]),
-        ("an ack of a fenced owner that counted", "stale effect", [
-            started(0), granted(2, B), *handled(1, token=2, session=B), ended(0)]),
-        ("a handler of a session that has ended", "late start", [
-            started(0)._replace(session_left_ms=0), ended(0)]),
-        ("a fence forgotten at a restart", "nonmonotonic", [
-            *handled(0), served("acquire", 3, 4, 0), Recovered("g", 1, 2, 0)]),
-        ("a cursor forgotten at a restart", "nonmonotonic", [
-            *handled(0), served("ack", 1, 4, 1, [(0, 1)]), Recovered("g", 1, 1, 0)]),
+        (
+            "an ack of a fenced owner that counted",
+            "stale effect",
+            [started(0), granted(2, B), *handled(1, token=2, session=B), ended(0)],
+        ),
+        (
+            "a handler of a session that has ended",
+            "late start",
+            [started(0)._replace(session_left_ms=0), ended(0)],
+        ),
+        (
+            "a fence forgotten at a restart",
+            "nonmonotonic",
+            [*handled(0), served("acquire", 3, 4, 0), Recovered("g", 1, 2, 0)],
+        ),
+        (
+            "a cursor forgotten at a restart",
+            "nonmonotonic",
+            [*handled(0), served("ack", 1, 4, 1, [(0, 1)]), Recovered("g", 1, 1, 0)],
+        ),
         ("a cursor seen to fall", "nonmonotonic", [*handled(0), looked(1, 1), looked(1, 0)]),
         ("a token seen to fall", "nonmonotonic", [*handled(0), looked(2, 1), looked(1, 1)]),
-        ("a cursor moved by another's ack", "stale effect", [
-            *handled(0), looked(2, 0), looked(2, 1)]),
+        (
+            "a cursor moved by another's ack",
+            "stale effect",
+            [*handled(0), looked(2, 0), looked(2, 1)],
+        ),
         ("a STRICT message told as reordered", "inversion", [settled(0, reordered=True)]),
-        ("a message without a key told as reordered", "inversion", [
-            sent(7, b"", strict=False), settled(7, reordered=True), stored(7, key=b"")]),
-        ("stored twice where it was told", "inversion", [
-            sent(7, strict=False), settled(7, 9), sent(8, strict=False), settled(8, 8)._replace(twice=True),
-            stored(8, 8), stored(7, 9)]),
+        (
+            "a message without a key told as reordered",
+            "inversion",
+            [sent(7, b"", strict=False), settled(7, reordered=True), stored(7, key=b"")],
+        ),
+        (
+            "stored twice where it was told",
+            "inversion",
+            [
+                sent(7, strict=False),
+                settled(7, 9),
+                sent(8, strict=False),
+                settled(8, 8)._replace(twice=True),
+                stored(8, 8),
+                stored(7, 9),
+            ],
+        ),
         ("a key where it does not belong", "inversion", [Ranged(1, 0, 1)]),
         ("stored, and told as withdrawn", "phantom", [settled(0, outcome="withdrawn")]),
-        ("a batch of an older epoch", "stale effect", [
-            Batched(1, 0, 1, 7, 1, 0), Batched(1, 1, 1, 7, 0, 0)]),
+        (
+            "a batch of an older epoch",
+            "stale effect",
+            [Batched(1, 0, 1, 7, 1, 0), Batched(1, 1, 1, 7, 0, 0)],
+        ),
         ("a batch behind a gap", "skip", [Batched(1, 0, 1, 7, 0, 0), Batched(1, 1, 1, 7, 0, 2)]),
-        ("a first batch behind a gap", "skip", [Batched(1, 0, 1, 7, 0, 0), Batched(1, 1, 1, 8, 0, 2)]),
-        ("a batch taken twice", "duplicate", [Batched(1, 0, 1, 7, 0, 0), Batched(1, 1, 1, 7, 0, 0)]),
-        ("a producer that goes back to an older route", "nonmonotonic", [
-            Routed("p", 2, (1,)), Routed("p", 1, (1,))]),
-        ("a handler of before a reset", "stale effect", [
-            Resetting("g", 1, 2, 0), served("reset", 2, 4, 0), *handled(0)]),
-        ("a message below the cursor of a reset", "nonmonotonic", [
-            *handled(0), Resetting("g", 1, 2, 1), served("reset", 2, 6, 1), started(0, token=3)]),
-        ("a parked message with the value of before its edit", "phantom", [
-            Edited("g", 1, 0, b"new", False), Edited("g", 1, 0, b"new", True), *handled(0)]),
-        ("two routes of one version", "nonmonotonic", [Routed("p", 2, (1,)), Routed("q", 2, (1, 3))]),
+        (
+            "a first batch behind a gap",
+            "skip",
+            [Batched(1, 0, 1, 7, 0, 0), Batched(1, 1, 1, 8, 0, 2)],
+        ),
+        (
+            "a batch taken twice",
+            "duplicate",
+            [Batched(1, 0, 1, 7, 0, 0), Batched(1, 1, 1, 7, 0, 0)],
+        ),
+        (
+            "a producer that goes back to an older route",
+            "nonmonotonic",
+            [Routed("p", 2, (1,)), Routed("p", 1, (1,))],
+        ),
+        (
+            "a handler of before a reset",
+            "stale effect",
+            [Resetting("g", 1, 2, 0), served("reset", 2, 4, 0), *handled(0)],
+        ),
+        (
+            "a message below the cursor of a reset",
+            "nonmonotonic",
+            [*handled(0), Resetting("g", 1, 2, 1), served("reset", 2, 6, 1), started(0, token=3)],
+        ),
+        (
+            "a parked message with the value of before its edit",
+            "phantom",
+            [Edited("g", 1, 0, b"new", False), Edited("g", 1, 0, b"new", True), *handled(0)],
+        ),
+        (
+            "two routes of one version",
+            "nonmonotonic",
+            [Routed("p", 2, (1,)), Routed("q", 2, (1, 3))],
+        ),
     ],
-)  # fmt: skip
+)
 def test_finer_rules_of_an_anomaly(what, anomaly, events):
     """The rules behind the names."""
     base = [sent(0), settled(0), sent(1, b"other"), settled(1)]
@@ -222,7 +305,9 @@ def test_process_whose_instance_was_started_anew_may_not_know_it_yet():
 
 
 def test_message_that_may_be_stored_twice_is_no_duplicate():
-    """A second copy is one that the receipt speaks of, wherever it is; the place that it names keeps its order."""
+    """A second copy is one that the receipt speaks of, wherever it is; the place that it names
+    keeps its order.
+    """
     told = settled(1, 2)._replace(twice=True)
     log = [stored(0, 0), stored(1, 1), stored(1, 2)]
     history = [sent(0, strict=False), sent(1, strict=False), settled(0)]
@@ -232,7 +317,9 @@ def test_message_that_may_be_stored_twice_is_no_duplicate():
 
 
 def _child_first(*, strict, reordered=False):
-    """The parent, partition 1, has message 0 and the child, partition 2, message 1, which is handled first."""
+    """The parent, partition 1, has message 0 and the child, partition 2, message 1, which is
+    handled first.
+    """
     return [
         *(sent(number, strict=strict) for number in (0, 1)),
         settled(0, reordered=reordered),
@@ -246,7 +333,9 @@ def _child_first(*, strict, reordered=False):
 
 @pytest.mark.parametrize("strict", [True, False])
 def test_order_is_kept_from_one_partition_to_the_next(strict):
-    """Whatever the strategy: a promised message in a child waits for the promised one in its parent."""
+    """Whatever the strategy: a promised message in a child waits for the promised one in its
+    parent.
+    """
     assert _kinds(_child_first(strict=strict)) == {"skip"}
 
 
@@ -257,7 +346,9 @@ def test_message_declared_as_reordered_is_not_waited_for():
 
 @pytest.mark.parametrize("in_time", [True, False])
 def test_message_given_with_an_earlier_one_may_go_on_after_the_next_grant(in_time):
-    """A batch handler of two messages goes on when its lease has ended; none begins then, whatever it was given with."""
+    """A batch handler of two messages goes on when its lease has ended; none begins then, whatever
+    it was given with.
+    """
     first, grant = started(0), granted(2, B, A)
     begun = [first, grant] if in_time else [grant, first._replace(with_earlier=True)]
     second = started(1)._replace(with_earlier=True)
@@ -271,7 +362,9 @@ def test_message_given_with_an_earlier_one_may_go_on_after_the_next_grant(in_tim
 
 
 def test_repeated_release_releases_nothing_newer():
-    """The session has the partition again under a newer token, and handles it; of that one it would be a fault."""
+    """The session has the partition again under a newer token, and handles it; of that one it would
+    be a fault.
+    """
     again = [granted(1), LetGo(A, 1, 1), granted(2, A, A, 9)]
     running = [started(0, 2, ours=True), LetGo(A, 1, 1), ended(0, 2), Dropped(A, 1, 0)]
     history = [sent(0), settled(0), *again, *running, stored(0)]
@@ -282,7 +375,9 @@ def test_repeated_release_releases_nothing_newer():
 
 
 def test_abandoned_partition_is_not_waited_for():
-    """Children of an abandoned partition are read without it, also messages of an outbox, which are stored in strict order."""
+    """Children of an abandoned partition are read without it, also messages of an outbox, which are
+    stored in strict order.
+    """
     declared = [Ranged(1, 0, 1024), Abandoned(1)]
     for strict in (False, True):
         assert not _kinds([*declared, *_child_first(strict=strict)])
@@ -290,7 +385,9 @@ def test_abandoned_partition_is_not_waited_for():
 
 
 def _around_a_lost_partition(*handled_before):
-    """0 in partition 1, 1 in lost partition 2, 2 in partition 3; a group has begun with 3, and ends 1 at last."""
+    """0 in partition 1, 1 in lost partition 2, 2 in partition 3; a group has begun with 3, and ends
+    1 at last.
+    """
     return [
         *(sent(number) for number in range(3)),
         *(settled(number, 0, partition=number + 1) for number in range(3)),

@@ -1,4 +1,6 @@
-"""What is set aside: parked with its key, alone, or given up; what waits for it, and what the group owes of it."""
+"""What is set aside: parked with its key, alone, or given up; what waits for it, and what the group
+owes of it.
+"""
 
 from keylane.checker.events import Ended, Looked, Sent, Served, SetAside, Settled, Started, Stored
 from keylane.checker.judge import check_history
@@ -35,7 +37,9 @@ def test_later_messages_go_on_when_one_is_set_aside_alone():
 
 
 def test_late_effect_counts_no_longer_when_an_operator_skips_its_message():
-    """A parked message that is skipped was not acked by the fenced owner that handled it; one that is not skipped was."""
+    """A parked message that is skipped was not acked by the fenced owner that handled it; one that
+    is not skipped was.
+    """
     begun = Started("g", OWNER, 1, 0, b"0", 1, 0, 100, False)
     again = Started("g", NEXT, 1, 0, b"0", 2, 0, 100, False)
     late = [begun, again, set_aside(0, 2), Ended("g", 1, 0, 1, OWNER)]
@@ -47,7 +51,9 @@ def test_late_effect_counts_no_longer_when_an_operator_skips_its_message():
 
 
 def test_message_keeps_no_order_when_it_was_set_aside_alone():
-    """It may come again behind later ones, and more than once; later ones are in order among themselves still."""
+    """It may come again behind later ones, and more than once; later ones are in order among
+    themselves still.
+    """
     aside = [set_aside(0, alone=True), *handled(1)]
     assert not anomalies(*aside, *handled(0), *handled(0), *handled(2))
     assert "nonmonotonic" in anomalies(*aside, *handled(2), *handled(1), *handled(0))

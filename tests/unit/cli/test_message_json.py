@@ -1,4 +1,6 @@
-"""A message printed as JSON and read again has the same key, value and properties, or is refused."""
+"""A message printed as JSON and read again has the same key, value and properties, or is
+refused.
+"""
 
 import base64
 import json
@@ -48,7 +50,9 @@ def test_bytes_are_text_where_they_can_be(data, fields):
 
 @pytest.mark.parametrize("packed", [b"\xff", b"\xc1", pack_properties({"a": "b"}) + b"\0"])
 def test_properties_that_are_no_texts_are_printed_and_refused_when_they_are_read(packed):
-    """The producer has no way to send their bytes, and a message without them would be another one."""
+    """The producer has no way to send their bytes, and a message without them would be another
+    one.
+    """
     line = message_json(Message("s", b"k", b"v", 5, 2, 7, packed_properties=packed))
     assert base64.b64decode(json.loads(line)["properties_base64"]) == packed
     with pytest.raises(InvalidRequestError, match="`properties_base64` as a text") as caught:

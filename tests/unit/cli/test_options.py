@@ -26,7 +26,9 @@ def test_brokers_with_data_in_the_folder_are_counted(tmp_path):
 
 
 def test_folder_that_cannot_be_used_is_named(tmp_path):
-    """A folder that cannot be made is told by its name; so is one with something in it, to the demo."""
+    """A folder that cannot be made is told by its name; so is one with something in it, to the
+    demo.
+    """
     file = tmp_path / "file"
     file.touch()
     for prepare in (prepare_data, open_folder):

@@ -157,7 +157,9 @@ def test_table_of_named_values_is_a_line_each_when_the_terminal_is_too_narrow(
 
 @pytest.mark.parametrize("command", ["table", "line"])
 def test_status_is_0_when_the_reader_of_the_output_is_gone(command: str):
-    """`keylane subject list | head -1` ended with 1 where it showed a table, by a console's own way."""
+    """`keylane subject list | head -1` ended with 1 where it showed a table, by a console's own
+    way.
+    """
     code = f"""
 import sys
 from keylane.cli.options import OutputFormat

@@ -1,4 +1,6 @@
-"""Pull clients follow grants: made, renewed, handed over, and never again under a token that has ended."""
+"""Pull clients follow grants: made, renewed, handed over, and never again under a token that has
+ended.
+"""
 
 from __future__ import annotations
 
@@ -123,7 +125,9 @@ class AssignmentsAlone:
 
 
 async def test_lapsed_token_is_not_taken_up_again():
-    """After a lapse only a higher token makes a client; the old token is reported until the metaserver knows."""
+    """After a lapse only a higher token makes a client; the old token is reported until the
+    metaserver knows.
+    """
     side = AssignmentsAlone()
     side.give(grant(1))
     side.made[0].lapsed = True
@@ -194,7 +198,9 @@ async def test_grant_that_arrives_after_its_deadline_makes_no_client():
 
 
 async def test_shared_token_is_taken_up_again_unless_it_is_fenced():
-    """The token of a shared group stays: after a lapse the partition is taken up under it, after a fence it is not."""
+    """The token of a shared group stays: after a lapse the partition is taken up under it, after a
+    fence it is not.
+    """
     side = AssignmentsAlone()
     side.give(grant(1))
     side.made[0].token_is_single_use = False
@@ -280,7 +286,9 @@ async def test_ended_tokens_are_of_the_latest_partitions_when_partitions_come_an
 
 
 async def test_ended_tokens_that_are_forgotten_are_those_that_ended_first(monkeypatch):
-    """Those of partitions that the consumer has are beyond the bound: all of them may end at once."""
+    """Those of partitions that the consumer has are beyond the bound: all of them may end at
+    once.
+    """
     monkeypatch.setattr(module, "ENDED_TOKENS_MAX", 2)
     consumer = AssignmentsAlone()
     for partition_id in (1, 2, 1, 3):

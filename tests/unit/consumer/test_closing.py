@@ -20,7 +20,9 @@ from keylane.rpc.network import Network
 
 
 class SlowMetaserver(Network):
-    """A network with a metaserver that takes a while for each call, grants nothing and counts calls by path."""
+    """A network with a metaserver that takes a while for each call, grants nothing and counts calls
+    by path.
+    """
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -117,7 +119,9 @@ async def test_run_returns_when_an_open_consumer_is_closed_before_its_first_step
 
 @pytest.mark.parametrize("several", [False, True])
 async def test_opening_is_an_error_when_the_consumer_is_closed_meanwhile(several: bool):
-    """So the body of its block does not begin; everything is handed over when the error comes, and it may be opened again."""
+    """So the body of its block does not begin; everything is handed over when the error comes, and
+    it may be opened again.
+    """
     network = SlowMetaserver()
     consumer = consumer_on(network, several=several)
     opening = asyncio.create_task(consumer.__aenter__())
@@ -146,7 +150,9 @@ async def test_run_of_several_ends_when_they_are_closed_while_the_first_one_open
 
 
 async def test_run_refuses_a_consumer_without_a_handler():
-    """No message would reach any code; while the consumer is open, an iteration may take the messages."""
+    """No message would reach any code; while the consumer is open, an iteration may take the
+    messages.
+    """
     network = SlowMetaserver()
     consumer = Consumer(
         "127.0.0.1:7000", subject="s", group="g", _environment=Environment(network=network)
@@ -178,7 +184,9 @@ def noting_leaves(network: SlowMetaserver) -> list[str]:
 
 @pytest.mark.parametrize("several", [False, True])
 def test_consumer_leaves_its_group_when_the_event_loop_ends_while_it_closes(several: bool):
-    """`asyncio.run` cancels what is left after a time-out; a group that is not left waits for the ttl."""
+    """`asyncio.run` cancels what is left after a time-out; a group that is not left waits for the
+    ttl.
+    """
     network = SlowMetaserver()
     left = noting_leaves(network)
 
@@ -233,7 +241,9 @@ def test_consumer_leaves_its_group_when_the_event_loop_ends_while_its_opening_is
 async def test_consumer_opens_again_when_the_system_gave_too_few_threads(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """As at a limit of processes: the threads that began end, and nothing of the opening is left."""
+    """As at a limit of processes: the threads that began end, and nothing of the opening is
+    left.
+    """
     network, started, left = SlowMetaserver(), [], 2
     start = threading.Thread.start
 

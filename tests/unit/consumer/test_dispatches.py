@@ -1,4 +1,6 @@
-"""Handlers, batch handlers and threads that cannot be right are refused when the consumer is made."""
+"""Handlers, batch handlers and threads that cannot be right are refused when the consumer is
+made.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Metaservers that take heartbeats and answer none: a session finds one that answers before its lease ends."""
+"""Metaservers that take heartbeats and answer none: a session finds one that answers before its
+lease ends.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ HEARTBEAT_MS_MAX = 5_000
 
 
 class LoopClock:
-    """The virtual time of a simulated event loop, which the loop itself moves: no test could move a ManualClock along with it."""
+    """The virtual time of a simulated event loop, which the loop itself moves: no test could move a
+    ManualClock along with it.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -38,7 +42,9 @@ class LoopClock:
 
 
 class Metaservers:
-    """Several metaservers as a network: each answers after `answer_ms`, hangs from `hang_at_ms` on, or is off."""
+    """Several metaservers as a network: each answers after `answer_ms`, hangs from `hang_at_ms` on,
+    or is off.
+    """
 
     def __init__(self, clock: LoopClock, *, ttl_ms: int, answer_ms: int) -> None:
         self.clock = clock
@@ -129,7 +135,9 @@ def simulate(
     nudges_ms: list[int],
     prepare: Callable[[Metaservers, list[str]], None] = lambda network, names: None,
 ) -> Session:
-    """Run a session whose metaservers hang from `hang_ms` on, all but one, with nudges at `nudges_ms`."""
+    """Run a session whose metaservers hang from `hang_ms` on, all but one, with nudges at
+    `nudges_ms`.
+    """
     (session,) = simulate_several(
         1,
         ttl_ms=ttl_ms,
@@ -193,7 +201,9 @@ def latest_answer_ms(ttl_ms: int, addresses: int) -> int:
 @pytest.mark.parametrize("ttl_ms", TTLS_MS)
 @pytest.mark.parametrize("addresses", [2, 3])
 def test_leases_hold_while_all_metaservers_but_one_hang(ttl_ms, addresses):
-    """Whenever they begin to hang, with or without a report at that moment, within the documented bound."""
+    """Whenever they begin to hang, with or without a report at that moment, within the documented
+    bound.
+    """
     answer_ms = latest_answer_ms(ttl_ms, addresses)
     for hang_ms in range(2 * ttl_ms, 3 * ttl_ms, ttl_ms // 23):
         for nudges_ms in (

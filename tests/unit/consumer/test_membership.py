@@ -92,14 +92,18 @@ async def granted(meta: VersionedMeta, clock: ManualClock) -> list[tuple[int, in
 
 
 async def test_older_answer_does_not_replace_grants():
-    """A version lower than the last one is ignored when it is told once, by whichever metaserver."""
+    """A version lower than the last one is ignored when it is told once, by whichever
+    metaserver.
+    """
     clock = ManualClock()
     counted = await granted(VersionedMeta(clock, 3, 5, 4, 5, 6), clock)
     assert [version for version, _ in counted] == [3, 5, 5, 6]
 
 
 async def test_lower_version_counts_when_it_is_told_again():
-    """After the drop the next heartbeat says that nothing is known; its answer counts, and so do later ones."""
+    """After the drop the next heartbeat says that nothing is known; its answer counts, and so do
+    later ones.
+    """
     clock = ManualClock()
     meta = VersionedMeta(clock, 12, 10, 10, 11)
     counted = await granted(meta, clock)
@@ -137,13 +141,18 @@ async def test_refusal_of_heartbeats_is_told_once_and_its_end_too(
     told = [record.message for record in caplog.records if "revoked" in record.message]
     told += [record.message for record in caplog.records if "again" in record.message]
     assert told == [
-        "consumer of s in group g is refused by the metaserver, and keeps asking: the token was revoked",
+        (
+            "consumer of s in group g is refused by the metaserver, and keeps asking: "
+            "the token was revoked"
+        ),
         "consumer of s in group g is taken again, after 3 failures in 0.0 s",
     ]
 
 
 class OneJoinMeta(VersionedMeta):
-    """The answer of the first join is lost, the first heartbeat ends the session, and its instance is taken then."""
+    """The answer of the first join is lost, the first heartbeat ends the session, and its instance
+    is taken then.
+    """
 
     def __init__(self, clock: ManualClock) -> None:
         super().__init__(clock)
@@ -208,7 +217,9 @@ async def test_failed_heartbeats_and_the_end_of_a_session_name_subject_and_group
 
 
 class RestartedMeta(VersionedMeta):
-    """Its database was away for longer than the ttl, and is away again when the consumer joins anew."""
+    """Its database was away for longer than the ttl, and is away again when the consumer joins
+    anew.
+    """
 
     def __init__(self, clock: ManualClock, *versions: int) -> None:
         super().__init__(clock, *versions)
@@ -241,7 +252,9 @@ async def test_consumer_joins_again_when_the_database_fails_at_its_first_tries()
 
 
 async def test_consumer_ends_when_a_later_process_has_its_instance():
-    """It says that it joins again, so it takes no place from the other; a join whose answer was lost is repeated as it was."""
+    """It says that it joins again, so it takes no place from the other; a join whose answer was
+    lost is repeated as it was.
+    """
     clock, holder = ManualClock(), LosingHolder()
     meta = OneJoinMeta(clock)
     membership = Membership(
@@ -268,7 +281,9 @@ async def test_consumer_ends_when_a_later_process_has_its_instance():
 
 
 class GrantingMeta(VersionedMeta):
-    """Answers joins with grants of version 7, after `took_ms`; the answers of the first `lost` joins are lost."""
+    """Answers joins with grants of version 7, after `took_ms`; the answers of the first `lost`
+    joins are lost.
+    """
 
     def __init__(self, clock: ManualClock, *, took_ms: int = 0, lost: int = 0) -> None:
         super().__init__(clock)
@@ -371,7 +386,9 @@ class FailingHolder(Holder):
 
 @pytest.mark.parametrize("at_once", [True, False])
 async def test_grants_of_a_later_group_end_the_session_when_its_own_was_deleted(at_once: bool):
-    """A join that comes a second time, late, begins the same session in the group that has the name by then."""
+    """A join that comes a second time, late, begins the same session in the group that has the name
+    by then.
+    """
     clock = ManualClock()
     meta, holder = LaterGroupMeta(clock, at_once=at_once), FailingHolder()
     membership = membership_with(meta, clock)

@@ -1,4 +1,6 @@
-"""A consumer asks the cluster about a broker that it does not reach, tells the metaserver, and tries the broker again."""
+"""A consumer asks the cluster about a broker that it does not reach, tells the metaserver, and
+tries the broker again.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ class OneBroker:
         raise self.answer
 
     async def look(self, *, after_ms: int, failing: bool) -> tuple[str, ...]:
-        """One look at the consumer's partition there, which fails, or which others have; what is told then."""
+        """One look at the consumer's partition there, which fails, or which others have; what is
+        told then.
+        """
         self.now_ms += after_ms
         client = SimpleNamespace(broker_group="g0", no_connection_since_ms=0, has_connection=False)
         self.places.look([cast(Any, client)] if failing else [])
@@ -106,7 +110,9 @@ async def test_broker_is_asked_about_again_when_no_metaserver_answers() -> None:
 
 
 async def test_broker_is_not_told_when_it_answers_before_its_partition_has_tried_again() -> None:
-    """A broker that was restarted: the cluster hears of it while the partitions still pause after their last try."""
+    """A broker that was restarted: the cluster hears of it while the partitions still pause after
+    their last try.
+    """
     consumer = OneBroker()
     consumer.answer = FencedError()
     assert await consumer.look(after_ms=TTL_MS, failing=True) == ()

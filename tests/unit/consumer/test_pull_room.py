@@ -1,4 +1,6 @@
-"""Partitions of a consumer share a room for what they have pulled; none of them can keep the others out."""
+"""Partitions of a consumer share a room for what they have pulled; none of them can keep the others
+out.
+"""
 
 from __future__ import annotations
 
@@ -124,7 +126,9 @@ async def test_first_of_those_that_wait_makes_way_when_it_is_cancelled():
 
 
 async def test_room_that_does_not_move_delays_others_for_a_limited_time():
-    """A paused partition, or a broker that does not answer, is no reason to serve no other partition."""
+    """A paused partition, or a broker that does not answer, is no reason to serve no other
+    partition.
+    """
     room, (first, second, third) = room_of(stall_s=0.02)
     first.take_now(MANY, ROOM)
     first.put(ROOM)
@@ -152,7 +156,9 @@ async def test_room_that_moves_is_waited_for():
 
 
 async def trickle(share: RoomShare, *, until: asyncio.Task[None], limit_s: float = 5.0) -> None:
-    """Pull one small message after another at the end of a partition, and open each, until a wait is over."""
+    """Pull one small message after another at the end of a partition, and open each, until a wait
+    is over.
+    """
     async with asyncio.timeout(limit_s):
         while not until.done():
             await asyncio.sleep(0.005)
@@ -163,7 +169,9 @@ async def trickle(share: RoomShare, *, until: asyncio.Task[None], limit_s: float
 
 
 async def test_room_that_does_not_move_delays_others_no_longer_when_a_third_partition_moves():
-    """A trickle on one partition is no reason to wait for what another one, which is paused, has."""
+    """A trickle on one partition is no reason to wait for what another one, which is paused,
+    has.
+    """
     room, (paused, waits, trickles) = room_of(stall_s=0.1)
     paused.put(ROOM)
     turn = await waiting(waits, 50)

@@ -1,4 +1,6 @@
-"""Call-backs for partitions: together at a grant, before anything is pulled, with a limit, and never in the way."""
+"""Call-backs for partitions: together at a grant, before anything is pulled, with a limit, and
+never in the way.
+"""
 
 from __future__ import annotations
 

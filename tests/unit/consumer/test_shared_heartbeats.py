@@ -194,7 +194,9 @@ async def test_heartbeats_end_when_what_they_share_is_closed():
 
 
 async def test_waits_end_at_common_ticks():
-    """Whenever a heartbeat begins: it waits for a fifth of the longest time at least, and never longer than that."""
+    """Whenever a heartbeat begins: it waits for a fifth of the longest time at least, and never
+    longer than that.
+    """
     clock = ManualClock()
     heartbeats = shared(AskedMeta(), clock)
     period_ms = LONGEST_MS * 4 // 5

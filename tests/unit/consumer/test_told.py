@@ -1,4 +1,6 @@
-"""What a consumer is told of its group: the stored policy over its own, and the operators' switches."""
+"""What a consumer is told of its group: the stored policy over its own, and the operators'
+switches.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def test_stored_fields_count_more_than_those_of_the_code():
 
 
 def test_policy_is_taken_once_and_let_go(caplog: pytest.LogCaptureFixture):
-    """A heartbeat without a change says nothing; what is forgotten leaves the settings of the code."""
+    """A heartbeat without a change says nothing; what is forgotten leaves the settings of the
+    code.
+    """
     caplog.set_level(logging.INFO, "keylane.consumer")
     member = told(tries_max=7)
     own = member.settings

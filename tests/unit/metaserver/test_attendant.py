@@ -72,7 +72,9 @@ def without_counts(caplog: pytest.LogCaptureFixture) -> list[str]:
 async def test_failed_work_is_logged_and_retried(
     tmp_path: Path, error: type[KeylaneError], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A KeylaneError of a duty is logged, not each time, and the duty called again; the other work continues."""
+    """A KeylaneError of a duty is logged, not each time, and the duty called again; the other work
+    continues.
+    """
     failed: list[int] = []
     done: list[int] = []
 
@@ -185,7 +187,9 @@ async def test_reason_is_logged_once_when_rounds_fail_for_it_again(
 async def test_log_is_not_filled_when_rounds_fail_and_succeed_in_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As with a proxy of which one of two databases is away: only the end of what the log said is told."""
+    """As with a proxy of which one of two databases is away: only the end of what the log said is
+    told.
+    """
     rounds: list[int] = []
 
     def fail_each_second(connection: Connection) -> DueWork:
@@ -207,7 +211,9 @@ async def test_log_is_not_filled_when_rounds_fail_and_succeed_in_turn(
 async def test_end_is_logged_when_a_duty_has_told_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The database is away for duties and rounds alike, and whichever meets it first says so for both."""
+    """The database is away for duties and rounds alike, and whichever meets it first says so for
+    both.
+    """
     away = True
     rounds: list[int] = []
 

@@ -42,7 +42,9 @@ async def holder(engine: sa.Engine) -> Outbox:
 def test_lease_is_released_when_the_event_loop_ends_before_or_while_the_outbox_is_closed(
     tmp_path: Path, turns: int | None
 ):
-    """`asyncio.run` cancels what is left: no close (None), or one that has had a few turns of the event loop."""
+    """`asyncio.run` cancels what is left: no close (None), or one that has had a few turns of the
+    event loop.
+    """
     engine = sa.create_engine(f"sqlite:///{tmp_path / 'outbox.db'}")
     outboxes: list[Outbox] = []
 

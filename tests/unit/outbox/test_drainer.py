@@ -39,12 +39,16 @@ class SilentDatabase:
 def known_route(subject: str, first_id: int) -> KnownRoute:
     partitions = tuple(
         Partition(
-            partition_id=first_id + number, name=f"{subject}.p{number}", queue=number,
-            range_start=256 * number, range_end=256 * number + 256, broker_group="g",
+            partition_id=first_id + number,
+            name=f"{subject}.p{number}",
+            queue=number,
+            range_start=256 * number,
+            range_end=256 * number + 256,
+            broker_group="g",
             state=PartitionState.OPEN,
         )
         for number in range(4)
-    )  # fmt: skip
+    )
     route = Route(
         subject=subject, version=1, order_strategy=OrderStrategy.STRICT, partitions=partitions
     )
@@ -60,9 +64,16 @@ def drainer_alone() -> tuple[Drainer, Any]:
     nothing: Any = None
     routes: Any = type("Routes", (), {"known": {}})()
     drainer = Drainer(
-        SilentDatabase(), OutboxTables(), routes, owner="o", broker_at=nothing,
-        settings=OutboxSettings(), rng=random.Random(1), draw_identity=lambda _bits: 5, waiters=nothing,
-    )  # fmt: skip
+        SilentDatabase(),
+        OutboxTables(),
+        routes,
+        owner="o",
+        broker_at=nothing,
+        settings=OutboxSettings(),
+        rng=random.Random(1),
+        draw_identity=lambda _bits: 5,
+        waiters=nothing,
+    )
     return drainer, routes
 
 
@@ -85,7 +96,9 @@ async def test_round_asks_for_the_senders_of_each_subject_without_a_look_at_all_
 async def test_subjects_that_are_forgotten_have_no_batches_and_wait_for_no_route(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """A sender with batches knows what was sent, and those that wait for a route are told it by their name."""
+    """A sender with batches knows what was sent, and those that wait for a route are told it by
+    their name.
+    """
     monkeypatch.setattr(module, "SUBJECTS_KEPT", 1)
     drainer, routes = drainer_alone()
     for number in range(6):
@@ -96,7 +109,8 @@ async def test_subjects_that_are_forgotten_have_no_batches_and_wait_for_no_route
     batch: Any = object()
     drainer.senders[6].batches.append(batch)  # of "s1"
     waiting = asyncio.ensure_future(asyncio.Event().wait())
-    drainer._learning["s2"] = drainer._confirming["s3"] = waiting  # type: ignore[assignment]  # it is only looked for
+    # it is only looked for
+    drainer._learning["s2"] = drainer._confirming["s3"] = waiting  # type: ignore[assignment]
     await drainer._forget_idle()
     assert routes.known.keys() == {"s1", "s2", "s3"}
     assert drainer._by_subject.keys() == {"s1", "s2", "s3"}

@@ -20,9 +20,14 @@ from keylane.protocol.errors import (
 from keylane.protocol.routing import OrderStrategy, Partition, PartitionState, Route
 
 PARTITION = Partition(
-    partition_id=1, name="p", queue=0, range_start=0, range_end=1024, broker_group="g",
+    partition_id=1,
+    name="p",
+    queue=0,
+    range_start=0,
+    range_end=1024,
+    broker_group="g",
     state=PartitionState.OPEN,
-)  # fmt: skip
+)
 ROUTE = Route(subject="s", version=1, order_strategy=OrderStrategy.STRICT, partitions=(PARTITION,))
 
 
@@ -44,7 +49,9 @@ def pauses_ms(known: KnownRoute) -> list[int]:
 
 
 async def test_missing_subject_is_asked_for_ever_less_often_and_said_once_until_it_appears(caplog):
-    """A row whose subject is never created asked each metaserver every 2 s, with a line each time."""
+    """A row whose subject is never created asked each metaserver every 2 s, with a line each
+    time.
+    """
     caplog.set_level(logging.INFO, logger="keylane.outbox")
     missing = SubjectUnknownError(subject="s")
     meta: Any = Meta(*[missing] * 20, UnreachableError("gone"), missing, ROUTE)

@@ -1,4 +1,6 @@
-"""Waiting rows are read past those that nothing takes now, of however many subjects and partitions these are."""
+"""Waiting rows are read past those that nothing takes now, of however many subjects and partitions
+these are.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def whole(subject: str) -> SubjectRange:
 
 
 def test_waiting_row_is_read_while_rows_of_thousands_of_subjects_wait(connection):
-    """SQLite refused the statement of 1,000 closed ranges, and the outbox sent nothing of any subject."""
+    """SQLite refused the statement of 1,000 closed ranges, and the outbox sent nothing of any
+    subject.
+    """
     add(connection, [("gone.7", 1), ("live", 1), ("gone.2999", 1)])
     closed = [whole(f"gone.{number}") for number in range(3_000)]
     assert read(connection, closed) == ([("live", 1)], False)
@@ -95,7 +99,9 @@ def test_waiting_row_is_read_behind_more_closed_ranges_than_a_statement_takes(
 def test_row_overtakes_no_older_one_that_was_committed_while_closed_rows_were_passed(
     connection, monkeypatch
 ):
-    """On PostgreSQL each page sees what was committed before it; the second one saw the newer row alone."""
+    """On PostgreSQL each page sees what was committed before it; the second one saw the newer row
+    alone.
+    """
     monkeypatch.setattr(outbox_rows, "RANGES_MAX", 0)
     closed = [SubjectRange("s", 0, 8)]
     common = {"order_key": b"k", "value": b"v", "properties": b"", "added_at_ns": 0, "logical": 7}
@@ -123,7 +129,9 @@ def test_row_overtakes_no_older_one_that_was_committed_while_closed_rows_were_pa
 
 
 def test_statement_of_ranges_is_kept_in_no_cache(connection):
-    """Each round has other ones, and a text of up to 5,000 ranges: 500 of them would stay in the memory of the program."""
+    """Each round has other ones, and a text of up to 5,000 ranges: 500 of them would stay in the
+    memory of the program.
+    """
     add(connection, [("s", 1), ("s", 2)])
     for start in range(3, 103):
         assert len(read(connection, [SubjectRange("s", 2, start)])[0]) == 1
@@ -133,7 +141,9 @@ def test_statement_of_ranges_is_kept_in_no_cache(connection):
 def test_look_past_waiting_rows_costs_about_the_same_when_four_or_hundreds_of_subjects_wait(
     connection,
 ):
-    """It took 27 times as long with 300: each row was compared with each subject, while the database was locked."""
+    """It took 27 times as long with 300: each row was compared with each subject, while the
+    database was locked.
+    """
     add(connection, [("gone.0", number % 1024) for number in range(20_000)] + [("live", 1)])
 
     def steps(closed: list[SubjectRange]) -> int:

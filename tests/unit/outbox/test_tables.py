@@ -223,7 +223,7 @@ def test_round_records_nothing_when_a_row_is_removed_by_another_program(engine, 
         do(engine, None)
 
 
-# ── adding ───────────────────────────────────────────────────────────────────────────────────────────
+# ── adding ────────────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.parametrize(
     ("arguments", "kind"),
     [
@@ -242,7 +242,9 @@ def test_add_refuses_before_it_inserts(engine, outbox, arguments, kind):
 
 
 def test_value_is_encoded_when_the_outbox_has_a_codec(engine):
-    """By subject, too; what cannot be encoded, or is encoded to more than a message may have, is not added."""
+    """By subject, too; what cannot be encoded, or is encoded to more than a message may have, is
+    not added.
+    """
     by_subject = Outbox[Any](META, engine, codec={"orders": JsonCodec(dict[str, int])})
     with engine.begin() as connection:
         by_subject.add_sync(connection, "orders", {"id": 7}, key=b"k")
@@ -295,7 +297,7 @@ async def test_add_names_the_missing_table(tmp_path):
     await engine.dispose()
 
 
-# ── versions ─────────────────────────────────────────────────────────────────────────────────────────
+# ── versions ──────────────────────────────────────────────────────────────────────────────────────
 async def test_outbox_does_not_open_on_tables_it_cannot_use(tmp_path):
     engine = sa.create_engine(f"sqlite:///{tmp_path / 'user.db'}")
     with pytest.raises(OutboxMissingError):
@@ -334,7 +336,7 @@ def test_outbox_needs_an_engine_or_a_url(url):
         Outbox(META, url)
 
 
-# ── migrations ───────────────────────────────────────────────────────────────────────────────────────
+# ── migrations ────────────────────────────────────────────────────────────────────────────────────
 def test_migration_creates_and_drops_the_tables(tmp_path):
     with migrating(tmp_path / "user.db") as (operations, connection):
         operations.keylane_outbox_upgrade()

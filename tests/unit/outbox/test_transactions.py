@@ -1,4 +1,6 @@
-"""Rows in transactions of a user on SQLite: there if the transaction commits, gone if it does not."""
+"""Rows in transactions of a user on SQLite: there if the transaction commits, gone if it does
+not.
+"""
 
 from __future__ import annotations
 

@@ -105,7 +105,9 @@ async def test_send_all_tells_how_many_are_queued_when_a_codec_fails():
 
 @pytest.mark.parametrize("bad", [b"paid", b"no", "no", 7, (b"k",), (b"k", b"0", b"eu")])
 async def test_send_all_says_what_a_message_is_when_one_is_no_pair(bad: Any):
-    """Python's "not enough values to unpack" did not; and of two bytes a key was refused, as an int."""
+    """Python's "not enough values to unpack" did not; and of two bytes a key was refused, as an
+    int.
+    """
     network = ScriptedNetwork()
     async with producer_on(network) as producer:
         with pytest.raises(PartlyQueuedError, match="pairs of a key and a value") as told:

@@ -106,7 +106,9 @@ def test_settings_are_refused_when_they_are_of_another_class(settings):
     "values", [{"first_ms": -1}, {"max_ms": 0}, {"factor": 0.5}, {"factor": "2"}]
 )
 def test_pauses_are_refused_when_they_cannot_be_counted(values):
-    """A backoff that could not give a pause is refused when it is made, not at the first failure."""
+    """A backoff that could not give a pause is refused when it is made, not at the first
+    failure.
+    """
     (name,) = values
     with pytest.raises(ConfigError, match=f"{name} must be a"):
         Backoff(**values)
@@ -160,7 +162,9 @@ def test_name_is_refused_when_no_metaserver_takes_it(name):
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
 async def test_send_is_refused_when_its_arguments_are_malformed(arguments, kind, words):
-    """`send` itself refuses a malformed message, by one error and not by one that came of another."""
+    """`send` itself refuses a malformed message, by one error and not by one that came of
+    another.
+    """
     producer = Producer("meta:1", _environment=Environment(network=SilentNetwork()))
     await producer.__aenter__()
     with pytest.raises(kind, match=words) as caught:

@@ -63,7 +63,9 @@ def decide(
 @pytest.mark.parametrize("error", PASSING)
 @pytest.mark.parametrize("tries", [1, 3, 10, 1_000_000])
 def test_strict_stays_at_its_partition_when_errors_may_pass(error, tries):
-    """STRICT sends a batch to the same partition again after errors that may pass, without any limit."""
+    """STRICT sends a batch to the same partition again after errors that may pass, without any
+    limit.
+    """
     assert decide(error, STRICT, tries=tries, failing_ms=tries * 1_000) is Step.AGAIN
 
 
@@ -112,7 +114,9 @@ def test_batch_that_is_not_stored_leaves_when_the_route_has_left_its_partition(e
 
 @pytest.mark.parametrize("error", [PartitionUnknownError, WrongBrokerError])
 def test_doubtful_batch_stays_when_a_wrong_broker_refuses_it(error):
-    """Only the right broker recognizes a repeated batch; when the partition is gone for good, no broker does."""
+    """Only the right broker recognizes a repeated batch; when the partition is gone for good, no
+    broker does.
+    """
     assert decide(error, STRICT, tries=1_000, doubtful=True) is Step.AGAIN
     assert decide(error, STRICT, doubtful=True, hopeless=True) is Step.GIVE_UP
     assert decide(error, STRICT, hopeless=True) is Step.NEW_ROUTE
@@ -132,7 +136,9 @@ def test_batch_is_given_up_when_no_retry_mends_it(strategy):
 
 @pytest.mark.parametrize("strategy", [STRICT, BEST_TRIED])
 def test_batch_is_sent_again_when_its_producer_id_is_shared(strategy):
-    """A batch that is not stored is sent again under another id; no broker would recognize a doubtful one."""
+    """A batch that is not stored is sent again under another id; no broker would recognize a
+    doubtful one.
+    """
     for error in (SequenceReusedError, ProducerFencedError):
         assert decide(error, strategy) is Step.AGAIN
     assert decide(ProducerFencedError, strategy, doubtful=True) is Step.GIVE_UP

@@ -1,4 +1,6 @@
-"""When executors send: at the end of a turn of the event loop, or as soon as a lone message is awaited."""
+"""When executors send: at the end of a turn of the event loop, or as soon as a lone message is
+awaited.
+"""
 
 from __future__ import annotations
 

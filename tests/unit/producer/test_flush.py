@@ -25,7 +25,9 @@ from support.scripted_network import QUICK, ScriptedNetwork, producer_on, route_
 
 
 async def test_flush_tells_how_many_messages_failed_when_only_some_were_awaited():
-    """Of 100 messages that a broker refused in one batch, one is awaited: flush tells of 99, close of none."""
+    """Of 100 messages that a broker refused in one batch, one is awaited: flush tells of 99, close
+    of none.
+    """
     network = ScriptedNetwork()
     async with producer_on(network) as producer:
         await producer.send("s", b"0", key=b"k")
@@ -42,7 +44,9 @@ async def test_flush_tells_how_many_messages_failed_when_only_some_were_awaited(
 
 
 async def test_close_tells_what_it_gave_up_and_what_may_be_stored():
-    """After `close_timeout_ms` queued messages are given up; the error counts them, and those of unknown fate."""
+    """After `close_timeout_ms` queued messages are given up; the error counts them, and those of
+    unknown fate.
+    """
     network = ScriptedNetwork()
     settings = ProducerSettings(backoff=QUICK.backoff, close_timeout_ms=50, in_flight_max=1)
     producer = producer_on(network, settings)
@@ -65,7 +69,9 @@ async def test_close_tells_what_it_gave_up_and_what_may_be_stored():
 
 
 async def test_close_stores_what_other_tasks_send_while_it_waits():
-    """The task of the second message goes on in the turn in which `close` finds the first one stored."""
+    """The task of the second message goes on in the turn in which `close` finds the first one
+    stored.
+    """
     network = ScriptedNetwork()
     settings = ProducerSettings(backoff=QUICK.backoff, linger_ms=500)
     async with producer_on(network, settings) as producer:
@@ -126,7 +132,9 @@ async def test_send_all_tells_how_many_were_queued_when_a_message_is_refused():
 
 
 def test_producer_that_is_never_closed_says_how_many_messages_it_gives_up(caplog):
-    """The event loop ends before the producer is closed: a WARNING counts the messages that are given up."""
+    """The event loop ends before the producer is closed: a WARNING counts the messages that are
+    given up.
+    """
 
     async def leave_open() -> None:
         network = ScriptedNetwork()
@@ -159,7 +167,9 @@ def test_producer_that_is_never_closed_says_so_when_the_program_ends_at_once(cap
 
 
 def test_producer_that_is_never_closed_tells_of_failed_messages(caplog):
-    """Messages that were given up, and whose futures were never awaited, are counted when the producer is finalized."""
+    """Messages that were given up, and whose futures were never awaited, are counted when the
+    producer is finalized.
+    """
 
     async def leave_open() -> None:
         network = ScriptedNetwork()
@@ -295,7 +305,9 @@ async def test_send_all_tells_how_many_are_queued_when_one_of_a_chunk_is_bad(bad
 
 
 async def test_send_all_of_large_values_waits_for_room():
-    """1,000 values of 100 KB are 100 MB, more than the queue holds: none is refused, and none is lost."""
+    """1,000 values of 100 KB are 100 MB, more than the queue holds: none is refused, and none is
+    lost.
+    """
     network = four_partitions()
     values = [b"%d " % number + bytes(100_000) for number in range(1_000)]
     async with producer_on(network) as producer:

@@ -58,7 +58,9 @@ def fill(producer: Producer) -> list[str]:
 
 
 async def test_bare_sends_raise_when_the_queue_is_full_and_lose_nothing_queued():
-    """One message over the limit is queued, because `send` cannot know that it is not awaited; the next is refused."""
+    """One message over the limit is queued, because `send` cannot know that it is not awaited; the
+    next is refused.
+    """
     async with producer_of_slow_broker() as (network, producer):
         queued = fill(producer)
         assert LIMIT // VALUE_BYTES < len(queued) <= LIMIT // VALUE_BYTES + 3
@@ -73,7 +75,9 @@ async def test_bare_sends_raise_when_the_queue_is_full_and_lose_nothing_queued()
 
 
 async def test_awaited_sends_never_raise_when_the_queue_is_full():
-    """Ten tasks await their sends beside one that filled the queue; each waits, and their order stays."""
+    """Ten tasks await their sends beside one that filled the queue; each waits, and their order
+    stays.
+    """
     async with producer_of_slow_broker() as (network, producer):
         queued = fill(producer)
 
@@ -98,7 +102,9 @@ async def test_awaited_sends_never_raise_when_the_queue_is_full():
 
 
 async def test_task_whose_wait_was_cancelled_is_refused_when_the_queue_is_full():
-    """Waits with a time-out over and over add one message to the queue, not one for each time-out."""
+    """Waits with a time-out over and over add one message to the queue, not one for each
+    time-out.
+    """
     async with producer_of_slow_broker() as (network, producer):
         queued = fill(producer)
 
@@ -136,7 +142,9 @@ async def test_sends_of_many_tasks_raise_when_too_many_of_them_await_nothing():
 
 
 async def test_send_that_raises_over_the_limit_counts_for_nothing():
-    """After a malformed message, or one of a halted key, the task may still queue its one message over the limit."""
+    """After a malformed message, or one of a halted key, the task may still queue its one message
+    over the limit.
+    """
     async with producer_of_slow_broker() as (network, producer):
         fill(producer)
 
@@ -158,7 +166,9 @@ async def test_send_that_raises_over_the_limit_counts_for_nothing():
 
 
 async def test_strict_keeps_order_when_a_quota_refuses_a_batch_and_not_the_next_one():
-    """A refusal that ends by itself gives nothing up: the batch is sent again, before newer ones."""
+    """A refusal that ends by itself gives nothing up: the batch is sent again, before newer
+    ones.
+    """
     network = ScriptedNetwork()
     async with producer_on(network) as producer:
         await producer.send("s", b"0", key=b"k")
@@ -176,7 +186,8 @@ async def test_strict_tells_each_message_that_no_later_try_would_store_and_keeps
     """
     The rights are taken away, and are back a moment later.
 
-    The refused message is not stored, and its future says so: it is never stored behind newer ones by itself.
+    The refused message is not stored, and its future says so: it is never stored behind newer ones
+    by itself.
     """
     network = ScriptedNetwork()
     async with producer_on(network) as producer:

@@ -1,4 +1,6 @@
-"""Held messages: they keep their order, and are declared reordered if they go to another partition."""
+"""Held messages: they keep their order, and are declared reordered if they go to another
+partition.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ async def test_held_messages_are_declared_reordered_when_they_go_elsewhere():
 
 
 async def test_newer_messages_wait_when_an_unknown_partition_refused_older_ones():
-    """STRICT: a broker briefly does not know its partition while the metaserver is silent; the order is kept."""
+    """STRICT: a broker briefly does not know its partition while the metaserver is silent; the
+    order is kept.
+    """
     network = ScriptedNetwork()
     settings = ProducerSettings(backoff=Backoff(first_ms=20, max_ms=600_000, factor=50.0))
     async with producer_on(network, settings) as producer:
@@ -81,7 +85,9 @@ async def test_newer_messages_wait_when_an_unknown_partition_refused_older_ones(
 
 
 async def test_newer_messages_wait_when_two_partitions_refused_older_ones():
-    """STRICT: newer messages do not overtake those that a partition refused when a second partition refuses as well."""
+    """STRICT: newer messages do not overtake those that a partition refused when a second partition
+    refuses as well.
+    """
     left, right = _key_in(0, 512), _key_in(512, 1024)
     network = ScriptedNetwork()
     network.route = route_over(

@@ -1,4 +1,6 @@
-"""A producer's id: from the operating system, new for each opening, and replaced where a broker knows it already."""
+"""A producer's id: from the operating system, new for each opening, and replaced where a broker
+knows it already.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ async def test_producer_id_does_not_repeat_when_the_users_random_generator_does(
 
 
 async def test_second_opening_begins_anew(caplog):
-    """The second opening has its own id, counts and queue; messages given up by the first are not counted in it."""
+    """The second opening has its own id, counts and queue; messages given up by the first are not
+    counted in it.
+    """
     network = ScriptedNetwork()
     producer = producer_on(network)
     for values in ((b"0", b"1"), (b"2",)):
@@ -110,7 +114,9 @@ def refusals(producer: Producer) -> list[str]:
 
 
 def test_forked_producer_is_refused():
-    """In the child no message is sent and `close` does nothing; the parent sends its queued messages."""
+    """In the child no message is sent and `close` does nothing; the parent sends its queued
+    messages.
+    """
     network = ScriptedNetwork()
     loop = asyncio.new_event_loop()
     producer = opened_in(loop, network)
@@ -133,7 +139,9 @@ def test_forked_producer_is_refused():
 
 
 def test_another_loop_or_thread_is_refused():
-    """A `send`, or the wait of a future, raises at once when its event loop is not the producer's."""
+    """A `send`, or the wait of a future, raises at once when its event loop is not the
+    producer's.
+    """
     network = ScriptedNetwork()
     loop = asyncio.new_event_loop()
     producer = opened_in(loop, network)
@@ -179,7 +187,9 @@ def twins(network: ScriptedNetwork) -> list[Producer]:
 
 
 async def test_producers_of_one_id_store_everything_in_order(caplog):
-    """A broker refuses the second one's batches; it logs that, takes another id, and each message is stored once."""
+    """A broker refuses the second one's batches; it logs that, takes another id, and each message
+    is stored once.
+    """
     network = ScriptedNetwork()
     first, other = twins(network)
     async with first, other:
@@ -202,7 +212,9 @@ async def test_producers_of_one_id_store_everything_in_order(caplog):
 
 
 async def test_batches_behind_a_refused_batch_are_not_stored_when_an_id_is_shared():
-    """A batch with the next sequence is not stored when an older batch of the same producer was refused."""
+    """A batch with the next sequence is not stored when an older batch of the same producer was
+    refused.
+    """
     network = ScriptedNetwork()
     first, other = twins(network)
     async with first, other:
@@ -214,7 +226,9 @@ async def test_batches_behind_a_refused_batch_are_not_stored_when_an_id_is_share
 
 
 def test_send_in_another_thread_is_refused_while_a_batch_gathers():
-    """Two threads that fill a batch could give a message the key of another: every send of the second thread raises."""
+    """Two threads that fill a batch could give a message the key of another: every send of the
+    second thread raises.
+    """
     network = ScriptedNetwork()
     loop = asyncio.new_event_loop()
     producer = opened_in(loop, network)

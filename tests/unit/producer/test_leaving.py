@@ -43,7 +43,9 @@ def leaving_after(milliseconds: int, **more) -> ProducerSettings:
 
 
 async def test_restart_of_a_broker_reorders_nothing():
-    """BEST_TRIED: a partition that fails for less than `leave_after_ms` keeps its messages, the newer ones too."""
+    """BEST_TRIED: a partition that fails for less than `leave_after_ms` keeps its messages, the
+    newer ones too.
+    """
     network = network_of(BEST_TRIED)
     async with producer_on(network, leaving_after(600_000)) as producer:
         await producer.send("s", b"0", key=LEFT)
@@ -61,7 +63,9 @@ async def test_restart_of_a_broker_reorders_nothing():
 
 
 async def test_newer_messages_wait_for_the_decision_about_older_ones():
-    """BEST_TRIED: after `leave_after_ms` all messages leave together, in order and declared; later ones follow them."""
+    """BEST_TRIED: after `leave_after_ms` all messages leave together, in order and declared; later
+    ones follow them.
+    """
     network = network_of(BEST_TRIED)
     async with producer_on(network, leaving_after(60)) as producer:
         await producer.send("s", b"0", key=LEFT)
@@ -82,7 +86,9 @@ async def test_newer_messages_wait_for_the_decision_about_older_ones():
 
 
 async def test_receipt_is_reordered_only_for_messages_that_left_when_a_batch_mixes_them():
-    """Messages in their own partition are not declared reordered when they share a batch with others."""
+    """Messages in their own partition are not declared reordered when they share a batch with
+    others.
+    """
     network = network_of(BEST_TRIED)
     async with producer_on(network, leaving_after(20)) as producer:
         for key in (LEFT, RIGHT):
@@ -99,7 +105,9 @@ async def test_receipt_is_reordered_only_for_messages_that_left_when_a_batch_mix
 
 
 async def test_message_may_be_stored_twice_when_its_first_home_had_it():
-    """A receipt declares a possible duplicate if the message was sent without an answer before it left, and only then."""
+    """A receipt declares a possible duplicate if the message was sent without an answer before it
+    left, and only then.
+    """
     network = network_of(BEST_TRIED)
     settings = leaving_after(60, in_flight_max=1)
     async with producer_on(network, settings) as producer:
@@ -116,7 +124,9 @@ async def test_message_may_be_stored_twice_when_its_first_home_had_it():
 
 
 async def test_best_tried_gives_up_after_its_time_and_says_why():
-    """With no broker left a message is given up after `give_up_after_ms` and `tries_min` tries, and is not stored."""
+    """With no broker left a message is given up after `give_up_after_ms` and `tries_min` tries, and
+    is not stored.
+    """
     network = network_of(BEST_TRIED)
     settings = leaving_after(5, give_up_after_ms=100, tries_min=3)
     async with producer_on(network, settings) as producer:
@@ -136,7 +146,9 @@ class HalfDeafChannel(ScriptedChannel):
 
 
 async def test_order_is_kept_when_a_batch_is_given_up_before_one_that_is_stored():
-    """BEST_TRIED: a batch that was answered is sent again with those before it whose answers are lost, in their order."""
+    """BEST_TRIED: a batch that was answered is sent again with those before it whose answers are
+    lost, in their order.
+    """
     network = network_of(BEST_TRIED)
 
     async def open_channel(address: str, *, timeout_ms: int) -> HalfDeafChannel:
@@ -160,7 +172,9 @@ async def test_order_is_kept_when_a_batch_is_given_up_before_one_that_is_stored(
 @pytest.mark.parametrize("strategy", [STRICT, BEST_TRIED])
 @pytest.mark.parametrize("static", [False, True])
 async def test_messages_without_a_key_pass_over_a_partition_that_does_not_answer(strategy, static):
-    """Under both strategies, unsent messages without a key go elsewhere at once, and are never declared reordered."""
+    """Under both strategies, unsent messages without a key go elsewhere at once, and are never
+    declared reordered.
+    """
     network = network_of(strategy, static=static)
     async with producer_on(network, leaving_after(600_000)) as producer:
         for key in (LEFT, RIGHT):
@@ -180,7 +194,9 @@ async def test_messages_without_a_key_pass_over_a_partition_that_does_not_answer
 
 
 async def test_message_without_a_key_stays_when_it_may_be_stored():
-    """STRICT: a message that was sent without an answer waits for its broker, so that it is stored once."""
+    """STRICT: a message that was sent without an answer waits for its broker, so that it is stored
+    once.
+    """
     network = network_of(STRICT)
     settings = leaving_after(0)
     async with producer_on(network, settings) as producer:
@@ -211,7 +227,9 @@ async def test_static_subject_keeps_keyed_messages_in_their_queue():
 
 
 async def test_messages_leave_a_silent_broker_when_the_producer_started_meanwhile():
-    """BEST_TRIED: a partition whose broker the metaserver does not know is left like one that does not answer."""
+    """BEST_TRIED: a partition whose broker the metaserver does not know is left like one that does
+    not answer.
+    """
     network = network_of(BEST_TRIED, silent=(1,))
     async with producer_on(network, leaving_after(30)) as producer:
         keyless = await asyncio.wait_for(producer.send("s", b"any"), 30)
@@ -222,7 +240,9 @@ async def test_messages_leave_a_silent_broker_when_the_producer_started_meanwhil
 
 
 async def test_messages_for_a_silent_broker_are_shown_when_the_producer_started_meanwhile():
-    """STRICT: `stats.waiting` names the partition, and its messages are sent as soon as the broker is known."""
+    """STRICT: `stats.waiting` names the partition, and its messages are sent as soon as the broker
+    is known.
+    """
     network = network_of(STRICT, silent=(1,))
     async with producer_on(network) as producer:
         future = producer.send("s", b"1", key=LEFT)
@@ -236,7 +256,9 @@ async def test_messages_for_a_silent_broker_are_shown_when_the_producer_started_
 
 
 async def test_receipts_of_healthy_partitions_come_when_another_is_silent_from_the_start():
-    """Messages sent before the first route share a batch, and each future waits for its own message only."""
+    """Messages sent before the first route share a batch, and each future waits for its own message
+    only.
+    """
     network = network_of(STRICT)
     network.unreachable.add("broker-1")
     async with producer_on(network) as producer:
@@ -249,7 +271,9 @@ async def test_receipts_of_healthy_partitions_come_when_another_is_silent_from_t
 
 
 async def test_sealed_partition_is_not_waited_for_when_it_refused_for_good():
-    """STRICT: a refused message is not doubtful, so it does not wait for the silent broker of the next partition."""
+    """STRICT: a refused message is not doubtful, so it does not wait for the silent broker of the
+    next partition.
+    """
     network = ScriptedNetwork()
     async with producer_on(network) as producer:
         await producer.send("s", b"0", key=b"k")

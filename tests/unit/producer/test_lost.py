@@ -63,7 +63,9 @@ async def test_message_is_told_as_lost_when_the_new_broker_answers_before_the_me
 
 
 async def test_doubtful_message_fails_as_unknown_when_its_partition_is_gone():
-    """No broker knows any more whether it was stored: its future raises that, and newer messages are sent."""
+    """No broker knows any more whether it was stored: its future raises that, and newer messages
+    are sent.
+    """
     network = ScriptedNetwork()
     async with doubtful_at(network) as (producer, older):
         network.unknown.add(1)
@@ -80,7 +82,9 @@ async def test_doubtful_message_fails_as_unknown_when_its_partition_is_gone():
 
 
 async def test_message_waits_for_the_history_when_the_metaserver_is_silent():
-    """The metaserver is asked repeatedly; the message of a partition that only expired then fails as unknown."""
+    """The metaserver is asked repeatedly; the message of a partition that only expired then fails
+    as unknown.
+    """
     network = ScriptedNetwork()
     async with doubtful_at(network) as (producer, older):
         network.history_silent = True
@@ -99,7 +103,9 @@ async def test_message_waits_for_the_history_when_the_metaserver_is_silent():
 
 
 async def test_message_is_sent_to_the_moved_broker_when_another_has_its_address():
-    """The refusal of a broker of another group decides nothing: the broker that has the partition stored the message."""
+    """The refusal of a broker of another group decides nothing: the broker that has the partition
+    stored the message.
+    """
     network = ScriptedNetwork()
     async with doubtful_at(network) as (producer, older):
         network.history_late = asyncio.Event()
@@ -123,7 +129,9 @@ async def test_message_is_sent_to_the_moved_broker_when_another_has_its_address(
 
 
 async def test_message_waits_for_a_silent_broker_when_another_has_its_address():
-    """The history has no address of the broker that stored the message, until that broker is back at a new address."""
+    """The history has no address of the broker that stored the message, until that broker is back
+    at a new address.
+    """
     network = ScriptedNetwork()
     async with doubtful_at(network) as (producer, older):
         network.strangers.add("broker-1")

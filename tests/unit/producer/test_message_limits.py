@@ -1,4 +1,6 @@
-"""Messages over the limit of their subject: refused at once where it is known, given up alone where it is not."""
+"""Messages over the limit of their subject: refused at once where it is known, given up alone where
+it is not.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ async def test_message_is_given_up_alone_when_it_was_sent_before_the_first_route
 
 @pytest.mark.parametrize("in_flight_max", [1, 4])
 async def test_lower_limit_gives_up_what_the_old_partition_did_not_store(in_flight_max):
-    """A message that was stored before the switch stays; of the others only those over the limit are given up."""
+    """A message that was stored before the switch stays; of the others only those over the limit
+    are given up.
+    """
     network = network_of(1 << 20)
     settings = ProducerSettings(backoff=QUICK.backoff, in_flight_max=in_flight_max, batch_count=2)
     async with producer_on(network, settings) as producer:

@@ -147,7 +147,9 @@ async def test_future_wakes_when_its_own_message_is_settled():
 
 
 async def test_doubtful_message_fails_as_unknown_when_it_left_its_partition():
-    """After a try without an answer, a later refusal of another partition does not prove that the message is not stored."""
+    """After a try without an answer, a later refusal of another partition does not prove that the
+    message is not stored.
+    """
     origin, other = filled(2), filled(1)
     origin.doubtful = True
     origin.leave(refused=False)
@@ -167,7 +169,9 @@ async def test_doubtful_message_fails_as_unknown_when_it_left_its_partition():
 
 
 async def test_message_is_no_duplicate_when_its_partition_refused_it_for_good():
-    """A message that the right broker refused is not stored there, even if an earlier try had no answer."""
+    """A message that the right broker refused is not stored there, even if an earlier try had no
+    answer.
+    """
     origin = filled(1)
     origin.doubtful = True
     origin.leave(refused=True)
@@ -178,7 +182,9 @@ async def test_message_is_no_duplicate_when_its_partition_refused_it_for_good():
 
 
 async def test_receipt_declares_its_own_message_when_a_batch_mixes_them():
-    """`reordered` and `duplicate` are declared for the messages they are true of, also in a mixed batch."""
+    """`reordered` and `duplicate` are declared for the messages they are true of, also in a mixed
+    batch.
+    """
     doubtful, moved_only, home = filled(1), filled(1), filled(1)
     doubtful.doubtful = True
     doubtful.leave(refused=False)

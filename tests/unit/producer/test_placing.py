@@ -53,7 +53,9 @@ async def test_message_goes_to_its_queue_when_its_key_says_another():
 
 
 async def test_receipts_have_the_logic_offset_when_the_subject_is_static():
-    """It counts on from the start of the partition; other subjects have neither queue nor logic offset."""
+    """It counts on from the start of the partition; other subjects have neither queue nor logic
+    offset.
+    """
     network = static_network()
     async with producer_on(network) as producer:
         futures = [producer.send("s", b"%d" % number, key=LEFT) for number in range(3)]
@@ -124,7 +126,9 @@ async def test_messages_without_a_key_stay_in_their_queue_when_it_does_not_answe
 
 
 async def test_message_keeps_its_queue_when_the_queue_moves():
-    """Messages that a sealed partition refused go to the partition that continues the queue, and newer ones behind."""
+    """Messages that a sealed partition refused go to the partition that continues the queue, and
+    newer ones behind.
+    """
     network = static_network()
     async with producer_on(network) as producer:
         await producer.send("s", b"0", key=RIGHT, queue=0)

@@ -84,7 +84,9 @@ async def test_wait_until_empty_ends_when_every_message_is_answered():
 
 
 async def test_flush_counts_messages_when_a_whole_batch_is_given_up():
-    """Of 100 messages that failed together, an awaited future leaves 99 untold; each is told once."""
+    """Of 100 messages that failed together, an awaited future leaves 99 untold; each is told
+    once.
+    """
     budget = SendBudget(1 << 20)
     batch = entered(budget, 100)
     cause = NotSentError("no broker there")
@@ -135,7 +137,9 @@ async def test_error_is_new_for_each_future_when_a_batch_is_given_up():
 
 
 async def test_task_may_exceed_the_limit_again_when_there_was_room_meanwhile():
-    """`when_full` hears of both changes, and a task that did not await its last message is forgotten."""
+    """`when_full` hears of both changes, and a task that did not await its last message is
+    forgotten.
+    """
     changes: list[bool] = []
     budget = SendBudget(500, lambda: changes.append(budget.full))
     first, second = batch_of(250), batch_of(250)

@@ -67,7 +67,9 @@ async def test_result_raises_when_the_message_was_given_up():
 
 
 async def test_callbacks_are_called_once_each_when_messages_of_a_batch_settle_apart():
-    """Messages sent before the first route share a batch; one of them times out long before the others are stored."""
+    """Messages sent before the first route share a batch; one of them times out long before the
+    others are stored.
+    """
     network = ScriptedNetwork()
     network.lost.add(1)
     async with producer_on(network) as producer:
@@ -133,7 +135,9 @@ async def test_wait_of_asyncio_is_quick_when_it_has_50_000_futures():
 
 
 async def test_cancelled_wait_leaves_the_message_and_other_waits_alone():
-    """Each wait has a future of its own: cancelling one cancels neither the batch nor the other waits."""
+    """Each wait has a future of its own: cancelling one cancels neither the batch nor the other
+    waits.
+    """
     async with producer_on(ScriptedNetwork()) as producer:
         await producer.send("s", b"v", key=b"k")
         future = producer.send("s", b"v", key=b"k")

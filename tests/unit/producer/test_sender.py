@@ -28,7 +28,9 @@ from support.scripted_network import (
 
 
 async def test_older_messages_are_sent_first_when_the_route_changes():
-    """Messages that a sealed partition refused are sent to its child before newer ones, also if the broker flaps meanwhile."""
+    """Messages that a sealed partition refused are sent to its child before newer ones, also if the
+    broker flaps meanwhile.
+    """
     network = ScriptedNetwork()
     async with producer_on(network) as producer:
         await producer.send("s", b"0", key=b"k")
@@ -49,7 +51,9 @@ async def test_older_messages_are_sent_first_when_the_route_changes():
 
 
 async def test_newer_messages_wait_for_the_refusal_when_a_new_route_comes_first():
-    """While a sealed partition has not answered every batch, newer messages of its range are held."""
+    """While a sealed partition has not answered every batch, newer messages of its range are
+    held.
+    """
     network = ScriptedNetwork()
     async with producer_on(network) as producer:
         await producer.send("s", b"0", key=b"k")
@@ -71,7 +75,9 @@ async def test_newer_messages_wait_for_the_refusal_when_a_new_route_comes_first(
 
 
 async def test_batch_without_an_answer_is_settled_before_newer_ones():
-    """A broker remembers the latest batches only: an older batch sent again behind them would be stored twice."""
+    """A broker remembers the latest batches only: an older batch sent again behind them would be
+    stored twice.
+    """
     network = ScriptedNetwork()
     network.mute_offset = 0
     settings = ProducerSettings(backoff=QUICK.backoff, batch_count=1, in_flight_max=2)
@@ -86,7 +92,9 @@ async def test_batch_without_an_answer_is_settled_before_newer_ones():
 
 
 class ForgetfulChannel(ScriptedChannel):
-    """The answer to the batch stored at offset 1 is lost once; then the broker does not know the producer any more."""
+    """The answer to the batch stored at offset 1 is lost once; then the broker does not know the
+    producer any more.
+    """
 
     forgets = True
 
@@ -102,7 +110,9 @@ class ForgetfulChannel(ScriptedChannel):
 async def test_order_is_kept_when_a_broker_forgets_a_batch_before_one_that_is_stored(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """Both are sent again under a new epoch: the older one alone would be stored behind the newer one."""
+    """Both are sent again under a new epoch: the older one alone would be stored behind the newer
+    one.
+    """
     monkeypatch.setattr(ForgetfulChannel, "forgets", True)
     network = ScriptedNetwork()
 
@@ -122,7 +132,9 @@ async def test_order_is_kept_when_a_broker_forgets_a_batch_before_one_that_is_st
 
 
 async def test_sealed_partition_is_asked_once():
-    """Messages that a sealed partition refused are held until there is a newer route, and not sent there again."""
+    """Messages that a sealed partition refused are held until there is a newer route, and not sent
+    there again.
+    """
     network = ScriptedNetwork()
     async with producer_on(network) as producer:
         await producer.send("s", b"0", key=b"k")
@@ -139,7 +151,9 @@ async def test_sealed_partition_is_asked_once():
 
 
 async def test_left_partition_is_asked_at_the_new_address_of_its_broker():
-    """A partition that was sealed while its broker moved still answers its batches; newer messages follow."""
+    """A partition that was sealed while its broker moved still answers its batches; newer messages
+    follow.
+    """
     network = ScriptedNetwork()
     async with producer_on(network) as producer:
         await producer.send("s", b"0", key=b"k")
@@ -158,7 +172,9 @@ async def test_left_partition_is_asked_at_the_new_address_of_its_broker():
 
 
 async def test_unsent_messages_follow_the_new_route_when_their_broker_is_gone():
-    """The broker of a sealed partition was removed: unsent messages take the newer route, the older first."""
+    """The broker of a sealed partition was removed: unsent messages take the newer route, the older
+    first.
+    """
     network = ScriptedNetwork()
     async with producer_on(network) as producer:
         await producer.send("s", b"0", key=b"k")
@@ -176,7 +192,9 @@ async def test_unsent_messages_follow_the_new_route_when_their_broker_is_gone():
 
 
 async def test_pauses_do_not_grow_while_batches_are_stored():
-    """A broker that takes one batch at a time and refuses the rest of the window is slow, and does not fail."""
+    """A broker that takes one batch at a time and refuses the rest of the window is slow, and does
+    not fail.
+    """
     network = ScriptedNetwork()
     network.narrow = True
     pauses = Backoff(first_ms=1, max_ms=600_000, factor=100.0)
@@ -190,7 +208,9 @@ async def test_pauses_do_not_grow_while_batches_are_stored():
 
 
 async def test_retries_are_kept_when_their_partition_leaves_the_route():
-    """`stats.retries` counts since the producer was opened, over all partitions that it ever sent to."""
+    """`stats.retries` counts since the producer was opened, over all partitions that it ever sent
+    to.
+    """
     network = ScriptedNetwork()
     async with producer_on(network) as producer:
         await producer.send("s", b"0", key=b"k")
@@ -221,7 +241,9 @@ async def test_route_is_ignored_when_it_is_older():
 
 
 async def test_metaserver_with_older_routes_is_asked_with_pauses(caplog):
-    """A metaserver with a restored database has only older routes: a WARNING says so once; a newer route is followed."""
+    """A metaserver with a restored database has only older routes: a WARNING says so once; a newer
+    route is followed.
+    """
     network = ScriptedNetwork()
     network.route = network.route_to(2, version=9)
     pauses = Backoff(first_ms=20, max_ms=20)
@@ -251,7 +273,9 @@ async def test_metaserver_with_older_routes_is_asked_with_pauses(caplog):
 
 
 async def test_partition_that_was_left_knows_new_messages_from_old():
-    """After a restored route leads back to a sealed partition, its refusal counts: no new message is stored there."""
+    """After a restored route leads back to a sealed partition, its refusal counts: no new message
+    is stored there.
+    """
     network = ScriptedNetwork()
     async with producer_on(network) as producer:
         for number in range(3):
@@ -272,7 +296,9 @@ async def test_partition_that_was_left_knows_new_messages_from_old():
 
 
 async def test_doubtful_batch_keeps_its_sequence_when_another_broker_answers():
-    """A broker at the address of another does not have the partition; the repeated batch is stored once, in order."""
+    """A broker at the address of another does not have the partition; the repeated batch is stored
+    once, in order.
+    """
     network = ScriptedNetwork()
     settings = ProducerSettings(backoff=QUICK.backoff, batch_count=1)
     async with producer_on(network, settings) as producer:
@@ -296,7 +322,9 @@ async def test_doubtful_batch_keeps_its_sequence_when_another_broker_answers():
 
 
 async def test_metaserver_is_asked_rarely_when_a_partition_fails_often():
-    """However often a partition fails and recovers, the next call for the route waits for the answer of the last."""
+    """However often a partition fails and recovers, the next call for the route waits for the
+    answer of the last.
+    """
     network = ScriptedNetwork()
     async with producer_on(network) as producer:
         await producer.send("s", b"0", key=b"k")
@@ -311,7 +339,9 @@ async def test_metaserver_is_asked_rarely_when_a_partition_fails_often():
 
 
 async def test_moved_broker_is_found_when_the_route_does_not_list_it():
-    """Only that broker knows whether its batch is stored; the message is sent elsewhere if not, and newer ones behind it."""
+    """Only that broker knows whether its batch is stored; the message is sent elsewhere if not, and
+    newer ones behind it.
+    """
     network = ScriptedNetwork()
     settings = ProducerSettings(backoff=QUICK.backoff, call_timeout_ms=50)
     async with producer_on(network, settings) as producer:
@@ -344,7 +374,9 @@ async def test_messages_keep_their_order_when_they_are_sent_before_the_first_rou
 
 
 async def test_close_gives_up_messages_when_their_broker_is_away():
-    """A producer that is closed while its broker is away raises the number of messages that were not acked."""
+    """A producer that is closed while its broker is away raises the number of messages that were
+    not acked.
+    """
     network = ScriptedNetwork()
     network.unreachable.add("broker-1")
     settings = ProducerSettings(backoff=QUICK.backoff, close_timeout_ms=50)
@@ -363,7 +395,9 @@ async def test_close_gives_up_messages_when_their_broker_is_away():
 
 
 class LateChannel(ScriptedChannel):
-    """Stores all; the answer to its second batch is lost once the third one is stored, whose answer never comes."""
+    """Stores all; the answer to its second batch is lost once the third one is stored, whose answer
+    never comes.
+    """
 
     def __init__(self, network: ScriptedNetwork, address: str) -> None:
         super().__init__(network, address)
@@ -384,7 +418,9 @@ class LateChannel(ScriptedChannel):
 
 
 async def test_message_may_be_stored_when_the_producer_is_closed_before_its_answer():
-    """The batch before it has failed, so the executor waits for the answers under way when it is closed."""
+    """The batch before it has failed, so the executor waits for the answers under way when it is
+    closed.
+    """
     network = ScriptedNetwork()
     channel = LateChannel(network, "broker-1")
 
@@ -550,7 +586,9 @@ async def test_flight_pushes_all_that_wait_when_nothing_is_answered():
 
 
 async def test_message_is_stored_when_all_other_partitions_of_its_broker_are_silent():
-    """More partitions than make a crowd do not answer; those that do are delayed, and not stopped."""
+    """More partitions than make a crowd do not answer; those that do are delayed, and not
+    stopped.
+    """
     network = ScriptedNetwork()
     step = 1024 // 32
     ranges = {number + 1: (number * step, number * step + step) for number in range(32)}

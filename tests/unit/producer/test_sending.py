@@ -16,7 +16,9 @@ from support.scripted_network import ScriptedNetwork, producer_on, route_over
 
 
 async def test_send_refuses_a_third_argument_without_a_name():
-    """A program that swaps key and value, as other clients order them, is told so; nothing is queued."""
+    """A program that swaps key and value, as other clients order them, is told so; nothing is
+    queued.
+    """
     network = ScriptedNetwork()
     async with producer_on(network) as producer:
         for _ in range(2):
@@ -39,7 +41,9 @@ LINGERS = ProducerSettings(linger_ms=10_000)
 
 
 async def test_messages_have_the_time_of_their_turn():
-    """The clock is read once in a turn of the event loop, also for messages with options, and again for a new batch."""
+    """The clock is read once in a turn of the event loop, also for messages with options, and again
+    for a new batch.
+    """
     async with producer_on(ScriptedNetwork(), settings=LINGERS) as producer:
         await _stored(producer)
         producer._now_ns = itertools.count(100).__next__
@@ -147,7 +151,9 @@ async def test_full_batch_of_messages_with_tags_is_sent_when_send_fills_it():
 @pytest.mark.parametrize("tags", [(), ("t",)])
 @pytest.mark.parametrize("turns", [1, 3])
 async def test_batch_keeps_its_limits_when_plain_messages_and_others_mix(tags, turns):
-    """The size counts each message once, and no batch grows on behind `batch_bytes` or `batch_count`."""
+    """The size counts each message once, and no batch grows on behind `batch_bytes` or
+    `batch_count`.
+    """
     settings = ProducerSettings(batch_bytes=2_000, batch_count=40, linger_ms=10_000)
     async with producer_on(ScriptedNetwork(), settings=settings) as producer:
         await _stored(producer)

@@ -15,7 +15,9 @@ from support.scripted_network import QUICK, ScriptedNetwork, producer_on
 
 
 async def test_error_has_the_message_when_it_times_out():
-    """The error has the message and says that it is not stored; newer messages of its key fail, other keys continue."""
+    """The error has the message and says that it is not stored; newer messages of its key fail,
+    other keys continue.
+    """
     network = ScriptedNetwork()
     async with producer_on(network) as producer:
         await producer.send("s", b"0", key=b"k")
@@ -28,7 +30,10 @@ async def test_error_has_the_message_when_it_times_out():
         assert told.value.fate is Fate.NOT_DONE
         message = {"subject": "s", "key": b"k", "value": b"1", "properties": {"a": "b"}}
         assert told.value.details == message
-        text = r"a message of 's', key digest ac52cb5ff985d463, was not acked in 0\.\d s: cannot reach the server"
+        text = (
+            r"a message of 's', key digest ac52cb5ff985d463, was not acked in 0\.\d s: cannot "
+            r"reach the server"
+        )
         assert re.fullmatch(text, told.value.message)
         with pytest.raises(KeyHaltedError) as halted:
             await asyncio.wait_for(newer, 30)
@@ -47,7 +52,9 @@ async def test_error_has_the_message_when_it_times_out():
 
 
 async def test_message_in_flight_fails_as_unknown_when_it_times_out():
-    """It cannot be taken out of its batch: its fate is unknown, the other messages are acked, and order holds."""
+    """It cannot be taken out of its batch: its fate is unknown, the other messages are acked, and
+    order holds.
+    """
     network = ScriptedNetwork()
     async with producer_on(network) as producer:
         await producer.send("s", b"0", key=b"k")
@@ -97,7 +104,9 @@ async def test_held_message_fails_when_it_times_out():
 
 
 async def test_flush_counts_unawaited_messages_when_they_time_out():
-    """`delivery_timeout_ms` holds for messages sent without a time-out; `flush` counts those that are not awaited."""
+    """`delivery_timeout_ms` holds for messages sent without a time-out; `flush` counts those that
+    are not awaited.
+    """
     network = ScriptedNetwork()
     settings = ProducerSettings(backoff=QUICK.backoff, delivery_timeout_ms=50)
     async with producer_on(network, settings) as producer:
@@ -128,7 +137,9 @@ async def test_time_out_is_refused_when_it_is_not_a_duration(timeout_ms):
 
 
 async def test_newer_message_in_flight_is_not_stored_alone_when_the_partition_is_sealed():
-    """The message that timed out goes to the next partition with the newer one, which was in flight behind it."""
+    """The message that timed out goes to the next partition with the newer one, which was in flight
+    behind it.
+    """
     network = ScriptedNetwork()
     async with producer_on(network) as producer:
         await producer.send("s", b"0", key=b"k")
@@ -154,7 +165,9 @@ async def test_newer_message_in_flight_is_not_stored_alone_when_the_partition_is
 
 
 async def test_newer_message_in_flight_is_not_stored_alone_when_a_message_is_too_large():
-    """The batch is divided; the message that timed out in it stays before the newer one of its key."""
+    """The batch is divided; the message that timed out in it stays before the newer one of its
+    key.
+    """
     network = ScriptedNetwork()
     async with producer_on(network) as producer:
         await producer.send("s", b"0", key=b"k")

@@ -1,4 +1,6 @@
-"""`producer.waiting()`: which keys wait, how many messages, since when, why, and what helps; and when that is logged."""
+"""`producer.waiting()`: which keys wait, how many messages, since when, why, and what helps; and
+when that is logged.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ def _key_in(start: int, end: int) -> bytes:
 
 
 async def test_keys_are_listed_with_counts_and_advice_when_a_broker_is_away():
-    """Each key has one entry, the longest wait first; keys of the broker that answers are not in it."""
+    """Each key has one entry, the longest wait first; keys of the broker that answers are not in
+    it.
+    """
     network = ScriptedNetwork()
     network.route = route_over(
         {1: (0, 512), 2: (512, 1024)}, version=1, strategy=OrderStrategy.STRICT
@@ -181,9 +185,11 @@ async def test_held_messages_name_the_partition_that_they_wait_for():
 
 async def test_cause_of_a_broker_stands_while_the_route_names_its_partition():
     """
-    An empty data folder at the address of a lost broker: it has no such partition, each time that it is asked.
+    An empty data folder at the address of a lost broker: it has no such partition, each time that
+    it is asked.
 
-    Whether its messages are on their way there or held, the reason is the broker's, and the advice names the way out.
+    Whether its messages are on their way there or held, the reason is the broker's, and the advice
+    names the way out.
     """
     network = ScriptedNetwork()
     network.unknown.add(1)
@@ -298,7 +304,9 @@ class SetClock:
 
 
 async def test_end_of_a_wait_is_not_shorter_than_its_report_when_the_first_try_took_long(caplog):
-    """Both count from the moment at which the oldest message was sent, not from the try that failed 4 s later."""
+    """Both count from the moment at which the oldest message was sent, not from the try that failed
+    4 s later.
+    """
     clock = SetClock()
     waits = PartitionWaits("p1", "g1", clock)
     batch = OutgoingBatch(asyncio.get_running_loop())
@@ -314,7 +322,7 @@ async def test_end_of_a_wait_is_not_shorter_than_its_report_when_the_first_try_t
     assert ended == "p1: messages wait no longer, after 11 s"
 
 
-# ── errors that nothing foresaw ──────────────────────────────────────────────────────────────────────
+# ── errors that nothing foresaw ───────────────────────────────────────────────────────────────────
 class FaultyNetwork(ScriptedNetwork):
     """As a process that has no thread for the name of a host, or no memory for a batch."""
 
@@ -392,7 +400,9 @@ async def test_message_that_times_out_names_the_fault_that_does_not_pass(faults)
 
 
 class FaultyStep:
-    """A step of sending that fails, as for want of memory: a function of `where`, from its next call on."""
+    """A step of sending that fails, as for want of memory: a function of `where`, from its next
+    call on.
+    """
 
     def __init__(self, where: Any, name: str) -> None:
         self.where, self.name = where, name

@@ -1,4 +1,6 @@
-"""Addresses of metaservers as users give them: to a producer, a consumer, a reader or the command line."""
+"""Addresses of metaservers as users give them: to a producer, a consumer, a reader or the command
+line.
+"""
 
 import pytest
 

@@ -1,4 +1,6 @@
-"""Batches: every damage is found, every cut is told apart, and nothing is taken for something else."""
+"""Batches: every damage is found, every cut is told apart, and nothing is taken for something
+else.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def batch(count: int = 2, *, sequence: int = 0, value: bytes = b"value") -> byte
 
 
 def test_every_flipped_bit_is_found():
-    """No single damaged bit of a batch, header or body, goes unnoticed, and each is a typed error."""
+    """No single damaged bit of a batch, header or body, goes unnoticed, and each is a typed
+    error.
+    """
     good = batch()
     check_batch(good)
     for bit in range(8 * len(good)):
@@ -67,7 +71,9 @@ def test_every_flipped_bit_is_found():
 
 
 def test_every_cut_is_short_and_not_wrong():
-    """A batch cut at any byte reads as Short with the length it wants, so a torn tail is told from damage."""
+    """A batch cut at any byte reads as Short with the length it wants, so a torn tail is told from
+    damage.
+    """
     good = batch()
     for length in range(len(good)):
         cut = read_record(good[:length])
@@ -103,7 +109,9 @@ def test_batch_in_the_middle_of_other_bytes_is_read_at_its_start():
 
 
 def test_stamping_changes_three_fields_and_keeps_the_body():
-    """The broker's stamp sets offset, position and time; all else, the body's checksum too, stays."""
+    """The broker's stamp sets offset, position and time; all else, the body's checksum too,
+    stays.
+    """
     good = batch()
     before = check_batch(good)
     record = bytearray(good)
@@ -162,7 +170,9 @@ def too_long() -> bytes:
     ids=range(8),
 )
 def test_whole_record_that_is_no_message_batch_is_refused(record, reason):
-    """Right checksums do not make a batch: kind, compression, count and length have to fit as well."""
+    """Right checksums do not make a batch: kind, compression, count and length have to fit as
+    well.
+    """
     with pytest.raises(CorruptBatchError, match=reason):
         check_batch(record)
 
@@ -201,7 +211,9 @@ def test_another_version_is_wrong_even_with_a_right_checksum(version):
 
 
 def test_lengths_that_lie_are_found_without_cutting_the_batch():
-    """A batch whose checksums hold but whose lengths do not add up is refused before it is stored."""
+    """A batch whose checksums hold but whose lengths do not add up is refused before it is
+    stored.
+    """
     data = bytearray(
         encode_batch(
             partition_id=1,
@@ -222,7 +234,9 @@ def test_lengths_that_lie_are_found_without_cutting_the_batch():
 
 @pytest.mark.parametrize("compression", list(Compression))
 def test_key_over_the_limit_is_refused_whatever_sent_it(compression):
-    """Producers refuse it; a broker took it from others, and no consumer could set its messages aside."""
+    """Producers refuse it; a broker took it from others, and no consumer could set its messages
+    aside.
+    """
     for key_bytes in (KEY_BYTES_MAX, KEY_BYTES_MAX + 1):
         batch = encode_batch(
             partition_id=7,
@@ -266,15 +280,24 @@ def test_batch_of_one_message_is_as_one_of_several_when_it_is_made_and_cut(prope
     key, value, sent_at_ns = b"k", b"v" * 5_000, 10**18
     lengths = [struct.pack("<I", len(part)) for part in (key, value, properties)]
     body = join_columns(
-        struct.pack("<q", sent_at_ns), *lengths[:2], [key], [value],
-        count=1, property_lengths=lengths[2], properties=[properties],
-    )  # fmt: skip
+        struct.pack("<q", sent_at_ns),
+        *lengths[:2],
+        [key],
+        [value],
+        count=1,
+        property_lengths=lengths[2],
+        properties=[properties],
+    )
     times = {"first_sent_at_ns": sent_at_ns, "last_sent_at_ns": sent_at_ns}
     long_way = encode_body(body, count=1, compression=compression, **fields, **times)
     data = encode_batch(
-        sent_at_ns=[sent_at_ns], keys=[key], values=[value],
-        properties=[properties] if properties else (), compression=compression, **fields,
-    )  # fmt: skip
+        sent_at_ns=[sent_at_ns],
+        keys=[key],
+        values=[value],
+        properties=[properties] if properties else (),
+        compression=compression,
+        **fields,
+    )
     assert data == long_way
     cut = column_views(data, check_batch(data))
     assert cut.sent_at_ns.tolist() == [sent_at_ns]

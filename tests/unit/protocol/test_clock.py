@@ -1,4 +1,6 @@
-"""Waits that end together: never late, early by less than a tick, and short ones at their own time."""
+"""Waits that end together: never late, early by less than a tick, and short ones at their own
+time.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Packed batches: what is packed, what a broker refuses by its lengths, and what a reader refuses to unpack."""
+"""Packed batches: what is packed, what a broker refuses by its lengths, and what a reader refuses
+to unpack.
+"""
 
 from __future__ import annotations
 
@@ -41,14 +43,18 @@ def batch(values: list[bytes], compression: Compression) -> bytes:
 
 
 def forged(compression: Compression, said: int, blob: bytes) -> bytes:
-    """A batch of one message with right checksums, whose lengths say that `blob` unpacks to `said` bytes."""
+    """A batch of one message with right checksums, whose lengths say that `blob` unpacks to `said`
+    bytes.
+    """
     body = bytes(8) + struct.pack("<III", 0, said, 0) + blob
     return encode_record(body, kind=Kind.MESSAGES, count=1, compression=compression)
 
 
 @pytest.mark.parametrize("compression", PACKED)
 def test_batch_of_text_gets_shorter_and_reads_the_same(compression):
-    """Times and lengths stay as they are; the unpacked batch is the other one, but for its header."""
+    """Times and lengths stay as they are; the unpacked batch is the other one, but for its
+    header.
+    """
     values = [b'{"carrier": "UA", "flight": %d}' % number for number in range(500)]
     plain, packed = batch(values, Compression.NONE), batch(values, compression)
     header = check_batch(packed)
@@ -111,7 +117,9 @@ def test_reader_refuses_a_batch_when_it_unpacks_to_another_size(compression, sai
 
 
 def test_reader_unpacks_no_bomb():
-    """A megabyte of a few bytes behind a frame that says to be small; a frame that does not say its size; two frames."""
+    """A megabyte of a few bytes behind a frame that says to be small; a frame that does not say its
+    size; two frames.
+    """
     bomb = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(1 << 20))
     two = PACK[Compression.ZSTD](b"x" * 100) + PACK[Compression.ZSTD](bytes(1 << 20))
     for said, blob in ((100, bomb), (100, two), (1 << 20, bomb + bytes(1 << 15))):
@@ -131,7 +139,9 @@ def test_unknown_compression_is_refused():
 
 @pytest.mark.parametrize("compression", PACKED)
 def test_reader_is_told_how_to_pass_a_batch_when_it_does_not_unpack(compression):
-    """Where it is, how many messages it has, and what helps: to send it again is the advice for another one."""
+    """Where it is, how many messages it has, and what helps: to send it again is the advice for
+    another one.
+    """
     blob = PACK[compression](b"0123456789" * 100)
     body = bytes(8) + struct.pack("<III", 0, 1_001, 0) + blob
     record = encode_record(

@@ -1,4 +1,6 @@
-"""The table of endpoints: complete, without doubles, and what clients, servers and OpenAPI follow."""
+"""The table of endpoints: complete, without doubles, and what clients, servers and OpenAPI
+follow.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,9 @@ OF_READERS = [endpoints.PARTITION_BOUNDS, endpoints.HOLD]
     "endpoint", EVERY.values(), ids=lambda endpoint: f"{endpoint.method} {endpoint.path}"
 )
 def test_endpoint_is_whole(endpoint):
-    """Only a POST has a body, and what changes the cluster is not open to those who may only read."""
+    """Only a POST has a body, and what changes the cluster is not open to those who may only
+    read.
+    """
     assert endpoint.method in {"GET", "POST", "DELETE"}
     assert endpoint.method == "POST" or endpoint.request is None
     assert (endpoint.method == "GET") <= endpoint.repeatable
@@ -98,7 +102,9 @@ def test_path_of_raises_when_a_name_is_missing():
 
 
 def test_paths_are_written_in_the_table_only():
-    """No other module of the product spells a path of a control call; `endpoint.py` knows what a GET is."""
+    """No other module of the product spells a path of a control call; `endpoint.py` knows what a
+    GET is.
+    """
     spelled = re.compile(r"""["'](GET|POST)["']|["']/v1/(?!data")""")
     others = {file.name for file in FILES if spelled.search(file.text)}
     assert others == {"protocol/endpoints.py", "protocol/http/endpoint.py"}

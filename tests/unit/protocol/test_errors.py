@@ -1,4 +1,6 @@
-"""Errors say what they know, survive pickling and both wires, and never break on their own details."""
+"""Errors say what they know, survive pickling and both wires, and never break on their own
+details.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +87,9 @@ def test_fate_of_one_error_goes_before_that_of_its_class(way):
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 def test_hint_of_one_error_goes_before_that_of_its_class(way):
-    """An error whose sender gives advice of its own arrives with it; another of its class has that of the class."""
+    """An error whose sender gives advice of its own arrives with it; another of its class has that
+    of the class.
+    """
     sent = FencedError("a reset is under way")
     sent.hint = "It goes on by itself."
     assert way(sent).hint == "It goes on by itself."
@@ -114,7 +118,9 @@ def test_hint_is_that_of_the_class_when_a_peer_sends_none_or_a_longer_one_is_cut
 
 
 def test_refusal_with_a_hint_is_read_when_the_client_is_of_an_earlier_version():
-    """The hint is the last field of the frame: a client that does not know it reads the fields before it."""
+    """The hint is the last field of the frame: a client that does not know it reads the fields
+    before it.
+    """
 
     class EarlierRefused(msgspec.Struct, frozen=True, array_like=True, tag=127):
         code: int
@@ -175,19 +181,23 @@ def test_text_of_an_error_names_its_class_code_and_advice():
     """What a person reads has the summary, the details, the class, the code and the hint."""
     assert str(FencedError(partition_id=7, token=5)) == (
         "a newer owner has this partition (partition_id=7, token=5) [FencedError 1130]\n"
-        "  Stop handling it; what was not acked is with the newer owner."
+        "  Stop handling it: the newer owner has everything that was not acked."
     )
     assert str(FencedError("an own text", token=5)).startswith("an own text [FencedError 1130]")
 
 
 def test_advice_about_a_deleted_subject_is_right_for_every_fate():
-    """Producers raise it with an unknown fate too: the message may have been stored before the deletion."""
+    """Producers raise it with an unknown fate too: the message may have been stored before the
+    deletion.
+    """
     error = SubjectDeletedError(subject="orders").copy(Fate.UNKNOWN)
     assert "Nothing was done" not in str(error)
 
 
 def test_two_errors_cannot_share_a_code():
-    """A class that takes a code already given, or of keylane that forgets to give one, does not come into being."""
+    """A class that takes a code already given, or of keylane that forgets to give one, does not
+    come into being.
+    """
     with pytest.raises(AssertionError, match="code 1130 is both"):
         type("OtherError", (errors.RefusedError,), {"code": 1130})
     with pytest.raises(AssertionError, match="code 1100 is both"):
@@ -211,7 +221,9 @@ def test_every_error_says_what_it_is():
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_every_error_explains_itself(kind):
-    """`help` of an error says when it is raised, in a docstring of its own; all but the root have a hint."""
+    """`help` of an error says when it is raised, in a docstring of its own; all but the root have a
+    hint.
+    """
     assert kind.__doc__
     assert kind.__doc__ not in {other.__doc__ for other in KINDS if other is not kind}
     assert "hint" in vars(kind) or kind is KeylaneError
@@ -237,7 +249,9 @@ class ShopNotSentError(NotSentError):
 
 @pytest.mark.parametrize("kind", [StockError, ShopNotSentError])
 def test_error_of_a_program_has_the_code_of_its_base(kind):
-    """Its class statement raised an AssertionError; what servers send is still made into the base."""
+    """Its class statement raised an AssertionError; what servers send is still made into the
+    base.
+    """
     error = kind("none left", item=3)
     assert error.code == kind.__base__.code
     assert errors.kind_of(error.code) is kind.__base__

@@ -164,7 +164,9 @@ def test_correlation_id_of_every_size_comes_back(number, payload):
     ],
 )
 def test_correlation_id_is_read_whatever_form_a_client_gives_it(number):
-    """msgpack has several forms of a small number; other languages' libraries may take a longer one."""
+    """msgpack has several forms of a small number; other languages' libraries may take a longer
+    one.
+    """
     packed = b"\x93\x01" + number + b"\x07"
     data = struct.pack("<I", len(packed)) + packed
     assert decode_request(data) == (5, Append(7), b"")

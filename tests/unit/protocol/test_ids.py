@@ -25,11 +25,33 @@ def test_legal_name_comes_back_as_it_is(name):
 @pytest.mark.parametrize(
     "name",
     [
-        "", "../x", "/etc/passwd", "a/b", "a\\b", "a\0b", "\0", "x" * 201, "x" * 300, ".", "..",
-        ".hidden", "-flag", "_x", "%retry%", "a b", "a\n", "\na", "é", "٣", "a\ud800", None, 7, b"a",
+        "",
+        "../x",
+        "/etc/passwd",
+        "a/b",
+        "a\\b",
+        "a\0b",
+        "\0",
+        "x" * 201,
+        "x" * 300,
+        ".",
+        "..",
+        ".hidden",
+        "-flag",
+        "_x",
+        "%retry%",
+        "a b",
+        "a\n",
+        "\na",
+        "é",
+        "٣",
+        "a\ud800",
+        None,
+        7,
+        b"a",
     ],
     ids=lambda name: repr(name)[:20],
-)  # fmt: skip
+)
 def test_illegal_name_is_refused(name):
     """Paths, NUL, blanks, signs, other scripts, 300 characters and other types are no names."""
     with pytest.raises(InvalidNameError) as caught:

@@ -1,4 +1,6 @@
-"""A log has one line at once, some at growing intervals, and a last one; floods of different lines are limited."""
+"""A log has one line at once, some at growing intervals, and a last one; floods of different lines
+are limited.
+"""
 
 from __future__ import annotations
 

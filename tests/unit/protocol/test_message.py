@@ -101,7 +101,9 @@ def test_unreadable_properties_are_a_typed_error(packed):
 
 @pytest.mark.parametrize("tags", [("paid",), ["paid", "eu"], ("ключ", "a b")])
 def test_tags_come_back_when_there_are_properties_or_none(tags):
-    """In their order, beside the properties; a message that is sent on with its properties keeps its tags."""
+    """In their order, beside the properties; a message that is sent on with its properties keeps
+    its tags.
+    """
     packed = pack_properties({"a": b"b"}, tags)
     assert message(packed).tags == tuple(tags)
     assert message(packed).properties["a"] == b"b"
@@ -182,7 +184,9 @@ def test_message_is_a_member_of_sets_by_its_place():
 
 @pytest.mark.parametrize("name", ["keylane.source", "keylane.", "keylane.later"])
 def test_property_of_a_name_that_is_keylanes_own_is_refused(name):
-    """Cut-overs and comparisons trust these; of a message that is sent on tags and the mark of an edit stay true."""
+    """Cut-overs and comparisons trust these; of a message that is sent on tags and the mark of an
+    edit stay true.
+    """
     with pytest.raises(InvalidRequestError, match=f"keylane's own: leave out '{name}'"):
         pack_properties({"a": "b", name: "3/5"})
     sent_on = {"keylane.tags": "paid", "keylane.edited": "2026-11-28T00:00:00Z", "keylane": "x"}

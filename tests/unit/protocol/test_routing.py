@@ -37,7 +37,9 @@ def route(*partitions: Partition) -> Route:
 
 
 def test_split_is_exact_for_every_number_of_partitions():
-    """For every k in 1..1024 the ranges cover [0, 1024) without gap or overlap and differ by at most one."""
+    """For every k in 1..1024 the ranges cover [0, 1024) without gap or overlap and differ by at
+    most one.
+    """
     for count in range(1, PARTITIONS_MAX + 1):
         ranges = split_ranges(count)
         assert len(ranges) == count
@@ -94,7 +96,9 @@ def test_sealed_planned_and_expired_partitions_take_nothing():
     ],
 )
 def test_route_that_is_not_exact_is_refused(ranges, text):
-    """A route with a gap, an overlap or an impossible range is a typed error, never a wrong table."""
+    """A route with a gap, an overlap or an impossible range is a typed error, never a wrong
+    table.
+    """
     with pytest.raises(InvalidRequestError, match=text):
         route_table(route(*(partition(n + 1, a, b) for n, (a, b) in enumerate(ranges))))
 

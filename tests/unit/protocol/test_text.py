@@ -1,4 +1,6 @@
-"""Words for people: nouns agree with their counts, and no character of a user's data commands a terminal."""
+"""Words for people: nouns agree with their counts, and no character of a user's data commands a
+terminal.
+"""
 
 import subprocess
 import unicodedata
@@ -40,7 +42,9 @@ def test_long_list_is_cut():
 
 
 def test_printable_text_has_no_control_character():
-    """Of all of Unicode nothing is left that moves a cursor, ends a line or turns the writing; the rest is as it was."""
+    """Of all of Unicode nothing is left that moves a cursor, ends a line or turns the writing; the
+    rest is as it was.
+    """
     everything = "".join(map(chr, range(0x11_0000)))
     shown = printable(everything)
     assert not any(

@@ -1,4 +1,6 @@
-"""A server on a real loopback socket, a client beside it, and a wire between them that can be cut."""
+"""A server on a real loopback socket, a client beside it, and a wire between them that can be
+cut.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ class EchoingHandler:
 
 
 class Wire:
-    """A TCP relay to `port`: `cut` ends its connections without a goodbye, `forget` when they are used next."""
+    """A TCP relay to `port`: `cut` ends its connections without a goodbye, `forget` when they are
+    used next.
+    """
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -85,7 +89,9 @@ class Wire:
             sink.close()
 
     def forget(self) -> None:
-        """Answer what comes over the connections of now with a reset, as a machine that was restarted."""
+        """Answer what comes over the connections of now with a reset, as a machine that was
+        restarted.
+        """
         self._forgotten.update(self._writers)
 
     def cut(self) -> None:

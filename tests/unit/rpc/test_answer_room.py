@@ -17,7 +17,9 @@ def asks(share, *sizes: int) -> list[asyncio.Task[None]]:
 
 
 async def test_connection_waits_for_its_own_room_only():
-    """An answer beyond a connection's bytes waits until earlier ones are taken, and no other connection does."""
+    """An answer beyond a connection's bytes waits until earlier ones are taken, and no other
+    connection does.
+    """
     room = AnswerRoom(connection_bytes_max=10)
     slow, other = room.share(), room.share()
     first, second = asks(slow, 8, 8)
@@ -34,7 +36,9 @@ async def test_connection_waits_for_its_own_room_only():
 
 
 async def test_few_answers_of_a_connection_are_made_at_once():
-    """However small they are, a connection has a few reads under way, so that others come in between."""
+    """However small they are, a connection has a few reads under way, so that others come in
+    between.
+    """
     share = AnswerRoom(reads_max=2).share()
     tasks = asks(share, 1, 1, 1)
     await settled()
@@ -71,7 +75,9 @@ async def test_answer_larger_than_all_room_is_made_alone():
 
 
 async def test_room_is_free_again_when_its_answers_are_cancelled():
-    """Answers that are cancelled, before or after they had room, hold no room, and no other answer waits for them."""
+    """Answers that are cancelled, before or after they had room, hold no room, and no other answer
+    waits for them.
+    """
     room = AnswerRoom(bytes_max=10)
     first, second = room.share(), room.share()
 

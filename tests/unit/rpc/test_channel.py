@@ -90,7 +90,9 @@ async def test_answers_find_their_own_calls(channel, desk):
 
 
 async def test_more_calls_than_fit_in_flight_wait_their_turn(channel, desk):
-    """The server takes a limited number of calls of one connection and reads on when there is room."""
+    """The server takes a limited number of calls of one connection and reads on when there is
+    room.
+    """
     count = IN_FLIGHT_PER_CONNECTION_MAX + 50
     calls = [
         asyncio.create_task(channel.call(Read(1, n, 0), timeout_ms=20_000)) for n in range(count)
@@ -112,7 +114,9 @@ async def test_refusal_is_the_same_error_here(channel):
 
 
 async def test_fault_of_the_server_is_told_without_its_secrets(channel, caplog):
-    """A handler that breaks is an InternalError of unknown fate; its text stays in the server's log."""
+    """A handler that breaks is an InternalError of unknown fate; its text stays in the server's
+    log.
+    """
     with pytest.raises(InternalError) as caught:
         await channel.call(Append(14), timeout_ms=5_000)
     assert caught.value.fate is Fate.UNKNOWN
@@ -180,7 +184,9 @@ async def test_cancelled_call_leaves_the_channel_whole(channel, desk):
 
 
 async def test_frame_over_the_limit_is_refused_before_it_is_sent(channel, desk):
-    """A call too large for the other side is refused here; the connection and its other calls go on."""
+    """A call too large for the other side is refused here; the connection and its other calls go
+    on.
+    """
     with pytest.raises(MessageTooLargeError) as caught:
         await channel.call(Append(1), bytes(FRAME_BYTES_MAX), timeout_ms=5_000)
     assert caught.value.fate is Fate.NOT_DONE
@@ -189,7 +195,9 @@ async def test_frame_over_the_limit_is_refused_before_it_is_sent(channel, desk):
 
 
 async def test_answer_over_the_limit_is_refused_by_the_server(channel, desk):
-    """A handler's answer too large for a frame becomes a typed refusal; the connection stays open."""
+    """A handler's answer too large for a frame becomes a typed refusal; the connection stays
+    open.
+    """
     desk.let_go.set()
     with pytest.raises(MessageTooLargeError):
         await channel.call(Read(1, 7, FRAME_BYTES_MAX), timeout_ms=5_000)
@@ -197,7 +205,9 @@ async def test_answer_over_the_limit_is_refused_by_the_server(channel, desk):
 
 
 async def test_server_that_stops_leaves_outcomes_unknown(channel, server, desk):
-    """Calls under way at the stop of the server fail with OutcomeUnknownError, later ones were not sent."""
+    """Calls under way at the stop of the server fail with OutcomeUnknownError, later ones were not
+    sent.
+    """
     held = asyncio.create_task(channel.call(Read(1, 7, 0), timeout_ms=5_000))
     await until(lambda: desk.arrived)
     await server.stop()
@@ -285,7 +295,9 @@ async def test_broker_client_comes_back_by_itself(network, wire, desk):
 
 
 async def test_broker_client_keeps_the_order_of_its_calls_while_it_opens(network, wire, desk):
-    """Calls made while the channel opens arrive in the order they were made, none overtaken by later ones."""
+    """Calls made while the channel opens arrive in the order they were made, none overtaken by
+    later ones.
+    """
     client = BrokerClient(network, wire.address)
     tasks = []
     for number in range(200):
@@ -357,7 +369,9 @@ async def test_answer_is_owed_unless_its_call_waits_for_messages(
 
 
 async def test_part_of_a_pull_counts_as_an_answer(channel, desk):
-    """A connection of a consumer alone has hardly any other one, and was taken for one that brings none."""
+    """A connection of a consumer alone has hardly any other one, and was taken for one that brings
+    none.
+    """
     parts: list[object] = []
     channel.begin(
         Read(1, 0, 0), timeout_ms=5_000, on_part=lambda answer, _payload: parts.append(answer)

@@ -71,7 +71,9 @@ async def test_clean_up_is_finished_when_its_waiter_is_cancelled():
 
 @pytest.mark.parametrize("turns", range(4))
 def test_clean_up_is_finished_when_the_event_loop_ends_meanwhile(turns: int):
-    """`asyncio.run` cancels all tasks that are left, also those that clean up, or were to begin with it."""
+    """`asyncio.run` cancels all tasks that are left, also those that clean up, or were to begin
+    with it.
+    """
     steps = []
 
     async def work() -> None:

@@ -110,7 +110,9 @@ async def test_call_gets_its_answer(client, meta):
 
 
 async def test_names_in_paths_arrive_whole(client, meta):
-    """A name with slashes, blanks or signs stays one part of the path; the server's error comes back typed."""
+    """A name with slashes, blanks or signs stays one part of the path; the server's error comes
+    back typed.
+    """
     for name in ("../../etc", "a b/c", "%2e%2e", "ключ", "x" * 300, "a?b#c"):
         with pytest.raises(SubjectUnknownError) as caught:
             await client.call(endpoints.SUBJECT, subject=name)
@@ -126,7 +128,9 @@ async def test_text_with_a_lone_surrogate_is_refused_before_it_is_sent(network, 
             endpoints.LEAVE, Leave(session=broken)
         )
     with pytest.raises(InvalidRequestError, match="/x: not valid text"):
-        await network.control("GET", server.address, "/x", Done, query={"name": broken}, timeout_ms=2_000)  # fmt: skip
+        await network.control(
+            "GET", server.address, "/x", Done, query={"name": broken}, timeout_ms=2_000
+        )
     assert meta.asked == []
 
 
@@ -172,7 +176,9 @@ async def test_error_has_its_status_and_comes_back_typed(client, meta, server, e
 
 
 async def test_fault_of_a_handler_is_an_internal_error(client, meta, caplog):
-    """A handler that breaks answers 500 with a typed body, and its text stays in the server's log."""
+    """A handler that breaks answers 500 with a typed body, and its text stays in the server's
+    log.
+    """
     meta.error = ZeroDivisionError("a secret of the server")
     with pytest.raises(InternalError) as caught:
         await client.health()
@@ -206,7 +212,9 @@ async def test_fault_of_a_handler_is_an_internal_error(client, meta, caplog):
 async def test_bad_input_is_a_typed_answer(
     client, server, meta, caplog, method, path, body, status
 ):
-    """Bad JSON, a body too large, an unknown path: an ErrorBody with its status, and the server serves on."""
+    """Bad JSON, a body too large, an unknown path: an ErrorBody with its status, and the server
+    serves on.
+    """
     async with (
         aiohttp.ClientSession() as session,
         session.request(
@@ -336,7 +344,9 @@ async def test_metaserver_call_raises_foreign_server_error_when_another_program_
 async def test_metaserver_call_raises_the_error_that_may_pass_when_another_address_is_foreign(
     network, foreign_address, silent_first
 ):
-    """A metaserver that restarts will answer; the order of the addresses does not decide whether a client tries again."""
+    """A metaserver that restarts will answer; the order of the addresses does not decide whether a
+    client tries again.
+    """
     addresses = ["127.0.0.1:1", foreign_address]
     with pytest.raises(NotSentError):
         await MetaClient(network, addresses if silent_first else addresses[::-1]).call(
@@ -368,7 +378,9 @@ async def test_next_metaserver_is_asked_when_another_program_answers(
 
 @pytest.mark.parametrize(("program", "other"), [("metaserver", "broker"), ("broker", "metaserver")])
 async def test_health_of_another_program_is_told(network, serve, program, other):
-    """An address of a broker is none of a metaserver, though both have a health, and the other way round."""
+    """An address of a broker is none of a metaserver, though both have a health, and the other way
+    round.
+    """
     server = await serve(*SmallMetaserver(other).routes())
     client = MetaClient(network, [server.address])
     with pytest.raises(InvalidRequestError) as caught:
@@ -442,7 +454,9 @@ async def test_heartbeat_asks_another_metaserver_next_when_a_broker_answers(netw
 
 
 async def test_look_at_a_program_takes_what_is_left_of_the_calls_time(network, serve):
-    """A heartbeat of 300 ms does not wait 5 s for the health of a server that does not know the call."""
+    """A heartbeat of 300 ms does not wait 5 s for the health of a server that does not know the
+    call.
+    """
     other = SmallMetaserver("broker")
     other.wait = asyncio.Event()
     server = await serve(*other.routes()[:1])
@@ -501,7 +515,9 @@ async def pair(serve, server) -> tuple[list[str], SmallMetaserver]:
 
 
 async def test_unknown_outcome_is_not_tried_elsewhere(network, pair, meta):
-    """What may have been done is not done twice: the caller decides, and finds a metaserver that answers."""
+    """What may have been done is not done twice: the caller decides, and finds a metaserver that
+    answers.
+    """
     addresses, other = pair
     meta.wait = asyncio.Event()
     client = MetaClient(network, addresses, timeout_ms=60)
@@ -539,7 +555,9 @@ async def test_metaserver_without_its_database_is_asked_last(network, pair, meta
 
 
 async def test_machine_that_takes_no_connection_was_sent_nothing(network, monkeypatch):
-    """A call to a machine that is switched off never left: a full queue of connections answers as little."""
+    """A call to a machine that is switched off never left: a full queue of connections answers as
+    little.
+    """
     monkeypatch.setattr("keylane.rpc.http_network.CONNECT_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0), backlog=0) as deaf:
         address = deaf.getsockname()
@@ -573,7 +591,9 @@ async def test_heartbeat_is_json_of_its_type():
 
 
 async def test_call_is_not_sent_when_no_thread_looks_up_the_name(free_port):
-    """A program may shut down the thread pool of its event loop, in which names of hosts are looked up."""
+    """A program may shut down the thread pool of its event loop, in which names of hosts are looked
+    up.
+    """
     with ThreadPoolExecutor(1) as pool:
         asyncio.get_running_loop().set_default_executor(pool)
     network = HttpNetwork()

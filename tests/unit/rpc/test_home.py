@@ -50,7 +50,9 @@ def test_home_is_entered_once():
 
 
 def test_another_event_loop_is_refused_by_name():
-    """In another loop of the thread, and once the first loop has ended; then it may be opened again."""
+    """In another loop of the thread, and once the first loop has ended; then it may be opened
+    again.
+    """
     client = connections()
     first, second = asyncio.new_event_loop(), asyncio.new_event_loop()
 
@@ -104,7 +106,9 @@ async def test_another_thread_is_refused_by_name():
 
 
 def test_fork_is_refused_by_name():
-    """In the child nothing can be done with what was open, and closing it does nothing; the parent uses it on."""
+    """In the child nothing can be done with what was open, and closing it does nothing; the parent
+    uses it on.
+    """
     client, other = connections(), connections()
     told: list[str] = []
     loop = asyncio.new_event_loop()

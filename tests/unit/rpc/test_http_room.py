@@ -1,4 +1,6 @@
-"""Plain HTTP answers with messages share a room of their own; headers reach a handler by their names."""
+"""Plain HTTP answers with messages share a room of their own; headers reach a handler by their
+names.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Plain HTTP: bodies that cannot be decoded, callers that are slow, and more callers than there is room for."""
+"""Plain HTTP: bodies that cannot be decoded, callers that are slow, and more callers than there is
+room for.
+"""
 
 from __future__ import annotations
 
@@ -158,7 +160,9 @@ BROKEN = {
 
 @pytest.mark.parametrize("case", BROKEN)
 async def test_body_that_cannot_be_decoded_is_refused_with_400(desk, caplog, case):
-    """The error is typed, no handler is called, and the log keeps silent, whether body and head come together or not."""
+    """The error is typed, no handler is called, and the log keeps silent, whether body and head
+    come together or not.
+    """
     headers, body = BROKEN[case]
     async with serving(desk) as (server, asked):
         for pieces in (
@@ -236,7 +240,9 @@ async def test_bytes_that_are_no_http_are_refused_with_400(desk, caplog):
 
 
 async def test_connection_without_a_whole_head_is_closed_in_time(desk):
-    """Silence, a part of a head, and a head of which a line comes now and then: each ends after `head_s`."""
+    """Silence, a part of a head, and a head of which a line comes now and then: each ends after
+    `head_s`.
+    """
     async with serving(desk, head_s=0.6) as (server, _):
         silent = await send(server)
         partial = await send(server, b"POST /v1/leave HTTP/1.1\r\nHost: loc")
@@ -270,7 +276,9 @@ async def test_idle_connection_takes_another_request_within_its_time(desk):
 
 
 async def test_body_that_comes_too_slowly_is_refused_with_408(desk):
-    """A declared length whose bytes never come, or come one by one, holds a handler no longer than `body_s`."""
+    """A declared length whose bytes never come, or come one by one, holds a handler no longer than
+    `body_s`.
+    """
     async with serving(desk, body_s=0.4) as (server, asked):
         reader = await send(server, head(length=10_000) + b'{"sub')
         status, error = await answer(reader)
@@ -300,7 +308,9 @@ async def test_caller_that_leaves_before_its_answer_is_no_error(desk, caplog):
 
 @pytest.mark.parametrize("reset", [False, True])
 async def test_long_poll_ends_when_its_client_leaves(desk, caplog, reset):
-    """Many clients that come and leave would have any number of calls under way, and of each its memory."""
+    """Many clients that come and leave would have any number of calls under way, and of each its
+    memory.
+    """
     async with serving(desk) as (server, asked):
         polls = [await connect(server, get("/v1/poll")) for _ in range(10)]
         assert asked == ["begun"] * 10
@@ -333,7 +343,9 @@ async def test_change_goes_on_when_its_client_leaves(desk):
 
 
 async def test_connection_beyond_the_limit_is_refused_with_503(desk):
-    """The refused hear it at once; an open data plane works on, and counts no place; a place let go of is free."""
+    """The refused hear it at once; an open data plane works on, and counts no place; a place let go
+    of is free.
+    """
     async with serving(desk, connections_max=8) as (server, _):
         network = HttpNetwork()
         channel = await network.open_channel(server.address, timeout_ms=2_000)

@@ -32,7 +32,9 @@ ADDRESS = "127.0.0.1:7000"
 
 
 class StartingNetwork:
-    """A metaserver that gives one answer after the other to calls for its health; the last one stays."""
+    """A metaserver that gives one answer after the other to calls for its health; the last one
+    stays.
+    """
 
     def __init__(self, *answers: Health | KeylaneError | None) -> None:
         self.answers = list(answers)
@@ -105,7 +107,9 @@ def clients(network: StartingNetwork, wait_s: float):
 
 
 class EndingNetwork(StartingNetwork):
-    """A metaserver that is ready, ends before it answers the first joins, and then lacks the subject."""
+    """A metaserver that is ready, ends before it answers the first joins, and then lacks the
+    subject.
+    """
 
     def __init__(self, failures: int) -> None:
         super().__init__(READY)

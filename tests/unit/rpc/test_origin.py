@@ -34,7 +34,9 @@ FOREIGN = [
 
 @pytest.mark.parametrize("origin", FOREIGN)
 def test_origin_that_is_foreign_or_malformed_is_refused(origin: str):
-    """Another host, port or scheme, a page without a place, and what is no address: all are refused by type."""
+    """Another host, port or scheme, a page without a place, and what is no address: all are refused
+    by type.
+    """
     with pytest.raises(OriginError) as caught:
         check_origins([origin], ["127.0.0.1"], 7000)
     assert caught.value.origin == origin
@@ -51,8 +53,14 @@ def test_long_origin_is_told_shortened():
 
 @pytest.mark.parametrize(
     "origins",
-    [[], ["http://127.0.0.1:7000"], ["http://localhost:7000"], ["http://[::1]:7000"], ["http://127.8.8.8:7000"]],
-)  # fmt: skip
+    [
+        [],
+        ["http://127.0.0.1:7000"],
+        ["http://localhost:7000"],
+        ["http://[::1]:7000"],
+        ["http://127.8.8.8:7000"],
+    ],
+)
 def test_own_pages_and_programs(origins: list[str]):
     """No origin at all, and the server's own address under any of its names, are let through."""
     check_origins(origins, ["127.8.8.8"], 7000)
@@ -69,7 +77,9 @@ def test_page_of_a_tls_server_is_its_own_by_scheme_and_name():
 
 
 async def test_no_foreign_page_opens_the_data_plane(server):
-    """The handshake is answered with 403 and a typed error; without an origin, or with its own, there are answers."""
+    """The handshake is answered with 403 and a typed error; without an origin, or with its own,
+    there are answers.
+    """
     place = f"http://{server.address}{DATA_PATH}"
     async with aiohttp.ClientSession() as session:
         with pytest.raises(aiohttp.WSServerHandshakeError) as caught:
@@ -136,15 +146,26 @@ def test_check_host_refuses_a_name_that_is_not_ours(hosts: list[str]):
 
 @pytest.mark.parametrize(
     "named",
-    ["localhost", "localhost:7000", "LOCALHOST:1", "127.0.0.1", "127.0.0.1:9", "[::1]:7000", "127.8.8.8:1", "here:7000"],
-)  # fmt: skip
+    [
+        "localhost",
+        "localhost:7000",
+        "LOCALHOST:1",
+        "127.0.0.1",
+        "127.0.0.1:9",
+        "[::1]:7000",
+        "127.8.8.8:1",
+        "here:7000",
+    ],
+)
 def test_check_host_takes_loopback_and_the_name_listened_on(named: str):
     """With a port or without; a forwarded port is another than ours."""
     check_host([named], ["here"])
 
 
 async def test_request_for_a_foreign_host_is_refused_everywhere(server):
-    """Each method and path, those that do not exist and the data plane too, answers 421 with a typed error."""
+    """Each method and path, those that do not exist and the data plane too, answers 421 with a
+    typed error.
+    """
     async with aiohttp.ClientSession() as session:
         for method in ("GET", "POST", "OPTIONS", "HEAD"):
             for path in ("/v1/health", "/nothing", "/", DATA_PATH):
@@ -163,9 +184,17 @@ async def test_request_for_a_foreign_host_is_refused_everywhere(server):
         assert not server.connections
 
 
-@pytest.mark.parametrize(("site", "passes"), [
-    ("cross-site", False), ("same-site", False), ("x", False), ("", False), ("same-origin", True), ("none", True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("site", "passes"),
+    [
+        ("cross-site", False),
+        ("same-site", False),
+        ("x", False),
+        ("", False),
+        ("same-origin", True),
+        ("none", True),
+    ],
+)
 async def test_request_of_a_foreign_page_is_refused_everywhere(server, site: str, passes: bool):
     """A plain GET has no Origin; its Sec-Fetch-Site says whose page asks."""
     headers = {"Sec-Fetch-Site": site}

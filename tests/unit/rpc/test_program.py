@@ -113,7 +113,9 @@ raise SystemExit(run_program(main))
 
 @pytest.mark.parametrize("allowed", [8, 10, 16, 64, 127])
 def test_program_is_refused_with_advice_when_it_may_open_too_few_files(allowed):
-    """The event loop could not be made, or the first client not be served: a traceback, or a server without room for clients."""
+    """The event loop could not be made, or the first client not be served: a traceback, or a server
+    without room for clients.
+    """
     code = f"""
 import resource
 from keylane.rpc.program import run_program
@@ -125,9 +127,11 @@ raise SystemExit(run_program(main))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
-        f"keylane: this process may have {allowed} open files and connections, and needs at least 128: its data takes some "
+        f"keylane: this process may have {allowed} open files and connections, and needs at least "
+        f"128: its data takes some "
         "dozens, and each client one or two [StorageError 1300]\n"
-        "  Raise the limit of open files: `ulimit -n 65536` in the shell that starts it, `LimitNOFILE=65536` in a systemd unit.\n"
+        "  Raise the limit of open files: `ulimit -n 65536` in the shell that starts it, "
+        "`LimitNOFILE=65536` in a systemd unit.\n"
     )
 
 

@@ -1,4 +1,6 @@
-"""Pulls that wait take no room from acks, acquires and releases; more of them than there is room for take turns."""
+"""Pulls that wait take no room from acks, acquires and releases; more of them than there is room
+for take turns.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ WHO = ("g", SESSION, 1)
 
 
 class IdleBroker:
-    """Has no messages: a pull waits for its whole time, or until it is let go; an ack is answered at once."""
+    """Has no messages: a pull waits for its whole time, or until it is let go; an ack is answered
+    at once.
+    """
 
     def __init__(self) -> None:
         self.let_go: dict[int, asyncio.Event] = defaultdict(asyncio.Event)
@@ -107,7 +111,9 @@ async def test_ack_is_answered_however_many_pulls_wait(channel, broker, shared):
 
 
 async def test_pulls_beyond_their_limit_are_refused(channel, broker, monkeypatch):
-    """The refusal is typed, takes no room from other pulls, and there is room again when a pull ends."""
+    """The refusal is typed, takes no room from other pulls, and there is room again when a pull
+    ends.
+    """
     monkeypatch.setattr(data_plane, "PULLS_PER_CONNECTION_MAX", 3)
     with started(*(pull(channel, number) for number in (1, 2, 3))) as pulls:
         await until(lambda: broker.waiting == 3)
@@ -122,7 +128,9 @@ async def test_pulls_beyond_their_limit_are_refused(channel, broker, monkeypatch
 
 
 async def test_clients_pulls_take_turns(network, server, broker, monkeypatch):
-    """Of many partitions some wait at the broker, each for a short time, and every one comes in soon."""
+    """Of many partitions some wait at the broker, each for a short time, and every one comes in
+    soon.
+    """
     monkeypatch.setattr(client_module, "PULLS_AT_ONCE_MAX", 4)
     monkeypatch.setattr(client_module, "PULL_TURN_MS", 50)
     client = BrokerClient(network, server.address)

@@ -118,7 +118,9 @@ async def test_shared_task_goes_on_when_one_who_waits_is_cancelled():
 
 
 async def test_shared_task_raises_closed_error_when_it_is_cancelled():
-    """A CancelledError in a task that was not cancelled itself would end that task without a word."""
+    """A CancelledError in a task that was not cancelled itself would end that task without a
+    word.
+    """
     task = asyncio.create_task(Runner().run())
     waiting = asyncio.create_task(shared(task, "it was closed"))
     await asyncio.sleep(0)
@@ -184,7 +186,9 @@ async def test_ending_is_begun_when_its_task_is_cancelled_before_the_first_step(
 
 
 async def test_task_that_ends_a_client_shows_where_it_waits():
-    """As any task: debuggers, and what ends the tasks of a simulated program, look at the frame of its coroutine."""
+    """As any task: debuggers, and what ends the tasks of a simulated program, look at the frame of
+    its coroutine.
+    """
     stop = asyncio.Event()
     task = start_ending(stop.wait())
     await asyncio.sleep(0)

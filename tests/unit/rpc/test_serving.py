@@ -77,7 +77,9 @@ async def still_serves(network, server, neighbour) -> None:
 async def test_bad_frame_is_refused_and_ends_its_connection_only(
     network, server, session, desk, caplog, frame
 ):
-    """The sender of a bad frame gets a typed refusal and a closed connection; everybody else is served on."""
+    """The sender of a bad frame gets a typed refusal and a closed connection; everybody else is
+    served on.
+    """
     neighbour = await network.open_channel(server.address, timeout_ms=2_000)
     async with session.ws_connect(f"http://{server.address}{DATA_PATH}") as bad:
         await (bad.send_str if isinstance(frame, str) else bad.send_bytes)(frame)
@@ -93,7 +95,9 @@ async def test_bad_frame_is_refused_and_ends_its_connection_only(
 
 
 async def test_message_over_the_limit_ends_its_connection_only(network, server, session, desk):
-    """A WebSocket message larger than any frame is not read to its end, and the others are served on."""
+    """A WebSocket message larger than any frame is not read to its end, and the others are served
+    on.
+    """
     neighbour = await network.open_channel(server.address, timeout_ms=2_000)
     async with session.ws_connect(f"http://{server.address}{DATA_PATH}") as bad:
         with contextlib.suppress(ConnectionError):  # the server may hang up while we still write
@@ -163,7 +167,8 @@ async def test_frame_is_the_same_in_one_piece_and_in_many(server):
     """A WebSocket message that arrives byte by byte is one frame."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(
-        f"GET {DATA_PATH} HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        f"GET {DATA_PATH} HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: "
+        f"Upgrade\r\n"
         "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n".encode()
     )
     await reader.readuntil(b"\r\n\r\n")

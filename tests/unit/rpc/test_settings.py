@@ -56,7 +56,10 @@ def test_error_tells_every_problem():
     """Unknown names, missing ones and impossible values; the error counts them."""
     with pytest.raises(ConfigError) as raised:
         read({"prot": 1, "port": 10})
-    text = "prot: no such setting (flag --prot); data is missing; port must be a whole number from 0 to 9, not 10"
+    text = (
+        "prot: no such setting (flag --prot); data is missing; port must be a whole number from 0 "
+        "to 9, not 10"
+    )
     assert raised.value.message == text
     assert raised.value.problems == 3
 
@@ -97,7 +100,8 @@ def test_mistakes_of_all_sources_are_told_at_once(tmp_path):
             {"colour": "red"}, config, {"KEYLANE_PROGRAM_PORT": "many", "KEYLANE_PROGRAM_SIZE": "1"}
         )
     assert raised.value.message == (
-        f"prot: no such setting (file {config}); size: no such setting (environment KEYLANE_PROGRAM_SIZE); "
+        f"prot: no such setting (file {config}); size: no such setting (environment "
+        f"KEYLANE_PROGRAM_SIZE); "
         "colour: no such setting (flag --colour); data is missing; "
         "port must be a whole number from 0 to 9, not 'many'"
     )

@@ -1,4 +1,6 @@
-"""Clients that do not take their answers are told and disconnected, and no other client waits for them."""
+"""Clients that do not take their answers are told and disconnected, and no other client waits for
+them.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,9 @@ async def serving(shop, **settings) -> Server:
 
 
 async def test_answers_that_are_not_taken_are_not_made(session, network):
-    """Of a hundred reads of a client that takes nothing a few are made, and a neighbour is served meanwhile."""
+    """Of a hundred reads of a client that takes nothing a few are made, and a neighbour is served
+    meanwhile.
+    """
     shop = Shop()
     room = AnswerRoom()
     server = await serving(shop, room=room)
@@ -98,7 +102,9 @@ async def test_answers_that_are_not_taken_are_not_made(session, network):
 
 
 async def test_client_that_takes_nothing_is_told_and_let_go(session, caplog, monkeypatch):
-    """After its time it gets a word of what was wrong as its last frame, and the connection ends."""
+    """After its time it gets a word of what was wrong as its last frame, and the connection
+    ends.
+    """
     monkeypatch.setattr(data_plane, "GOODBYE_S", 60.0)
     caplog.set_level(logging.WARNING, "keylane.rpc")
     room = AnswerRoom()
@@ -168,7 +174,9 @@ async def test_client_is_cut_off_when_it_cannot_be_told_why(session, caplog, mon
 
 
 async def test_slow_client_is_no_stuck_one(session):
-    """A client that takes a little now and then keeps its connection, however long its answers take."""
+    """A client that takes a little now and then keeps its connection, however long its answers
+    take.
+    """
     server = await serving(Shop(), stuck_s=1.5)
     socket, transport = await stuck_client(session, server, reads=30)
     taken = 0
@@ -185,7 +193,9 @@ async def test_slow_client_is_no_stuck_one(session):
 
 
 async def test_where_others_wait_patience_is_short(session, network, monkeypatch):
-    """A client that fills the server's whole room is let go for another that waits, long before its time."""
+    """A client that fills the server's whole room is let go for another that waits, long before its
+    time.
+    """
     monkeypatch.setattr(data_plane, "GOODBYE_S", 0.2)
     room = AnswerRoom(bytes_max=4 * MIB)
     server = await serving(Shop(), room=room, stuck_s=600.0)

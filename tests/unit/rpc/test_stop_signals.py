@@ -86,7 +86,9 @@ async def test_python_handler_is_called_for_each_signal(number):
 
 @BOTH
 async def test_first_signal_does_not_interrupt_when_the_handler_raises(number):
-    """PySpark's handler of SIGINT cancels its jobs and raises KeyboardInterrupt; the second signal does interrupt."""
+    """PySpark's handler of SIGINT cancels its jobs and raises KeyboardInterrupt; the second signal
+    does interrupt.
+    """
     calls: list[int] = []
 
     def cancel_and_raise(got: int, _frame: object) -> None:

@@ -1,4 +1,6 @@
-"""Client and server tell their versions: in the first frame of a connection, and in a header of every call."""
+"""Client and server tell their versions: in the first frame of a connection, and in a header of
+every call.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +102,9 @@ async def test_call_that_a_server_of_another_version_has_carried_out_may_be_done
     method: str,
     fate: Fate,
 ) -> None:
-    """The server checks no version, as one from before versions, and tells its own with the answer."""
+    """The server checks no version, as one from before versions, and tells its own with the
+    answer.
+    """
     monkeypatch.setattr(http_network, "VERSION", "0.5.0")
     done: list[str] = []
 

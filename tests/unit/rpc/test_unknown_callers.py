@@ -1,4 +1,6 @@
-"""Connections whose callers are not known: bounded in number and in what they may send, and they keep no place."""
+"""Connections whose callers are not known: bounded in number and in what they may send, and they
+keep no place.
+"""
 
 from __future__ import annotations
 
@@ -118,7 +120,9 @@ async def http_server(
     on_identify: Callable[[str], Awaitable[None]] = soon,
     places: int = PLACES,
 ) -> AsyncIterator[Server]:
-    """A server with access control and few places for plain HTTP; a call waits for as long as its query says."""
+    """A server with access control and few places for plain HTTP; a call waits for as long as its
+    query says.
+    """
 
     async def identify(text: str) -> Caller:
         await on_identify(text)
@@ -161,7 +165,9 @@ async def http_server(
     ids=["silent", "half a head", "a call for all", "no token", "no handshake"],
 )
 async def test_http_callers_that_are_not_known_keep_no_place_from_those_who_are(said: bytes):
-    """Until now as many strangers as there are places kept all others out, those of the data plane too."""
+    """Until now as many strangers as there are places kept all others out, those of the data plane
+    too.
+    """
     noted: list[Any] = []
     writers: list[asyncio.StreamWriter] = []
     token = {"Authorization": "Bearer x"}
@@ -228,7 +234,9 @@ async def _calls(server: Server, name: str, seconds: float = 0) -> int:
 
 
 async def test_principal_with_most_http_places_makes_room_for_others():
-    """A known principal held all of them for as long as it liked; its oldest calls go on, and none of others ends."""
+    """A known principal held all of them for as long as it liked; its oldest calls go on, and none
+    of others ends.
+    """
     noted: list[Any] = []
     async with http_server(noted) as server, asyncio.timeout(30):
         other = asyncio.create_task(_calls(server, "other", 1))
@@ -345,7 +353,8 @@ async def test_http_callers_take_no_place_when_they_left_before_they_were_known(
                 before = asked
                 _reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
                 writer.write(
-                    f"GET /v1/asked HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {name}\r\n\r\n".encode()
+                    f"GET /v1/asked HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer "
+                    f"{name}\r\n\r\n".encode()
                 )
                 while asked == before:
                     await asyncio.sleep(0.001)

@@ -125,7 +125,9 @@ def test_owner_of_before_is_refused_when_it_begins_late(engine):
 
 
 def test_owner_of_before_is_refused_when_it_ends_late(engine):
-    """It began before the new owner, which has done its first effect meanwhile; nothing of it is committed."""
+    """It began before the new owner, which has done its first effect meanwhile; nothing of it is
+    committed.
+    """
     with pytest.raises(EffectFencedError):
         effect(engine, delivered(4, token=4), lambda: effect(engine, delivered(9, token=5)))
     assert entries(engine) == [9]
@@ -160,7 +162,9 @@ def test_message_is_passed_over_when_it_is_twice_in_a_transaction(engine):
 
 
 def test_effects_are_done_when_a_block_is_inside_of_another_of_its_connection(engine):
-    """The end of the inner block took the event listener of both, and that of the outer one failed."""
+    """The end of the inner block took the event listener of both, and that of the outer one
+    failed.
+    """
     with engine.begin() as connection:
         with fenced(connection, delivered(1)):
             connection.execute(sa.insert(Entry).values(offset=1))
@@ -223,7 +227,9 @@ def test_rows_are_merged_below_the_cursor(engine):
 
 
 def test_rows_of_an_owner_are_merged_when_many_below_cannot_be(engine):
-    """Consumers that are replaced soon merged only the oldest rows, and left a row for each of their messages."""
+    """Consumers that are replaced soon merged only the oldest rows, and left a row for each of
+    their messages.
+    """
     effects(engine, [0], GroupDelivery())
     left_out = [
         {"fence_id": 1, "first_offset": offset, "next_offset": offset + 1}
@@ -253,7 +259,9 @@ def test_rows_of_an_owner_are_merged_when_many_below_cannot_be(engine):
 
 
 def test_late_effect_is_refused_when_another_try_of_its_message_was_merged(engine):
-    """Its handler gave up a thread or a process that went on, and handled the message again, under the same token."""
+    """Its handler gave up a thread or a process that went on, and handled the message again, under
+    the same token.
+    """
     delivery = GroupDelivery()
     effects(engine, [900], delivery)
     for late, first in ((delivery, 0), (CopiedDelivery(0, 0, None, "g", 0, 7, True), 1_024)):
@@ -308,7 +316,7 @@ async def test_async_session_and_connection_are_fenced(tmp_path):
     await engine.dispose()
 
 
-# ── bad input ────────────────────────────────────────────────────────────────────────────────────────
+# ── bad input ─────────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.parametrize(
     ("message", "text"),
     [
@@ -364,7 +372,9 @@ def test_block_is_refused_when_its_transaction_ends_inside(engine):
 @pytest.mark.parametrize("caught", [False, True])
 @pytest.mark.parametrize("of", [Session, sa.Connection])
 def test_commit_inside_of_a_block_writes_nothing(engine, of, caught: bool):
-    """Its effect would be there again after each try; a savepoint is no commit, and later transactions are free."""
+    """Its effect would be there again after each try; a savepoint is no commit, and later
+    transactions are free.
+    """
 
     def write_once(target: Session | sa.Connection) -> None:
         with FencedSession(target, delivered(3)) as todo:
@@ -443,7 +453,9 @@ def test_tables_are_refused_when_they_are_missing_or_of_another_version(tmp_path
 
 
 def test_parked_message_of_an_ancestor_is_fenced_by_the_child_that_has_it(engine):
-    """Children of one parent have tokens of their own, which do not fence each other; an earlier owner of one is refused."""
+    """Children of one parent have tokens of their own, which do not fence each other; an earlier
+    owner of one is refused.
+    """
     left, right = GroupDelivery(leased_id=20), GroupDelivery(leased_id=21)
     assert effect(engine, delivered(1, token=4))
     assert effect(engine, delivered(2, token=6, delivery=right))
@@ -461,7 +473,9 @@ def test_parked_message_of_an_ancestor_is_fenced_by_the_child_that_has_it(engine
 
 
 def test_session_keeps_a_mark_for_every_kind_of_delivery():
-    """Also for those of a partition whose owner ended uncleanly, of shared groups, and of redriven messages."""
+    """Also for those of a partition whose owner ended uncleanly, of shared groups, and of redriven
+    messages.
+    """
     kinds = [PullClient, CarefulHandOut, HandOut, RedriveDelivery, RetryDelivery]
     assert [kind for kind in kinds if not kind.__weakrefoffset__] == []
 
@@ -477,7 +491,9 @@ def test_message_in_hand_of_sync_is_fenced_as_the_message_it_has(engine):
 
 
 def test_pickled_message_is_fenced_as_the_message(engine):
-    """As a pool of processes has it: done once, refused under an older token, also where rows are merged."""
+    """As a pool of processes has it: done once, refused under an older token, also where rows are
+    merged.
+    """
     for offset in range(70):
         copied = CopiedDelivery(0, 0, None, "g", offset, 7, True)
         carried = pickle.loads(pickle.dumps(delivered(offset, token=2, delivery=copied)))
@@ -509,7 +525,7 @@ def test_block_works_again_after_a_commit_inside_of_it(engine):
     assert done(engine) == [(3, 4)]
 
 
-# ── transactions that are none ───────────────────────────────────────────────────────────────────────
+# ── transactions that are none ────────────────────────────────────────────────────────────────────
 def test_effect_is_refused_when_its_engine_has_autocommit(engine):
     """Each statement was committed by itself: effects without their offset, and nothing said so."""
     alone = engine.execution_options(isolation_level="AUTOCOMMIT")

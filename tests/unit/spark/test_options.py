@@ -73,18 +73,55 @@ def test_every_option_is_understood():
     ("name", "value"),
     [
         *[("meta", value) for value in ("nowhere", ":7000", "a:", "a:0", "a:65536", "a:-1")],
-        *[("subject", value) for value in ("../x", "x" * 300, "a b", "\0", "a,", "a,a", ",".join(f"s{n}" for n in range(101)))],
-        *[("partitions", value) for value in ("a", "0", "-1", "3,", "1.5", "3;4", "٣", "9" * 5_000)],
+        *[
+            ("subject", value)
+            for value in (
+                "../x",
+                "x" * 300,
+                "a b",
+                "\0",
+                "a,",
+                "a,a",
+                ",".join(f"s{n}" for n in range(101)),
+            )
+        ],
+        *[
+            ("partitions", value)
+            for value in ("a", "0", "-1", "3,", "1.5", "3;4", "٣", "9" * 5_000)
+        ],
         *[
             (bound, value)
             for bound in ("start", "end")
             for value in (
-                "yesterday", "1h", "2024-05-31", "2024-05-31T12:00:00", "2999-01-01T00:00:00Z", "group:", "group:a b", "{", "{}", "[]", "7", "null", '{"3": -1}', '{"3": 1.5}', '{"3": "1"}',
-                '{"3": true}', '{"a": 1}', '{"3": 9223372036854775808}', '{"3": "soon"}', '{"3": null}',
-                "[" * 100_000, '{"3": 5, "3": 6}', '{"3": 5, "03": 6}',
+                "yesterday",
+                "1h",
+                "2024-05-31",
+                "2024-05-31T12:00:00",
+                "2999-01-01T00:00:00Z",
+                "group:",
+                "group:a b",
+                "{",
+                "{}",
+                "[]",
+                "7",
+                "null",
+                '{"3": -1}',
+                '{"3": 1.5}',
+                '{"3": "1"}',
+                '{"3": true}',
+                '{"a": 1}',
+                '{"3": 9223372036854775808}',
+                '{"3": "soon"}',
+                '{"3": null}',
+                "[" * 100_000,
+                '{"3": 5, "3": 6}',
+                '{"3": 5, "03": 6}',
             )
         ],
-        *[("keys", value) for value in ("a,", "[]", "[1]", '["a"', '[{"base64": "x"}]', '[{"hex": "00"}]')],
+        *[
+            ("keys", value)
+            for value in ("a,", "[]", "[1]", '["a"', '[{"base64": "x"}]', '[{"hex": "00"}]')
+        ],
         *[("minPartitions", value) for value in ("0", "x", "100001")],
         *[("taskBytes", value) for value in ("0", "1000", "1M")],
         *[("retrySeconds", value) for value in ("-1", "3601", "1.5")],
@@ -94,7 +131,7 @@ def test_every_option_is_understood():
         *[("gcFreeze", value) for value in ("yes", "1")],
     ],
     ids=lambda value: str(value)[:20],
-)  # fmt: skip
+)
 def test_value_that_cannot_be_is_refused_by_its_name(name, value):
     """A bad value is a ConfigError that names the option and stays short."""
     with pytest.raises(ConfigError) as caught:

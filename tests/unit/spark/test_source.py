@@ -99,7 +99,9 @@ def planned(source: KeylaneReader) -> list[list[tuple[int, int, int]]]:
 
 
 def test_small_partitions_share_a_task_and_empty_ones_have_none(filled):
-    """Pinned ranges from one route and one call to the broker, for the partitions in question only."""
+    """Pinned ranges from one route and one call to the broker, for the partitions in question
+    only.
+    """
     assert planned(reader(filled)) == [[(3, 0, ROWS), (9, 0, 10)]]
     assert filled.calls == ["route", "bounds"]
     assert planned(reader(filled, partitions="3")) == [[(3, 0, ROWS)]]
@@ -140,7 +142,9 @@ def test_range_is_read_to_the_row(filled):
 
 
 def test_large_range_takes_several_reads(shelves, monkeypatch):
-    """A range larger than one answer is read piece by piece, the next asked for before rows are built."""
+    """A range larger than one answer is read piece by piece, the next asked for before rows are
+    built.
+    """
     for number in range(60):
         shelves.shelf(3).put(*[Sent(b"k", bytes(100_000))] * 2, Sent(b"k", b"%d" % number))
     source = reader(shelves, columns="offset,value", batchRows="1")
@@ -165,7 +169,9 @@ def test_subject_without_rows_has_no_task(filled):
 
 
 def test_empty_list_of_partitions_reads_as_no_rows(shelves):
-    """A subject without partitions plans an empty list; the one task Spark makes of it has no rows."""
+    """A subject without partitions plans an empty list; the one task Spark makes of it has no
+    rows.
+    """
     source = reader(shelves)
     assert source.partitions() == []
     assert list(source.read(InputPartition(None))) == []
@@ -196,7 +202,9 @@ def test_reader_and_partitions_survive_pickling(filled):
 
 
 def test_plan_does_not_travel_with_the_tasks(shelves):
-    """What a task gets of 300 partitions is as large as of one: Spark pickles source and reader for each task."""
+    """What a task gets of 300 partitions is as large as of one: Spark pickles source and reader for
+    each task.
+    """
     for number in range(1, 301):
         shelves.shelf(number).put(Sent(b"k", b"v"))
     made = source(shelves)
@@ -216,7 +224,9 @@ def test_schema_follows_the_columns(filled):
 
 
 def test_schema_of_the_users_own_is_refused(filled):
-    """Spark hands over a schema the user gave: another than ours is refused with the way to do it."""
+    """Spark hands over a schema the user gave: another than ours is refused with the way to do
+    it.
+    """
     made = source(filled)
     with pytest.raises(ConfigError, match="choose columns with the option `columns`"):
         made.reader(StructType([spark_schema()["value"]]))
@@ -302,7 +312,9 @@ def test_rows_of_some_keys_are_those_rows(filled):
 
 
 def test_options_of_a_table_travel_in_its_schema(filled):
-    """CREATE TABLE has the options, a query has only the schema; options of the query count more."""
+    """CREATE TABLE has the options, a query has only the schema; options of the query count
+    more.
+    """
     given = {"meta": filled.address, "subject": "flights", "partitions": "3", "end": '{"3": 40}'}
     table = {
         **given,
@@ -338,7 +350,9 @@ def test_offsets_and_partitions_that_are_not_there_are_told_at_load(filled, opti
 
 
 def test_rows_gone_since_planning_are_told(filled):
-    """Retention that passed the start of a planned range: partition, lost range, count, and since when."""
+    """Retention that passed the start of a planned range: partition, lost range, count, and since
+    when.
+    """
     source = reader(filled, partitions="3")
     filled.shelf(3).first_offset = 500
     with pytest.raises(
@@ -431,7 +445,9 @@ def stranger(_request, answer, payload):
 
 @pytest.mark.parametrize("spoil", [cut, flip, skip, stop_short, go_too_far, stand_still, stranger])
 def test_broker_that_sends_something_else_is_found_out(filled, quick, spoil):
-    """Damage, a hole, a lie about the end or another partition's batch: CorruptBatchError, no row too few."""
+    """Damage, a hole, a lie about the end or another partition's batch: CorruptBatchError, no row
+    too few.
+    """
     filled.spoil = spoil
     start = '{"3": 700}' if spoil is skip else "earliest"
     source = reader(filled, partitions="3", start=start, end='{"3": 999}')

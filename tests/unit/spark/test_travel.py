@@ -1,4 +1,6 @@
-"""What travels to processes of Spark: an object where keylane is installed, one sentence where it is not."""
+"""What travels to processes of Spark: an object where keylane is installed, one sentence where it
+is not.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def test_reader_arrives_where_keylane_is():
 
 
 def test_process_says_what_it_lacks_in_one_sentence():
-    """The source of a planner, the reader of a task; without keylane, and without a package that it needs."""
+    """The source of a planner, the reader of a task; without keylane, and without a package that it
+    needs.
+    """
     reader = KeylaneReader("options", [])
     for travelling, missing in [
         (source_class(), "keylane"),

@@ -54,7 +54,9 @@ def test_worker_ends_without_traces_when_spark_wants_no_more_rows(
 
 
 def take_and_leave(port: int) -> None:
-    """Have a worker forked, take some bytes, and close the socket; returns when the worker has ended."""
+    """Have a worker forked, take some bytes, and close the socket; returns when the worker has
+    ended.
+    """
     with socket.create_connection(("127.0.0.1", port)) as connection:
         stream = connection.makefile("rwb")
         worker = read_int(stream)

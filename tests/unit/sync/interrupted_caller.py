@@ -1,4 +1,5 @@
-"""A program whose calls of a client are interrupted by a handler that calls it too, as a handler of SIGTERM does.
+"""A program whose calls of a client are interrupted by a handler that calls it too, as a handler of
+SIGTERM does.
 
 python interrupted_caller.py trace     at each line that its thread runs, once
 python interrupted_caller.py signal    at 200 random moments

@@ -1,4 +1,6 @@
-"""Clients of `keylane.sync` that are used in wrong ways: by their own callbacks, by what ends a program, with other arguments."""
+"""Clients of `keylane.sync` that are used in wrong ways: by their own callbacks, by what ends a
+program, with other arguments.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ def make_producer() -> Producer[bytes]:
 def test_exit_is_raised_to_the_caller_when_a_codec_raises_it(
     client: ThreadedClient, error: BaseException
 ):
-    """It stopped the event loop: messages that were queued were lost without a word, and each later call raised a RuntimeError."""
+    """It stopped the event loop: messages that were queued were lost without a word, and each later
+    call raised a RuntimeError.
+    """
 
     async def encode() -> None:
         raise error

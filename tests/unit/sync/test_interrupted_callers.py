@@ -1,4 +1,6 @@
-"""A signal handler, a handler of the log and an event loop of keylane.sync never wait for each other."""
+"""A signal handler, a handler of the log and an event loop of keylane.sync never wait for each
+other.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,11 @@ def test_call_in_a_signal_handler_returns_when_it_interrupts_another(way: str, s
     """The interrupted call held a lock that the event loop waited for, or was waited for itself."""
     done = subprocess.run(
         [sys.executable, str(PROGRAM), way],
-        capture_output=True, text=True, timeout=200, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert said in done.stdout
 

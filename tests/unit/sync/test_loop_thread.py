@@ -158,7 +158,9 @@ def test_start_fails_and_may_be_repeated_when_there_is_no_event_loop(monkeypatch
 async def test_thread_that_is_a_greenlet_is_refused_when_another_loop_runs_in_it(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """As gevent patches them: a thread runs in the one of its starter, where an event loop may run."""
+    """As gevent patches them: a thread runs in the one of its starter, where an event loop may
+    run.
+    """
 
     class Greenlet(threading.Thread):
         def start(self) -> None:
@@ -180,7 +182,9 @@ async def forever() -> None:
 
 
 def test_client_is_closed_on_its_loop_before_the_thread_ends():
-    """Whatever was interrupted: a consumer that is left open keeps its partitions until its ttl has passed."""
+    """Whatever was interrupted: a consumer that is left open keeps its partitions until its ttl has
+    passed.
+    """
     told: list[str] = []
 
     async def end() -> None:
@@ -213,7 +217,9 @@ def test_thread_ends_and_the_log_says_why_when_the_client_cannot_be_closed(
 
 
 def test_start_waits_for_the_end_when_the_wait_of_stop_was_interrupted(monkeypatch):
-    """As by Ctrl-C in a notebook: a client that is closing can be opened again, and is not "open already"."""
+    """As by Ctrl-C in a notebook: a client that is closing can be opened again, and is not "open
+    already".
+    """
     gate = threading.Event()
 
     async def end() -> None:
@@ -239,7 +245,9 @@ def test_start_waits_for_the_end_when_the_wait_of_stop_was_interrupted(monkeypat
 
 @pytest.mark.parametrize("begun", [False, True])
 def test_thread_can_be_started_again_when_its_start_was_interrupted(monkeypatch, begun: bool):
-    """The thread that began ends: otherwise the client is "open already", and its `close` finds nothing to close."""
+    """The thread that began ends: otherwise the client is "open already", and its `close` finds
+    nothing to close.
+    """
 
     wait = loop_thread._Gate.wait
 
@@ -285,8 +293,11 @@ atexit.register(thread.stop)
 def test_thread_ends_without_a_traceback_when_the_program_has_ended_and_its_loop_had_a_pool():
     done = subprocess.run(
         [sys.executable, "-X", "dev", "-c", UNCLOSED],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 

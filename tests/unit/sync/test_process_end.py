@@ -1,4 +1,6 @@
-"""A client that is open at the end of its process is closed, also in each kind of child of `multiprocessing`."""
+"""A client that is open at the end of its process is closed, also in each kind of child of
+`multiprocessing`.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ if __name__ == "__main__":
 def test_call_is_made_once_when_a_child_of_multiprocessing_ends(
     tmp_path: Path, method: str, kind: str
 ):
-    """Before Python 3.13 a forked child calls nothing of atexit: what an open producer had queued was lost."""
+    """Before Python 3.13 a forked child calls nothing of atexit: what an open producer had queued
+    was lost.
+    """
     assert _said(tmp_path, method, kind) == ["closed", "ended"]
 
 
@@ -59,7 +63,10 @@ def _said(folder: Path, *words: str) -> list[str]:
     script.write_text(PROGRAM)
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(script), *words],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.split("\n")[:-1]

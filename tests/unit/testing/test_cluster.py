@@ -1,4 +1,6 @@
-"""Stories in virtual time: clients made as always, the same run for the same seed, limits, and what a story may not do."""
+"""Stories in virtual time: clients made as always, the same run for the same seed, limits, and what
+a story may not do.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The examples of docs/TESTING.md and of the README are tests that pass, as a user's own pytest runs them."""
+"""The examples of docs/TESTING.md and of the README are tests that pass, as a user's own pytest
+runs them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The plugin runs async tests that take the fixture in virtual time, and leaves every other test alone."""
+"""The plugin runs async tests that take the fixture in virtual time, and leaves every other test
+alone.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,8 @@ def sections(folder: Path, text: str, *options: str) -> dict[str, str]:
 
 
 REFUSED = {
-    'brokers="two"': "@pytest.mark.keylane: brokers must be a whole number from 1 to 100, not 'two'",
+    'brokers="two"': "@pytest.mark.keylane: brokers must be a whole number from "
+    "1 to 100, not 'two'",
     'seed="x"': "@pytest.mark.keylane: seed must be a whole number, or None, not 'x'",
     'limit_s="a"': "@pytest.mark.keylane: limit_s must be a number of seconds above 0, not 'a'",
     "broker=2": "unexpected keyword argument 'broker'; there are keylane(brokers=1",
@@ -113,7 +116,9 @@ def pytest_pyfunc_call(pyfuncitem):
         asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
         return True
 """
-"""Runs async tests in real time, as the plugin of anyio; registered later, its hook comes before ours."""
+"""Runs async tests in real time, as the plugin of anyio; registered later, its hook comes before
+ours.
+"""
 
 
 def test_async_test_runs_in_virtual_time_when_the_hook_of_another_plugin_comes_first(
@@ -142,7 +147,9 @@ def test_async_test_runs_in_virtual_time_when_the_hook_of_another_plugin_comes_f
 
 @pytest.mark.parametrize("mode", ["auto", "strict"])
 def test_async_test_of_hypothesis_is_refused_when_it_takes_the_cluster(tmp_path: Path, mode: str):
-    """It was run in real time: its calls would go to whatever program listens on the address of the cluster."""
+    """It was run in real time: its calls would go to whatever program listens on the address of the
+    cluster.
+    """
     text = (
         "from hypothesis import HealthCheck, given, settings, strategies\n"
         "@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])\n"
@@ -158,7 +165,8 @@ def test_plugin_imports_no_cluster_before_a_test_asks_for_one():
     code = (
         "import sys, keylane, keylane.errors; early = 'keylane.testing' in sys.modules; "
         "import keylane.testing.plugin; "
-        "print(early, sorted({'sqlalchemy', 'aiohttp', 'keylane.testing.cluster'} & {*sys.modules}))"
+        "print(early, sorted({'sqlalchemy', 'aiohttp', 'keylane.testing.cluster'} & "
+        "{*sys.modules}))"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "False []"

@@ -1,4 +1,6 @@
-"""The programs of a virtual cluster: ended in every way, started again, and what their ends do to others."""
+"""The programs of a virtual cluster: ended in every way, started again, and what their ends do to
+others.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ async def test_consumers_go_on_when_the_metaserver_starts_again(keylane_cluster:
 
 
 async def test_stopped_consumer_hands_over_before_its_ttl(keylane_cluster: VirtualCluster):
-    """As SIGTERM; a killed one keeps its partitions for its ttl, and what it had not acked comes again."""
+    """As SIGTERM; a killed one keeps its partitions for its ttl, and what it had not acked comes
+    again.
+    """
     handled: list[bytes] = []
     await keylane_cluster.create_subject("orders", partitions=1)
     work = consume(keylane_cluster.address, handled, ttl_ms=60_000)

@@ -1,7 +1,9 @@
-"""A consumer is cut off from one broker alone: others get what it has there, and nothing else moves.
+"""A consumer is cut off from one broker alone: others get what it has there, and nothing else
+moves.
 
-While faults strike, pairs of a consumer and a broker are cut, for longer than a consumer is patient too.  Once all is healed, one thing happens
-alone, and is judged: one consumer is cut off from a broker; all are; or the broker is away for everybody.
+While faults strike, pairs of a consumer and a broker are cut, for longer than a consumer is patient
+too.  Once all is healed, one thing happens alone, and is judged: one consumer is cut off from a
+broker; all are; or the broker is away for everybody.
 """
 
 from __future__ import annotations
@@ -66,9 +68,11 @@ class CutOffs(Feature):
     def drained(self) -> bool:
         return self._done
 
-    # ── while faults strike ───────────────────────────────────────────────────────────────────────────
+    # ── while faults strike ───────────────────────────────────────────────────────────────────────
     async def work(self) -> None:
-        """Cut while faults strike; afterwards do one thing alone, see that it is answered, and that it leaves nothing behind."""
+        """Cut while faults strike; afterwards do one thing alone, see that it is answered, and that
+        it leaves nothing behind.
+        """
         world, rng = self.world, self.rng
         while not world.faults.healed:
             await self.pause(6.0)
@@ -96,9 +100,11 @@ class CutOffs(Feature):
             self.world.internet.cut_link(*link)
             self.world.loop.after(seconds, self.world.internet.heal_link, *link)
 
-    # ── alone ─────────────────────────────────────────────────────────────────────────────────────────
+    # ── alone ─────────────────────────────────────────────────────────────────────────────────────
     def _even(self) -> bool:
-        """Whether all that was sent is handled, and members have as many partitions, but for one."""
+        """Whether all that was sent is handled, and members have as many partitions, but for
+        one.
+        """
         world = self.world
         if not all(host.running and host.consumer is not None for host in world.consumers):
             return False
@@ -106,7 +112,9 @@ class CutOffs(Feature):
         return not busy and self._watch.drained and not world.shelf.uneven_shares()
 
     async def _until(self, settled: Callable[[], bool], when: str) -> None:
-        """Wait until it has been so for a ttl; a group that has lost a member is not settled before."""
+        """Wait until it has been so for a ttl; a group that has lost a member is not settled
+        before.
+        """
         until = self.world.loop.now + self._patience_s + self._watch.limit_s
         since: float | None = None
         while since is None or self.world.loop.now < since + self.world.swarm.ttl_ms / 1000:
@@ -127,7 +135,9 @@ class CutOffs(Feature):
         return {int(number) for number in broker.store.state.partitions}
 
     async def _watched(self, seconds: float, *, served: bool) -> list[Granted]:
-        """Have messages sent for a while, and return what goes to others meanwhile; with `served`, no partition waits too long."""
+        """Have messages sent for a while, and return what goes to others meanwhile; with `served`,
+        no partition waits too long.
+        """
         world = self.world
         began, until, burst_s = len(world.history), world.loop.now + seconds, 0.0
         while world.loop.now < until:
@@ -144,7 +154,9 @@ class CutOffs(Feature):
         return [event for event in granted if event.session != event.holder]
 
     async def _cut_one(self) -> None:
-        """The partitions that one member has at the broker go to others, and stay there; at most it gets others for them."""
+        """The partitions that one member has at the broker go to others, and stay there; at most it
+        gets others for them.
+        """
         world = self.world
         broker = self.rng.choice(world.brokers)
         there, before = self._at(broker), self._owners()
@@ -161,7 +173,8 @@ class CutOffs(Feature):
             came = after[number] == cut_off.name and number not in there
             if before[number] != after[number] and not left and not came:
                 self.problems.append(
-                    f"{number} went from {before[number]} to {after[number]}, and {cut_off.name} was cut off from {broker.name}"
+                    f"{number} went from {before[number]} to {after[number]}, and {cut_off.name} "
+                    f"was cut off from {broker.name}"
                 )
         self._stays(await self._watched(QUIET_S, served=True))
         others = [host for host in world.consumers if host is not cut_off]
@@ -174,7 +187,9 @@ class CutOffs(Feature):
             world.internet.heal_link(*link)
 
     async def _cut_all(self) -> None:
-        """Where no member gets at the broker, each of its partitions stays with one, and does not go round."""
+        """Where no member gets at the broker, each of its partitions stays with one, and does not
+        go round.
+        """
         world = self.world
         broker = self.rng.choice(world.brokers)
         links = [link for host in world.consumers for link in self._links(host, broker)]

@@ -1,4 +1,5 @@
-"""Two faults at a time, at moments that chance seldom hits: the second one begins while the first is half-way.
+"""Two faults at a time, at moments that chance seldom hits: the second one begins while the first
+is half-way.
 
 evacuation   brokers die, and the metaserver that drives, between the steps of an evacuation or a move
 frozen       a consumer stands still from before a move and a split until after them
@@ -73,7 +74,8 @@ class Halfway(Feature):
         """The open partitions of a broker group that no operation is to seal."""
         raw = self.world.shelf._raw
         ask = (
-            "SELECT partition_id FROM partitions p WHERE broker_group = ? AND state = 'open' AND NOT EXISTS"
+            "SELECT partition_id FROM partitions p WHERE broker_group = ? AND state = "
+            "'open' AND NOT EXISTS"
             " (SELECT 1 FROM steps s WHERE s.partition_id = p.partition_id AND s.action = 'seal')"
         )
         return [row[0] for row in raw.execute(ask, (broker_group,))]
@@ -122,7 +124,9 @@ class Halfway(Feature):
             world.loop.resume(process)
 
     async def _refuse_sync(self) -> None:
-        """One failed sync has a broker take no more; it is started again, and its disk is as any other."""
+        """One failed sync has a broker take no more; it is started again, and its disk is as any
+        other.
+        """
         world, rng = self.world, self.rng
         broker = rng.choice(world.brokers)
         world.operate_on(1, OperationKind.MOVE, rng.choice(("g0", "g1")))
@@ -138,7 +142,9 @@ class Halfway(Feature):
             self.idle = True
 
     def _start_anew(self, broker: BrokerHost, starts: int) -> None:
-        """Also once all is healed, where nothing else has: it takes no more until then, though its disk is fine."""
+        """Also once all is healed, where nothing else has: it takes no more until then, though its
+        disk is fine.
+        """
         if broker.running and (broker.starts == starts or not self.world.faults.healed):
             broker.lose_power()
         self.world.faults.restart(broker)
@@ -158,7 +164,9 @@ class LaterMoves(LaterDeliveries):
             moving.cancel()
 
     async def _move(self) -> None:
-        """Everything leaves a broker, which is started again a moment later, and at times does not hear the others."""
+        """Everything leaves a broker, which is started again a moment later, and at times does not
+        hear the others.
+        """
         world, rng = self.world, self.rng
         while not world.faults.healed:
             await self.pause(1.5)

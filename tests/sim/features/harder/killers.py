@@ -1,7 +1,9 @@
-"""Messages that end the process that handles them: each is set aside after a few ends, and no other message with it.
+"""Messages that end the process that handles them: each is set aside after a few ends, and no other
+message with it.
 
-All is quiet otherwise, and there is one partition, so that what a message is accused of is exact: the first end accuses
-none, the second makes suspects of all that was pulled, the third accuses the one that was begun alone.
+All is quiet otherwise, and there is one partition, so that what a message is accused of is exact:
+the first end accuses none, the second makes suspects of all that was pulled, the third accuses the
+one that was begun alone.
 """
 
 from __future__ import annotations
@@ -92,7 +94,9 @@ class Killers(Feature):
         return number_of(message.value) in self._numbers
 
     async def work(self) -> None:
-        """Once all is healed and handled, send what kills, and look at what becomes of it; then redrive it, and it kills no more."""
+        """Once all is healed and handled, send what kills, and look at what becomes of it; then
+        redrive it, and it kills no more.
+        """
         world = self.world
         (producer,) = (each for each in world.producers if each.subject == SUBJECT)
         while not world.faults.healed or producer.busy or producer.waiting:
@@ -138,7 +142,9 @@ class Killers(Feature):
         return {event.value: event.key for event in self.world.history if isinstance(event, Sent)}
 
     def seen(self, view: list[Any]) -> list[Any]:
-        """Without keys where each dead letter is alone: later messages of its key go on before that is durable."""
+        """Without keys where each dead letter is alone: later messages of its key go on before that
+        is durable.
+        """
         if self.world.swarm.consumer["on_failure"] == "park":
             return view
         return [

@@ -1,7 +1,9 @@
-"""Parked keys on uneasy ground: batches under them cannot be read, or retention takes what lies around them.
+"""Parked keys on uneasy ground: batches under them cannot be read, or retention takes what lies
+around them.
 
 damaged    once all is healed a disk spoils some of the batches that have parked messages: a key goes on up to its first
-           message that cannot be read, and no further; no other key waits for that; then the batches are mended
+           message that cannot be read, and no further; no other key waits for that; then the
+           batches are mended
 retained   brokers remove old segments all the time, and no parked message with them
 """
 
@@ -49,7 +51,9 @@ class DamagedParks(Parks):
         self._mended = False
 
     async def work(self) -> None:
-        """As other parks until all is healed; then spoil, redrive, look, mend, and redrive until nothing is parked."""
+        """As other parks until all is healed; then spoil, redrive, look, mend, and redrive until
+        nothing is parked.
+        """
         world, keys = self.world, self.keys
         while not world.faults.healed:
             await self.pause(0.8)
@@ -86,7 +90,7 @@ class DamagedParks(Parks):
     def drained(self) -> bool:
         return self._mended and super().drained
 
-    # ── what is parked ────────────────────────────────────────────────────────────────────────────────
+    # ── what is parked ────────────────────────────────────────────────────────────────────────────
     def _parked(self) -> dict[bytes, list[Place]]:
         """By key: its parked messages, in order, of all partitions that are not taken over."""
         expired = expired_in(self.world)
@@ -135,7 +139,7 @@ class DamagedParks(Parks):
                     self.problems.append(f"{place} of {key!r} was handled before {first_of[key]}")
         del self.problems[PROBLEMS_MAX:]
 
-    # ── the disk ──────────────────────────────────────────────────────────────────────────────────────
+    # ── the disk ──────────────────────────────────────────────────────────────────────────────────
     def _spoil(self) -> None:
         """Flip a byte in some of the batches that have parked messages."""
         self._spoiled_at = len(self.world.history)
@@ -157,7 +161,9 @@ class DamagedParks(Parks):
             self.world.trace(f"batch of {source}/{offset} is spoiled")
 
     def _mend(self) -> None:
-        """Put the bytes back, and start brokers again without a snapshot, which may tell of the damage."""
+        """Put the bytes back, and start brokers again without a snapshot, which may tell of the
+        damage.
+        """
         for broker, path, at in self._flipped:
             flip(broker, path, at)
         for broker in {id(each): each for each, _, _ in self._flipped}.values():

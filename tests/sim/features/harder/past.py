@@ -1,7 +1,9 @@
-"""What is over is forgotten after seconds, while subjects are cut over, deleted, created and reshaped, and metaservers die.
+"""What is over is forgotten after seconds, while subjects are cut over, deleted, created and
+reshaped, and metaservers die.
 
-A row of a deletion, a publication or a done operation stays for `history_retention_ms` at least; what is under way, and
-what a hidden subject needs to be published, stays as long as it has to; and in the end the rest is gone.
+A row of a deletion, a publication or a done operation stays for `history_retention_ms` at least;
+what is under way, and what a hidden subject needs to be published, stays as long as it has to; and
+in the end the rest is gone.
 """
 
 from __future__ import annotations
@@ -29,10 +31,13 @@ KEPT = {
     ),
     "operations": (
         "SELECT operation_id, state = 'done', EXISTS (SELECT 1 FROM subjects s JOIN subjects h"
-        " ON h.hidden_for = s.name WHERE s.subject_id = operations.subject_id), subject_id FROM operations"
+        " ON h.hidden_for = s.name WHERE s.subject_id = operations.subject_id), "
+        "subject_id FROM operations"
     ),
 }
-"""By table: of each row its key, whether it is over, whether it is needed all the same, and the subject with which it goes."""
+"""By table: of each row its key, whether it is over, whether it is needed all the same, and the
+subject with which it goes.
+"""
 
 
 class _Row(NamedTuple):

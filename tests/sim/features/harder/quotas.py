@@ -1,4 +1,6 @@
-"""A tenant that may have fewer consumers than it runs: never more of them are live, and a place that is free is taken."""
+"""A tenant that may have fewer consumers than it runs: never more of them are live, and a place
+that is free is taken.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from sim.swarm import Swarm
 TENANT = "tenant"
 LOOK_S = 0.05
 FREE_S = 20.0
-"""Within this each consumer has a session, once there is no limit: the pause of a refused join, a ttl, and a few calls."""
+"""Within this each consumer has a session, once there is no limit: the pause of a refused join, a
+ttl, and a few calls.
+"""
 
 
 class Quotas(Feature):
@@ -53,7 +57,8 @@ class Quotas(Feature):
             await asyncio.sleep(LOOK_S)
         if len(self._live()) < len(self.world.consumers):
             self.problems.append(
-                f"{len(self._live())} of {len(self.world.consumers)} consumers have joined without a limit"
+                f"{len(self._live())} of {len(self.world.consumers)} consumers have "
+                f"joined without a limit"
             )
         self._lifted = True
 

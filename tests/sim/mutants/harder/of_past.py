@@ -12,7 +12,9 @@ from sim.mutants.mutant import Breaks, Patches
 
 
 def cuts_are_forgotten_before_they_are_published(patches: Patches) -> None:
-    """The operations of a subject go after their time, also while a hidden subject waits to be published."""
+    """The operations of a subject go after their time, also while a hidden subject waits to be
+    published.
+    """
     patches.set(past_rows, "_awaited", sa.false())
 
 

@@ -25,7 +25,9 @@ def later_messages_pass_a_parked_key(patches: Patches) -> None:
 
 
 def new_messages_overtake_suspects(patches: Patches) -> None:
-    """What may have ended a process waits for its turn, and later messages are handed out at once."""
+    """What may have ended a process waits for its turn, and later messages are handed out at
+    once.
+    """
 
     def put(self: Any, messages: Any) -> None:
         upto = self._queue._upto
@@ -46,7 +48,9 @@ def parked_is_forgotten_at_restart(patches: Patches) -> None:
 
 
 def tail_of_a_dead_key_is_handed_out(patches: Patches) -> None:
-    """A consumer that begins takes dead keys for dead letters of any key, and hands their later messages out."""
+    """A consumer that begins takes dead keys for dead letters of any key, and hands their later
+    messages out.
+    """
 
     async def refresh(self: Any) -> Any:
         before = set(self.keys)

@@ -167,7 +167,9 @@ def retries_hold_their_keys(patches: Patches) -> None:
 
 
 def retries_are_learned_again(patches: Patches) -> None:
-    """An owner that had nothing to learn asks again at its next acquire, and has what it set aside itself twice."""
+    """An owner that had nothing to learn asks again at its next acquire, and has what it set aside
+    itself twice.
+    """
 
     async def begin(self: Any, rows: Any, **given: Any) -> None:
         if rows:

@@ -1,4 +1,6 @@
-"""Bugs of parked keys whose messages cannot be read or may be removed, and of messages that end their processes."""
+"""Bugs of parked keys whose messages cannot be read or may be removed, and of messages that end
+their processes.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from keylane.protocol.errors import FencedError, KeylaneError
 from sim.mutants.mutant import Breaks, Patches
 
 
-# ── parked keys ───────────────────────────────────────────────────────────────────────────────────────
+# ── parked keys ───────────────────────────────────────────────────────────────────────────────────
 def keys_go_on_behind_damage(patches: Patches) -> None:
     """A key whose oldest parked message cannot be read goes on behind it, as dead letters do."""
 
@@ -49,7 +51,7 @@ def acked_messages_need_no_segment(patches: Patches) -> None:
     patches.set(Group, "needed_from", property(lambda self: self.acked.cursor))
 
 
-# ── messages that end their processes ─────────────────────────────────────────────────────────────────
+# ── messages that end their processes ─────────────────────────────────────────────────────────────
 def no_message_is_suspected(patches: Patches) -> None:
     """A broker tells the next owner of no suspects, however many processes ended."""
     patches.set(Suspects, "upto", property(lambda _self: 0, lambda _self, _upto: None))

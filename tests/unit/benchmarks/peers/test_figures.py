@@ -1,4 +1,6 @@
-"""Medians over rounds, which peers a system is compared with, and how far it is ahead of the best of them."""
+"""Medians over rounds, which peers a system is compared with, and how far it is ahead of the best
+of them.
+"""
 
 import pytest
 from peers.durability import Durability

@@ -1,4 +1,6 @@
-"""What consumers of the comparison do with messages: each is touched, and the first and the last are timed."""
+"""What consumers of the comparison do with messages: each is touched, and the first and the last
+are timed.
+"""
 
 import time
 

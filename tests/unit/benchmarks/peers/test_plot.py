@@ -1,4 +1,6 @@
-"""Bars go to the right where keylane is ahead, to the left where a peer is, on one logarithmic axis."""
+"""Bars go to the right where keylane is ahead, to the left where a peer is, on one logarithmic
+axis.
+"""
 
 import math
 import re

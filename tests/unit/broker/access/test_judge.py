@@ -108,9 +108,12 @@ async def test_operator_is_known_by_a_token_of_the_settings_when_no_metaserver_r
     kept: list[dict[str, str]] = []
     own, admin, other = (make_token(lambda _bits, number=number: number) for number in (1, 2, 3))
     judge = CapabilityJudge(
-        SystemClock(), Signed()._ask, own_token=lambda: own, keep=kept.append,
+        SystemClock(),
+        Signed()._ask,
+        own_token=lambda: own,
+        keep=kept.append,
         operators={token_hash(other): "broker.b"},
-    )  # fmt: skip
+    )
     assert (await judge.identify(own)).is_server
     assert (await judge.identify(other)).principal == "broker.b"
     with pytest.raises(UnauthenticatedError):

@@ -1,4 +1,6 @@
-"""Pulls that go on after a small answer: what is a part, what is the last answer, and what ends a pull."""
+"""Pulls that go on after a small answer: what is a part, what is the last answer, and what ends a
+pull.
+"""
 
 from __future__ import annotations
 
@@ -311,7 +313,9 @@ async def test_pull_that_was_woken_when_its_client_left_gives_nothing(desk):
 
 
 async def test_fault_of_one_pull_leaves_the_others_of_its_commit_to_go_on(desk):
-    """As the connection of one fails in a way that nothing expects; the others would wait for their time to be over."""
+    """As the connection of one fails in a way that nothing expects; the others would wait for their
+    time to be over.
+    """
     await desk.acquire(1, group="other")
     broken, other = begin(desk), AskedCall()
     pull = Pull(1, "other", SESSION, 1, 0, 1 << 20, 30_000, (), 4)
@@ -326,7 +330,9 @@ async def test_fault_of_one_pull_leaves_the_others_of_its_commit_to_go_on(desk):
 
 
 async def test_ended_pull_is_freed_without_the_garbage_collector(desk):
-    """A broker's collector runs seldom; what a pull held, as its request and its call, goes with its last answer."""
+    """A broker's collector runs seldom; what a pull held, as its request and its call, goes with
+    its last answer.
+    """
     gc.collect()
     gc.disable()
     try:

@@ -1,4 +1,6 @@
-"""What is answered without a task, and what is not; the answers themselves are those of `test_service.py`."""
+"""What is answered without a task, and what is not; the answers themselves are those of
+`test_service.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Packed batches are unpacked before they are stored; a later append keeps its place behind a large one."""
+"""Packed batches are unpacked before they are stored; a later append keeps its place behind a large
+one.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,15 @@ SMALL, LARGE = LINES[:4_000], LINES[:400_000]
 def packed(compression: Compression, value: bytes, *, sequence: int = 0) -> bytes:
     """A batch of one message that is packed."""
     data = encode_batch(
-        partition_id=1, sent_at_ns=[1], keys=[b"k"], values=[value], producer_id=7, producer_epoch=0,
-        sequence=sequence, compression=compression,
-    )  # fmt: skip
+        partition_id=1,
+        sent_at_ns=[1],
+        keys=[b"k"],
+        values=[value],
+        producer_id=7,
+        producer_epoch=0,
+        sequence=sequence,
+        compression=compression,
+    )
     assert batch_starts(data)[0][1].compression == compression
     return data
 
@@ -44,9 +52,14 @@ def damaged(data: bytes) -> bytes:
     body = bytearray(data[HEADER_BYTES:])
     body[-40:-8] = bytes(range(200, 232))
     return encode_record(
-        bytes(body), kind=Kind.MESSAGES, count=header.count, compression=header.compression, partition_id=1,
-        producer_id=7, sequence=header.sequence,
-    )  # fmt: skip
+        bytes(body),
+        kind=Kind.MESSAGES,
+        count=header.count,
+        compression=header.compression,
+        partition_id=1,
+        producer_id=7,
+        sequence=header.sequence,
+    )
 
 
 def plain(*, keys: int = 0, value: bytes = b"v") -> bytes:
@@ -58,7 +71,9 @@ def plain(*, keys: int = 0, value: bytes = b"v") -> bytes:
 @pytest.mark.parametrize("value", [SMALL, LARGE], ids=["small", "large"])
 @pytest.mark.parametrize("compression", PACKED)
 async def test_append_refuses_a_packed_batch_when_it_does_not_unpack(desk, compression, value):
-    """Nothing is stored, sent again it is refused again, and the partition takes what its producer sends next."""
+    """Nothing is stored, sent again it is refused again, and the partition takes what its producer
+    sends next.
+    """
     good = packed(compression, value)
     end = desk.store.log.end
     for _ in range(2):
@@ -82,7 +97,9 @@ async def test_append_refuses_a_plain_batch_when_its_lengths_lie(desk, prompt):
 
 @pytest.mark.parametrize("compression", list(Compression))
 async def test_append_refuses_a_message_when_it_is_over_the_limit_of_all(desk, compression):
-    """A batch has room for more than one message of the largest size; producers of others know no limit."""
+    """A batch has room for more than one message of the largest size; producers of others know no
+    limit.
+    """
     fits, over = (LINES * 3)[: MESSAGE_BYTES_MAX - 1], (LINES * 3)[:1_060_000]
     with pytest.raises(MessageTooLargeError) as refused:
         await desk.append(packed(compression, over) if compression else plain(value=over))
@@ -121,12 +138,16 @@ async def turns(count: int = 5) -> None:
 
 
 async def test_appends_keep_their_order_when_a_large_one_is_checked(gated):
-    """Plain, small and large batches of one producer, sent without waiting; another partition waits for none of them."""
+    """Plain, small and large batches of one producer, sent without waiting; another partition waits
+    for none of them.
+    """
     desk, gate = gated
     made = [
-        partial(packed, Compression.LZ4, LARGE), partial(packed, Compression.LZ4, SMALL),
-        lambda *, sequence: batch(sequence=sequence, count=1), partial(packed, Compression.ZSTD, LARGE),
-    ]  # fmt: skip
+        partial(packed, Compression.LZ4, LARGE),
+        partial(packed, Compression.LZ4, SMALL),
+        lambda *, sequence: batch(sequence=sequence, count=1),
+        partial(packed, Compression.ZSTD, LARGE),
+    ]
     sending = [
         asyncio.create_task(desk.append(made[number % 4](sequence=number))) for number in range(12)
     ]

@@ -1,4 +1,6 @@
-"""Long polls at a broker: the first to wait is woken first, no waiter asks in a loop, and a newer token ends every wait."""
+"""Long polls at a broker: the first to wait is woken first, no waiter asks in a loop, and a newer
+token ends every wait.
+"""
 
 from __future__ import annotations
 
@@ -111,7 +113,9 @@ async def test_higher_token_takes_a_held_lock_at_once(desk):
 
 
 async def test_lock_is_kept_by_pull_ack_and_empty_ack(desk):
-    """Each of them renews it for its ttl; without any it runs out, and the owner's next call has it again."""
+    """Each of them renews it for its ttl; without any it runs out, and the owner's next call has it
+    again.
+    """
 
     def holder() -> str | None:
         (group,) = desk.store.state.partition(1).status(now_ms=desk.clock.boot_ms()).groups

@@ -1,4 +1,6 @@
-"""Indexes rebuilt, converted and compared while no broker runs, and brokers that are started with the other one."""
+"""Indexes rebuilt, converted and compared while no broker runs, and brokers that are started with
+the other one.
+"""
 
 from __future__ import annotations
 
@@ -146,8 +148,12 @@ async def test_verify_changes_nothing(folder, what):
     root = Path(files.name())
     name = {
         "file": {"head": "index/journal-*", "half": "index/journal-*", "units": "index/*.blocks"},
-        "rocksdb": {"head": "rocksdb/MANIFEST*", "half": "rocksdb/MANIFEST*", "units": "rocksdb/*.sst"},
-    }[kind].get(what)  # fmt: skip
+        "rocksdb": {
+            "head": "rocksdb/MANIFEST*",
+            "half": "rocksdb/MANIFEST*",
+            "units": "rocksdb/*.sst",
+        },
+    }[kind].get(what)
     if name is not None:
         path = max(root.glob(name), key=lambda file: file.stat().st_size)
         data = bytearray(path.read_bytes())
@@ -169,7 +175,9 @@ async def test_no_index_at_all_is_told(folder):
 
 
 def test_newer_journal_is_refused():
-    """A whole frame of a later format is left as it is, and the broker says so; a damaged magic is damage."""
+    """A whole frame of a later format is left as it is, and the broker says so; a damaged magic is
+    damage.
+    """
     disk = SimDisk()
     queues = FileConsumeQueues(disk)
     queues.recover(0)

@@ -30,7 +30,9 @@ def header(sequence: int, count: int = 2, *, epoch: int = 0, value: bytes = b"va
 
 
 def stored(*batches: tuple[int, int], epoch: int = 0) -> ProducerState:
-    """A producer after batches of (sequence, count), stored one after another from offset 100 on."""
+    """A producer after batches of (sequence, count), stored one after another from offset 100
+    on.
+    """
     state: ProducerState | None = None
     for sequence, count in batches:
         state = after_append(
@@ -61,7 +63,9 @@ def test_repeat_is_known_by_what_its_producer_made(stamps):
 
 
 def test_another_batch_under_a_stored_sequence_is_refused():
-    """The count and the checksum have to be those of the stored batch; what is known is not enough for an ack."""
+    """The count and the checksum have to be those of the stored batch; what is known is not enough
+    for an ack.
+    """
     for other in (header(2, 3, value=b"other"), header(2, 2), header(2, 4)):
         with pytest.raises(SequenceReusedError) as caught:
             decide_append(stored((0, 2), (2, 3), (5, 1)), other)
@@ -70,7 +74,9 @@ def test_another_batch_under_a_stored_sequence_is_refused():
 
 @pytest.mark.parametrize(("sequence", "count"), [(3, 1), (1, 1), (1, 3), (0, 5), (2, 4), (0, 6)])
 def test_batch_across_stored_ones_is_refused(sequence, count):
-    """A repeat has the bounds of its first sending: a part of a stored batch, or several of them, is none."""
+    """A repeat has the bounds of its first sending: a part of a stored batch, or several of them,
+    is none.
+    """
     with pytest.raises(SequenceReusedError):
         decide_append(stored((0, 2), (2, 3), (5, 1)), header(sequence, count))
 

@@ -1,4 +1,6 @@
-"""Damage as people are told of it, and as the state keeps it: joined, bounded, and never more than was lost."""
+"""Damage as people are told of it, and as the state keeps it: joined, bounded, and never more than
+was lost.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from sim.machines.store import Desk, batch, facts, open_store
 
 
 def test_losses_side_by_side_are_one():
-    """A hundred thousand lost batches one behind the other are one range, at the first one's position."""
+    """A hundred thousand lost batches one behind the other are one range, at the first one's
+    position.
+    """
     partition = HostedPartition(facts(1))
     for number in range(100_000):
         partition.lose(2 * number, 2 * number + 2, position=500 + number)
@@ -49,7 +53,9 @@ def test_ranges_are_what_was_lost():
 
 
 def test_very_many_losses_are_few_bytes():
-    """Ranges beyond the limit are left out, never joined over good messages; an unknown end is always kept."""
+    """Ranges beyond the limit are left out, never joined over good messages; an unknown end is
+    always kept.
+    """
     partition = HostedPartition(facts(1))
     partition.lose(90_000, -1, position=9)
     for number in range(20_000):
@@ -61,7 +67,9 @@ def test_very_many_losses_are_few_bytes():
 
 
 def test_many_holes_hide_nothing_else():
-    """However many holes and damaged partitions there are, other problems are seen, and what is left out is counted."""
+    """However many holes and damaged partitions there are, other problems are seen, and what is
+    left out is counted.
+    """
     state = BrokerState()
     replay = Replay(state)
     for number in range(1, 151):
@@ -115,7 +123,9 @@ def test_large_hole_is_told_in_parts(monkeypatch):
 
 @pytest.mark.parametrize("kind", ["file", "rocksdb"])
 async def test_damage_met_by_a_read_is_told_and_stays(kind, tmp_path):
-    """Bytes that rot while the broker runs: the read fails, the partition stops as after a start, others go on."""
+    """Bytes that rot while the broker runs: the read fails, the partition stops as after a start,
+    others go on.
+    """
     from keylane.broker.storage.files import RealFiles
 
     files = RealFiles(tmp_path / "data")
@@ -150,7 +160,9 @@ async def test_damage_met_by_a_read_is_told_and_stays(kind, tmp_path):
 
 
 async def test_damage_met_by_a_slow_read_stays_though_the_partition_cooled():
-    """While the disk is read the partition may be packed away: what the read finds is kept all the same."""
+    """While the disk is read the partition may be packed away: what the read finds is kept all the
+    same.
+    """
     disk, clock = SimDisk(), ManualClock()
     store = open_store(disk, clock=clock, cache_bytes=0)
     desk = Desk(store, clock)

@@ -26,7 +26,9 @@ def join(partitions: DroppedPartitions, others: Iterable[int], *, late: Iterable
 
 
 def test_dropped_ids_are_bounded_when_ids_between_them_are_of_other_brokers():
-    """Each second id is dropped here, for ever: the ranges, and the records of them, had no limit."""
+    """Each second id is dropped here, for ever: the ranges, and the records of them, had no
+    limit.
+    """
     partitions = DroppedPartitions()
     every = range(1, 6 * RANGES_KEPT, 2)
     for each in every:
@@ -81,6 +83,12 @@ def test_dropped_ids_stay_apart_when_partitions_come_or_go_while_they_are_joined
     partitions.join(joining, [20])
     partitions.undo(24)
     assert ranges(partitions) == [
-        (10, 19), (22, 23), (26, 31), (34, 39), (42, 43), (46, 47), (100, 101),
-    ]  # fmt: skip
+        (10, 19),
+        (22, 23),
+        (26, 31),
+        (34, 39),
+        (42, 43),
+        (46, 47),
+        (100, 101),
+    ]
     assert not [each for each in (20, 24, 31, 44, 99) if each in partitions]

@@ -1,4 +1,6 @@
-"""How messages without an order failed: rows of offsets, what is said of too many, and a million of them."""
+"""How messages without an order failed: rows of offsets, what is said of too many, and a million of
+them.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ def told(parked: Parked, key: ParkKey = None) -> list[tuple[int, int, int, Failu
     ]
 
 
-# ── of each message ───────────────────────────────────────────────────────────────────────────────────
+# ── of each message ───────────────────────────────────────────────────────────────────────────────
 def test_failure_of_a_message_stays_beside_later_ones():
     parked = Parked(7)
     for at_ms, (start, failure) in enumerate(((0, FAILURE), (4, OTHER), (2, FAILURE)), 1):
@@ -96,7 +98,9 @@ def test_child_adopts_how_messages_failed_and_not_when_they_are_tried():
 
 
 def test_forgotten_tries_are_restored_when_nothing_is_known_of_the_messages_of_another_source():
-    """Those that had failed have left: an error in place of the undo left a fence raised that was not written."""
+    """Those that had failed have left: an error in place of the undo left a fence raised that was
+    not written.
+    """
     parked = Parked(7)
     parked.apply(Park(2, ((0, 1), (5, 6)), FAILURE), at_ms=1)
     parked.note_next_tries([(2, 7, 5, 400)])
@@ -111,7 +115,7 @@ def test_forgotten_tries_are_restored_when_nothing_is_known_of_the_messages_of_a
     assert key.next_ms == 400
 
 
-# ── pages ─────────────────────────────────────────────────────────────────────────────────────────────
+# ── pages ─────────────────────────────────────────────────────────────────────────────────────────
 def test_details_come_by_page_from_a_place_on():
     parked = Parked(7)
     for offset in range(6):
@@ -146,7 +150,7 @@ def test_pages_end_before_their_texts_are_too_long():
     assert told(child) == told(parked)
 
 
-# ── too many ──────────────────────────────────────────────────────────────────────────────────────────
+# ── too many ──────────────────────────────────────────────────────────────────────────────────────
 def test_oldest_messages_are_told_coarsely_when_there_are_too_many(
     monkeypatch: pytest.MonkeyPatch,
 ):
@@ -272,7 +276,9 @@ print((resident_kb() - before) // 1024)
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [550_000, pytest.param(1_000_000, marks=pytest.mark.whole)])
 def test_million_dead_letters_of_one_error_take_under_100_mb(count):
-    """Five at a time of their own, each between others that were handled; with images, and what carries them over."""
+    """Five at a time of their own, each between others that were handled; with images, and what
+    carries them over.
+    """
     done = subprocess.run(
         [sys.executable, "-c", MANY, str(count)],
         check=True,

@@ -70,7 +70,9 @@ def test_acked_parts_of_an_expired_range_are_not_handed_out_again():
 
 
 def test_given_back_is_free_at_once():
-    """A session that leaves gives back its own messages and keeps those of other sessions where they are."""
+    """A session that leaves gives back its own messages and keeps those of other sessions where
+    they are.
+    """
     messages, acked = InFlight(1), AckedOffsets()
     hand_out(messages, acked, A)
     hand_out(messages, acked, B)
@@ -136,19 +138,25 @@ def test_ranges_in_flight_have_a_limit(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_held_messages_are_in_flight_for_longer():
-    """Those beside them are free at their deadline, and the held ones once they are held no more."""
+    """Those beside them are free at their deadline, and the held ones once they are held no
+    more.
+    """
     messages, acked = InFlight(1), AckedOffsets()
     assert hand_out(messages, acked) == [(0, 10)]
     messages.hold(acked, A, [(2, 4), (7, 8)], now_ms=900, in_flight_ms=1_000)
     assert hand_out(messages, acked, B, now_ms=1_000, readable_offset=10) == [
-        (0, 2), (4, 7), (8, 10),
-    ]  # fmt: skip
+        (0, 2),
+        (4, 7),
+        (8, 10),
+    ]
     assert hand_out(messages, acked, B, now_ms=1_899, readable_offset=10) == []
     assert hand_out(messages, acked, B, now_ms=1_900, readable_offset=10) == [(2, 4), (7, 8)]
 
 
 def test_held_messages_that_were_freed_are_in_flight_again():
-    """After a restart nothing is in flight; what another session has by then, or what is acked, stays so."""
+    """After a restart nothing is in flight; what another session has by then, or what is acked,
+    stays so.
+    """
     messages, acked = InFlight(1), AckedOffsets()
     messages.enter(A, ttl_ms=5_000, now_ms=0)
     assert hand_out(messages, acked, B, count_max=2) == [(0, 2)]
@@ -181,7 +189,9 @@ def test_silent_session_has_nothing_after_its_ttl():
 
 
 def test_session_that_is_heard_keeps_what_it_has():
-    """Each pull and each ack counts, an empty one too; the messages' own deadline stands all the same."""
+    """Each pull and each ack counts, an empty one too; the messages' own deadline stands all the
+    same.
+    """
     messages, acked = InFlight(1), AckedOffsets()
     messages.enter(A, ttl_ms=300, now_ms=0)
     assert hand_out(messages, acked, A, in_flight_ms=1_000) == [(0, 10)]
@@ -201,7 +211,9 @@ def test_session_that_is_heard_again_has_the_ttl_of_its_last_acquire():
 
 
 def test_silent_sessions_are_forgotten(monkeypatch):
-    """However many come and go without a word, those known are bounded, and none keeps messages for ever."""
+    """However many come and go without a word, those known are bounded, and none keeps messages for
+    ever.
+    """
     monkeypatch.setattr(in_flight, "SILENT_MAX", 10)
     messages, acked = InFlight(1), AckedOffsets()
     for number in range(100):

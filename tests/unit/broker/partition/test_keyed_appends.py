@@ -1,4 +1,6 @@
-"""Batches of idempotency keys, and batches without a producer: what is stored, remembered and forgotten."""
+"""Batches of idempotency keys, and batches without a producer: what is stored, remembered and
+forgotten.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ async def desk(disk) -> Desk:
 
 
 async def test_repeat_of_a_key_is_a_duplicate_whatever_its_times(desk, disk):
-    """Only id, epoch and count are compared: a repeat is encoded anew, with the time of the repeat."""
+    """Only id, epoch and count are compared: a repeat is encoded anew, with the time of the
+    repeat.
+    """
     first = await desk.append(keyed())
     again = await desk.append(keyed(value=b"other bytes, as of another time"))
     assert (first.base_offset, first.duplicate) == (0, False)
@@ -147,7 +151,9 @@ class ComparedId(int):
 
 @pytest.mark.parametrize("last", [7, KEY])
 async def test_full_partition_forgets_a_producer_without_a_search(desk, last):
-    """Each append of a new producer looked at all 10,000 of them, on the event loop that serves all others."""
+    """Each append of a new producer looked at all 10,000 of them, on the event loop that serves all
+    others.
+    """
     partition = desk.store.state.partition(1)
     for number in [*range(1_000, 1_000 + PRODUCERS_PER_PARTITION_MAX), last]:
         partition.producers[ComparedId(number)] = ProducerState(5, 1, ())

@@ -1,4 +1,6 @@
-"""Numbered rows: a repeated task's batches are known again, however old they are, unless its rows are others."""
+"""Numbered rows: a repeated task's batches are known again, however old they are, unless its rows
+are others.
+"""
 
 from __future__ import annotations
 

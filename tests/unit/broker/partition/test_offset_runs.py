@@ -1,4 +1,6 @@
-"""Runs of offsets: what is added and removed is told, at the front, in the middle and at the end."""
+"""Runs of offsets: what is added and removed is told, at the front, in the middle and at the
+end.
+"""
 
 from __future__ import annotations
 

@@ -313,7 +313,9 @@ def test_ranges_above_the_cursor_have_a_limit():
 
 
 def test_parent_is_adopted_again_by_a_later_owner_alone():
-    """Which asks where the parent was reset alone since; a repeat of the same owner, and one of an old image, change nothing."""
+    """Which asks where the parent was reset alone since; a repeat of the same owner, and one of an
+    old image, change nothing.
+    """
     parked, again = Parked(7), Adopt(3, (), last=True)
     parked.apply(again, at_ms=1, token=5)
     acked = AckedOffsets(0)
@@ -331,7 +333,9 @@ NEW = Failure("TypeError", "none", "d", 9, 1)
 @pytest.mark.parametrize("key", [None, b"", b"k"])
 @pytest.mark.parametrize("first", [0, 1])
 def test_redrive_is_kept_when_a_second_parent_has_messages_of_the_same_key(key, first):
-    """Two parents of a merge: dead letters, messages without a key, or a key whose order is broken already."""
+    """Two parents of a merge: dead letters, messages without a key, or a key whose order is broken
+    already.
+    """
     redriven = AdoptedKey(key, ParkState.REDRIVING, 3, OLD, ((3, 0, 2),))
     parked = AdoptedKey(key, ParkState.PARKED, 1, NEW, ((4, 5, 6),))
     desk = CheckedDesk()

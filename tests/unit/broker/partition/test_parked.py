@@ -1,4 +1,6 @@
-"""What a group has parked: the fold over changes, pages of it, its image, and what takes a change back."""
+"""What a group has parked: the fold over changes, pages of it, its image, and what takes a change
+back.
+"""
 
 from __future__ import annotations
 
@@ -129,8 +131,11 @@ def test_adopted_key_is_parked_since_the_older_time():
     undo()
     known = parked.get(b"k")
     assert (known.since_ms, known.state, known.failure, parked.adopted) == (
-        1, ParkState.PARKED, FAILURE, set(),
-    )  # fmt: skip
+        1,
+        ParkState.PARKED,
+        FAILURE,
+        set(),
+    )
 
 
 def test_page_has_its_rows_and_goes_on_in_a_key():
@@ -263,7 +268,9 @@ print((resident_kb() - before) // 1024)
 
 
 def test_million_parked_messages_take_under_100_mb():
-    """Of 1,000 keys in turn, with an image, what is read from it, and the changes that carry it over."""
+    """Of 1,000 keys in turn, with an image, what is read from it, and the changes that carry it
+    over.
+    """
     done = subprocess.run(
         [sys.executable, "-c", MILLION], check=True, capture_output=True, text=True, timeout=120
     )
@@ -273,7 +280,7 @@ def test_million_parked_messages_take_under_100_mb():
 MINE = AdoptedKey(b"k", ParkState.PARKED, 1, FAILURE, ((3, 0, 2),), token=5)
 
 
-# ── edits ─────────────────────────────────────────────────────────────────────────────────────────────
+# ── edits ─────────────────────────────────────────────────────────────────────────────────────────
 def edit(source: int, offset: int, value: bytes = b"mended") -> Edit:
     return Edit(b"k", EditedMessage(source, offset, value, b"p"))
 
@@ -290,7 +297,9 @@ def test_edit_ends_with_its_message():
 
 
 def test_owner_has_messages_of_a_parked_key_handled_until_a_failure():
-    """Its tail may be parked, or find no room, meanwhile; what takes a failure back brings the owner back."""
+    """Its tail may be parked, or find no room, meanwhile; what takes a failure back brings the
+    owner back.
+    """
     parked = parked_of(Park(b"k", ((2, 4),), FAILURE), Park(b"k", (), FAILURE, 5))
     for change in (Park(b"k", ((5, 6),)), Bury(b"k", ((7, 8),)), Unpark(b"k", 7, ((2, 3),))):
         parked.apply(change, at_ms=9)
@@ -316,9 +325,13 @@ def test_adopted_edit_gives_way_to_one_that_was_made_here():
     """The pages of a parent may come after an operator's edit of the same message."""
     rows = AdoptedKey(b"k", ParkState.PARKED, 1, FAILURE, ((3, 0, 2),))
     late = AdoptedKey(
-        b"k", ParkState.PARKED, 1, FAILURE, (),
+        b"k",
+        ParkState.PARKED,
+        1,
+        FAILURE,
+        (),
         (edit(3, 0, b"old").message, edit(3, 1, b"old").message),
-    )  # fmt: skip
+    )
     parked = parked_of(
         Adopt(3, (rows,), last=False), edit(3, 0, b"new"), Adopt(3, (late,), last=True)
     )
@@ -335,9 +348,10 @@ def test_pages_hold_edits_up_to_their_size():
     """Behind all rows; each page is adopted by itself, and together they have everything."""
     large = PARKED_PAGE_BYTES // 2 - 200
     parked = parked_of(
-        Park(b"k", ((0, 6),), FAILURE), *(edit(7, offset, bytes(large)) for offset in range(4)),
+        Park(b"k", ((0, 6),), FAILURE),
+        *(edit(7, offset, bytes(large)) for offset in range(4)),
         edit(7, 5, bytes(2 * PARKED_PAGE_BYTES)),
-    )  # fmt: skip
+    )
     pages, first = [], 0
     while first is not None:
         page, first = adopted_page(parked, lambda _key: True, first=first)

@@ -53,7 +53,9 @@ def test_token_from_the_future_is_unknown():
 
 
 def test_lock_expires_and_comes_back():
-    """After its ttl no session holds the lock; the owner's next call takes it again, because no newer owner came."""
+    """After its ttl no session holds the lock; the owner's next call takes it again, because no
+    newer owner came.
+    """
     lock = held()
     assert lock.holder(1099) == "s1"
     assert lock.holder(1100) is None

@@ -1,4 +1,6 @@
-"""When a partition can be sealed, and what its broker says of that before it is asked to; what an open one refuses."""
+"""When a partition can be sealed, and what its broker says of that before it is asked to; what an
+open one refuses.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ async def office() -> Office:
 
 
 async def test_partition_refuses_a_larger_message_and_takes_what_fits(office):
-    """After a restart too; a repeat of what is stored is answered, and a sealed partition says so first."""
+    """After a restart too; a repeat of what is stored is answered, and a sealed partition says so
+    first.
+    """
     low = msgspec.structs.replace(facts(2), message_bytes_max=1_024)
     await office.store.host(low)[1]
     small = batch(partition_id=2, count=50)
@@ -83,7 +87,9 @@ async def test_partition_is_hosted_under_one_limit(office):
 
 
 async def test_broker_that_holds_messages_back_seals(office):
-    """A disk too full for messages has room for a seal; it could be sealed, and is, and says so after a restart."""
+    """A disk too full for messages has room for a seal; it could be sealed, and is, and says so
+    after a restart.
+    """
     office.store.commit.refuse_messages("the disk is 90 % full")
     with pytest.raises(BrokerReadOnlyError):
         await office.desk.append(batch())
@@ -95,7 +101,9 @@ async def test_broker_that_holds_messages_back_seals(office):
 
 
 async def test_describe_says_why_a_partition_cannot_be_sealed(office):
-    """Damage at the end and a failed write: the words of the refusal, before the seal is asked for."""
+    """Damage at the end and a failed write: the words of the refusal, before the seal is asked
+    for.
+    """
     partition = office.store.state.partition(1)
     office.store.state.lose(partition, 0, -1, position=0)
     with pytest.raises(KeylaneError) as refused:
@@ -135,7 +143,9 @@ async def test_seal_has_room_where_messages_have_none(office):
 
 
 async def test_partition_is_hosted_where_messages_have_no_room(office):
-    """A resize that is to relieve a broker does not wait until its producers are slow; one that takes no messages hosts nothing."""
+    """A resize that is to relieve a broker does not wait until its producers are slow; one that
+    takes no messages hosts nothing.
+    """
     office.store.commit._queued_bytes_max = 1
     told: list[KeylaneError | None] = []
     office.store.append(1, memoryview(batch()), told.append)
@@ -148,7 +158,9 @@ async def test_partition_is_hosted_where_messages_have_no_room(office):
 
 
 async def test_broker_that_is_busy_for_a_moment_can_seal(office, monkeypatch):
-    """More waits for the disk than it takes at once: that passes by itself, and is no reason to wait with a plan."""
+    """More waits for the disk than it takes at once: that passes by itself, and is no reason to
+    wait with a plan.
+    """
     monkeypatch.setattr(group_commit, "OWN_QUEUED_BYTES_MAX", 0)
     office.store.commit._queued_bytes_max = 1
     told = asyncio.Event()
@@ -161,7 +173,9 @@ async def test_broker_that_is_busy_for_a_moment_can_seal(office, monkeypatch):
 
 
 async def test_partition_with_messages_is_not_sealed_when_it_should_be_empty(office):
-    """Who takes back what it had hosted, and meets another's partition of that number, changes nothing there."""
+    """Who takes back what it had hosted, and meets another's partition of that number, changes
+    nothing there.
+    """
     await office.desk.append(batch())
     with pytest.raises(PartitionInUseError):
         await office.control.seal(None, {"id": "1", "empty": "1"})
@@ -176,7 +190,9 @@ async def test_empty_partition_is_sealed_when_it_should_be_empty(office):
 
 
 async def test_partition_takes_no_more_messages_than_it_may_hold(office, monkeypatch):
-    """Logic offsets behind a loss rest on it.  A batch that does not fit is refused whole, and what is stored is told."""
+    """Logic offsets behind a loss rest on it.  A batch that does not fit is refused whole, and what
+    is stored is told.
+    """
     monkeypatch.setattr(partition, "PARTITION_MESSAGES_MAX", 5)
     await office.desk.append(batch(count=4))
     with pytest.raises(OverloadedError, match="move it"):

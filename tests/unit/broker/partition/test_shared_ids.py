@@ -69,7 +69,9 @@ async def test_batches_are_told_apart_after_a_restart():
 
 
 async def test_epoch_that_is_shared_stores_nothing_more():
-    """Else what the refused one sends next might be stored in front of what was refused; a new epoch begins again."""
+    """Else what the refused one sends next might be stored in front of what was refused; a new
+    epoch begins again.
+    """
     desk = await opened(SimDisk(), stored=2)
     with pytest.raises(SequenceReusedError):
         await desk.append(others(0))

@@ -24,7 +24,9 @@ def test_bodies_round_trip(body):
 
 
 async def test_restart_finds_what_service_had():
-    """Offsets, times, producers, fences, sessions, cursors and seals are the same after a restart."""
+    """Offsets, times, producers, fences, sessions, cursors and seals are the same after a
+    restart.
+    """
     disk, clock = SimDisk(), ManualClock()
     desk = Desk(open_store(disk, clock=clock, segment_bytes=4096), clock)
     for partition_id in (1, 2):
@@ -67,7 +69,9 @@ async def test_times_within_a_partition_never_fall():
 
 
 async def test_producer_silent_longest_is_forgotten(monkeypatch):
-    """A partition remembers a limited number of producers, and a restart remembers the same ones."""
+    """A partition remembers a limited number of producers, and a restart remembers the same
+    ones.
+    """
     monkeypatch.setattr("keylane.broker.partition.partition.PRODUCERS_PER_PARTITION_MAX", 3)
     disk, clock = SimDisk(), ManualClock()
     desk = Desk(open_store(disk, clock=clock), clock)

@@ -18,7 +18,9 @@ def ended(*pulled_to: int) -> Suspects:
 
 
 def test_pulled_messages_are_suspects_when_two_owners_ended_without_a_release():
-    """A first end accuses no message: but for its caution with what is redriven, the next owner goes on as any."""
+    """A first end accuses no message: but for its caution with what is redriven, the next owner
+    goes on as any.
+    """
     suspects = ended(20)
     assert suspects.upto == 0
     suspects.pulled(30)
@@ -42,7 +44,9 @@ def test_suspects_stay_when_the_next_owner_ends_before_it_has_pulled_them_all():
 
 
 def test_end_without_a_release_is_known_where_nothing_was_pulled():
-    """What is redriven there may have ended the process; a broker that started since knows nothing of it."""
+    """What is redriven there may have ended the process; a broker that started since knows nothing
+    of it.
+    """
     suspects = Suspects()
     assert not suspects.next_owner(released=False)
     assert not suspects.unreleased, "of its first owner in this broker's life nothing is known"

@@ -1,4 +1,6 @@
-"""A partition is the same as an object and as bytes, and there is only one object of it at a time."""
+"""A partition is the same as an object and as bytes, and there is only one object of it at a
+time.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ _NO_FACTS = {"subject", "partition", "groups", "tokens_above", "times_from_ms"}
 
 
 def test_image_has_every_fact():
-    """Whatever is told of a partition is in its image, also what has been added to the facts since."""
+    """Whatever is told of a partition is in its image, also what has been added to the facts
+    since.
+    """
     values = {
         OrderStrategy | None: OrderStrategy.STRICT,
         Retention | None: Retention.TIME,
@@ -108,7 +112,9 @@ def test_cooled_partition_is_the_same_object_while_it_is_referenced():
 
 
 def test_partition_stays_warm_while_work_on_it_is_under_way():
-    """A lock that is held, an append or a fence on its way to the disk keep a partition as it is."""
+    """A lock that is held, an append or a fence on its way to the disk keep a partition as it
+    is.
+    """
     table = PartitionTable(lambda: 100, warm_max=1)
     locked, appending, fencing, sealing = (full(number) for number in (1, 2, 3, 4))
     locked.groups["audit"].lock.expires_at_ms = 101

@@ -41,16 +41,20 @@ class RetainingBroker:
         self.store = open_store(self.disk, clock=self.clock, **self.changes)
         self.desk = Desk(self.store, self.clock)
         self.cleaning = Cleaning(
-            self.store, self.disk, settings_of(**self.changes),
-            clock=self.clock, run_commit=in_place, run_read=in_place,
-        )  # fmt: skip
+            self.store,
+            self.disk,
+            settings_of(**self.changes),
+            clock=self.clock,
+            run_commit=in_place,
+            run_read=in_place,
+        )
 
     async def fill(self, partitions=(1, 2), *, batches=60, retention=None, groups=()):
         for number in partitions:
             told = facts(number)
-            _, durable = self.store.host(type(told)(
-                subject=told.subject, partition=told.partition, retention=retention
-            ))  # fmt: skip
+            _, durable = self.store.host(
+                type(told)(subject=told.subject, partition=told.partition, retention=retention)
+            )
             await durable
             if groups is not None:
                 await know_groups(
@@ -71,8 +75,9 @@ class RetainingBroker:
         for partition in self.store.state.partitions.values():
             first = partition.first_offset
             assert self.store.queues.bounds(partition.partition_id) == (
-                first, partition.next_offset,
-            )  # fmt: skip
+                first,
+                partition.next_offset,
+            )
             offset = first
             while offset < partition.next_offset:
                 _, offset = await self.store.read(partition, offset, bytes_max=1 << 20)
@@ -86,7 +91,9 @@ class RetainingBroker:
 
 
 async def test_old_segments_go_and_first_offsets_rise():
-    """After 72 hours segments go, the first offset is the first message that is there, after a restart too."""
+    """After 72 hours segments go, the first offset is the first message that is there, after a
+    restart too.
+    """
     house = RetainingBroker()
     await house.fill(batches=100)
     bases = house.store.log.bases
@@ -108,7 +115,9 @@ async def test_old_segments_go_and_first_offsets_rise():
 
 @pytest.mark.parametrize("index", ["file", "rocksdb"])
 async def test_messages_go_by_age_when_nothing_is_stored_any_more(index: str, tmp_path):
-    """Each goes an eighth of retention_ms later at most; the broker then starts, and stores, as before."""
+    """Each goes an eighth of retention_ms later at most; the broker then starts, and stores, as
+    before.
+    """
     house = RetainingBroker(RealFiles(str(tmp_path)), index=index)
     await house.fill(batches=50)
     for _ in range(72 + 9):
@@ -125,7 +134,9 @@ async def test_messages_go_by_age_when_nothing_is_stored_any_more(index: str, tm
 
 
 async def test_message_goes_by_age_when_the_next_one_came_much_later():
-    """Its segment is small, so what is known of it is no later message's time, after a restart too."""
+    """Its segment is small, so what is known of it is no later message's time, after a restart
+    too.
+    """
     house = RetainingBroker()
     await house.fill(partitions=(1,), batches=1)
     for _ in range(70):
@@ -199,7 +210,9 @@ async def test_group_that_lags_keeps_its_messages():
 
 
 async def test_messages_reach_their_age_when_the_calendar_was_set_back_for_a_while():
-    """Of a segment only times behind it are known, and these are early where the calendar was; no message goes early for that."""
+    """Of a segment only times behind it are known, and these are early where the calendar was; no
+    message goes early for that.
+    """
     house = RetainingBroker()
     await house.fill(partitions=(1,), batches=12)
     house.clock.wall_offset_ms -= 71 * HOUR
@@ -214,7 +227,9 @@ async def test_messages_reach_their_age_when_the_calendar_was_set_back_for_a_whi
 async def test_retention_removes_no_message_when_the_calendar_was_set_a_year_forward_for_a_while(
     caplog,
 ):
-    """What was not old before stays; a year later by the calendar everything was removed within ten seconds."""
+    """What was not old before stays; a year later by the calendar everything was removed within ten
+    seconds.
+    """
     house = RetainingBroker()
     await house.fill(batches=60)
     first = house.store.log.first_position
@@ -283,7 +298,9 @@ async def test_log_is_kept_below_its_size():
 
 
 async def test_full_disk_stops_messages_and_heals():
-    """At 90 % messages are refused, what consumers do is not; once there is room they are taken again."""
+    """At 90 % messages are refused, what consumers do is not; once there is room they are taken
+    again.
+    """
     house = RetainingBroker()
     await house.fill(batches=30)
     await house.desk.acquire(1)
@@ -313,7 +330,7 @@ async def test_log_tells_what_a_full_disk_does(caplog):
     assert [line[:20] for line in caplog.messages] == ["messages are refused"]
     house.disk.room = 500_000
     await house.cleaning.check()
-    assert caplog.messages[1:] == ["messages are taken again: the disk has room"]
+    assert caplog.messages[1:] == ["messages are accepted again: the disk has room"]
     other = RetainingBroker(retention_ms=1000 * HOUR)
     await other.fill(batches=30)
     other.disk.total, other.disk.room = 1_000_000, 140_000
@@ -338,7 +355,9 @@ async def test_lines_stay_few_when_the_disk_crosses_its_limit_at_each_check(capl
 
 @pytest.mark.parametrize("path_of", [trail_path, segment_path])
 async def test_segment_whose_removal_fails_goes_before_any_later_one(path_of):
-    """While a file of the first segment cannot be removed, no other segment goes, its offsets are not read, and the problem is told."""
+    """While a file of the first segment cannot be removed, no other segment goes, its offsets are
+    not read, and the problem is told.
+    """
     house = RetainingBroker()
     await house.fill(batches=100)
     bases = house.store.log.bases
@@ -422,7 +441,9 @@ async def test_reader_that_is_overtaken_is_told():
 
 
 async def test_producers_are_remembered_when_their_segments_go():
-    """A batch sent again after its segment went, and the broker was restarted without a snapshot, is a duplicate."""
+    """A batch sent again after its segment went, and the broker was restarted without a snapshot,
+    is a duplicate.
+    """
     house = RetainingBroker()
     await house.fill(batches=100)
     await house.cleaning.check()
@@ -464,7 +485,9 @@ async def test_reader_that_hangs_delays_no_append():
 
 
 async def test_removal_is_told_by_the_held_calendar_when_the_log_is_too_large():
-    """A year set forward makes no message go a year from now: it may go at once, by the calendar that ages are judged by."""
+    """A year set forward makes no message go a year from now: it may go at once, by the calendar
+    that ages are judged by.
+    """
     house = RetainingBroker(retention_bytes=1)
     await house.fill(batches=1)
     await house.cleaning.check()
@@ -495,7 +518,9 @@ async def _fill_without_messages(house: RetainingBroker) -> None:
 
 
 async def test_check_reads_a_segment_without_messages_once(monkeypatch):
-    """A log of acks was read from each segment's beginning in each check, ten thousand records of each."""
+    """A log of acks was read from each segment's beginning in each check, ten thousand records of
+    each.
+    """
     house = RetainingBroker()
     await _fill_without_messages(house)
     read: list[str] = []

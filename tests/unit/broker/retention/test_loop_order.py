@@ -1,4 +1,6 @@
-"""In which order retention does its work: what readers, new groups, a full disk and a kill in between find."""
+"""In which order retention does its work: what readers, new groups, a full disk and a kill in
+between find.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +103,9 @@ class CommitWatchedBroker:
         return self.store.state.partition(partition_id).first_offset
 
     async def agrees(self):
-        """What is below the first offset is out of range, all from it on is there; times and groups begin there."""
+        """What is below the first offset is out of range, all from it on is there; times and groups
+        begin there.
+        """
         for number, partition in self.store.state.partitions.items():
             offset = first = partition.first_offset
             assert partition.next_offset == 2 * BATCHES
@@ -119,7 +123,9 @@ class CommitWatchedBroker:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_kill_at_every_operation(kind, tmp_path):
-    """Killed anywhere in its first retention, the broker comes up with first offsets, index and log that agree."""
+    """Killed anywhere in its first retention, the broker comes up with first offsets, index and log
+    that agree.
+    """
     kills = 0
     while True:
         kills += 1
@@ -159,7 +165,9 @@ async def test_kill_at_every_operation(kind, tmp_path):
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_readers_while_it_works(kind, tmp_path):
-    """Between any two of its steps a reader gets messages, or is told the first offset that is not gone."""
+    """Between any two of its steps a reader gets messages, or is told the first offset that is not
+    gone.
+    """
     files = RoomyFiles(tmp_path)
     files.lock()
     house = CommitWatchedBroker(files, index=kind)
@@ -187,7 +195,9 @@ async def test_readers_while_it_works(kind, tmp_path):
 
 @pytest.mark.parametrize("moment", ["decided", "written"])
 async def test_group_that_comes_while_it_is_decided(moment):
-    """A group that registers while retention decides keeps what it was told of, and the next check looks at it."""
+    """A group that registers while retention decides keeps what it was told of, and the next check
+    looks at it.
+    """
     disk = SimDisk()
     house = CommitWatchedBroker(disk)
     await house.fill()
@@ -213,7 +223,9 @@ async def test_group_that_comes_while_it_is_decided(moment):
 
 
 async def test_group_that_is_set_back_while_it_is_decided():
-    """A group that an operator sets back to its first message while retention decides keeps that message."""
+    """A group that an operator sets back to its first message while retention decides keeps that
+    message.
+    """
     house = CommitWatchedBroker(SimDisk())
     await house.fill()
     await house.desk.acquire(1)
@@ -235,7 +247,9 @@ async def test_group_that_is_set_back_while_it_is_decided():
 
 @pytest.mark.parametrize("told", [True, False])
 async def test_group_that_is_made_known_while_it_is_decided(told):
-    """A group that was made known in time finds its first message when it comes; no group loses messages."""
+    """A group that was made known in time finds its first message when it comes; no group loses
+    messages.
+    """
     house = CommitWatchedBroker(SimDisk())
     await house.fill()
     floor = house.cleaning._floor
@@ -273,7 +287,9 @@ async def test_group_that_comes_after_the_decision():
 
 
 async def test_completely_full_disk_is_freed():
-    """With not a byte left the reserve pays for what has to be written, segments go, and messages are taken again."""
+    """With not a byte left the reserve pays for what has to be written, segments go, and messages
+    are taken again.
+    """
     disk = SimDisk()
     house = CommitWatchedBroker(disk)
     await house.cleaning.check()
@@ -293,7 +309,9 @@ async def test_completely_full_disk_is_freed():
 
 
 async def test_full_disk_without_a_reserve():
-    """Where nothing can be written and nothing is kept back, nothing goes, and no first offset rises."""
+    """Where nothing can be written and nothing is kept back, nothing goes, and no first offset
+    rises.
+    """
     disk = SimDisk()
     house = CommitWatchedBroker(disk)
     await house.fill()
@@ -310,7 +328,9 @@ async def test_full_disk_without_a_reserve():
 
 
 async def test_first_offsets_are_mended_only_where_they_have_to_be(monkeypatch):
-    """A start after a retention that was finished looks at no partition's first offset; one that was cut short does."""
+    """A start after a retention that was finished looks at no partition's first offset; one that
+    was cut short does.
+    """
     disk = SimDisk()
     house = CommitWatchedBroker(disk)
     await house.fill()

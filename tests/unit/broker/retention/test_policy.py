@@ -39,7 +39,9 @@ def disk(percent, *, total=10_000):
 
 
 def test_segments_are_deleted_when_they_reach_the_age():
-    """What is 72 hours old goes, a millisecond younger stays, and nothing behind the first that stays."""
+    """What is 72 hours old goes, a millisecond younger stays, and nothing behind the first that
+    stays.
+    """
     assert wanted(segments(73, 72, 71)) == 2
     assert wanted(segments(71, 73)) == 0
     assert wanted(segments(80, None, 80)) == 1
@@ -119,7 +121,9 @@ def test_message_may_be_removed_at_its_age_or_earlier_on_a_full_disk():
     st.sampled_from([0, 150, 400]),
 )
 def test_no_segment_goes_before_its_messages_may(ages, percent, hours, size):
-    """What is told of a segment's newest message is no later than the policy removes the segment."""
+    """What is told of a segment's newest message is no later than the policy removes the
+    segment.
+    """
     limits = Limits(retention_ms=hours * HOUR, retention_bytes=size)
     sealed = segments(*sorted(ages, reverse=True))
     end = 100 * len(sealed) + 50

@@ -1,4 +1,6 @@
-"""The agenda decides which scheduled messages are due, taken, given back, canceled, delivered; and from its records."""
+"""The agenda decides which scheduled messages are due, taken, given back, canceled, delivered; and
+from its records.
+"""
 
 from __future__ import annotations
 
@@ -125,7 +127,9 @@ def test_canceled_message_is_never_taken():
 
 
 def test_cancel_of_a_taken_message_has_no_outcome_until_it_is_given_back():
-    """It was "delivered" once; then the message was given back, and another cancel was carried out."""
+    """It was "delivered" once; then the message was given back, and another cancel was carried
+    out.
+    """
     agenda = agenda_of(waits("a", 10))
     taken(agenda, 10)
     assert agenda.is_taken(number("a"))
@@ -202,7 +206,9 @@ def test_soonest_messages_are_named_by_their_times():
 
 
 def test_soonest_messages_are_looked_for_in_portions(monkeypatch):
-    """The first ones of all portions, in the order of their times; one that is settled meanwhile is left out."""
+    """The first ones of all portions, in the order of their times; one that is settled meanwhile is
+    left out.
+    """
     monkeypatch.setattr(agenda_module, "LOOK_COUNT", 7)
     times = random.Random(5).choices(range(40), k=60)
     agenda = agenda_of(*(waits(f"{each}", at_ms) for each, at_ms in enumerate(times)))
@@ -316,7 +322,9 @@ def test_segment_is_settling_until_the_records_that_settle_its_messages_are_dura
 
 
 def test_end_of_a_delivery_settles_its_messages_when_its_beginning_is_removed():
-    """The oldest segment had the record of the delivery, and the messages were written again before their end."""
+    """The oldest segment had the record of the delivery, and the messages were written again before
+    their end.
+    """
     assert not replayed(A, B, Delivered("d", TAKEN.scheduled_ids)).entries
 
 
@@ -417,7 +425,9 @@ def test_due_messages_become_ready_in_steps_when_there_are_very_many():
 
 @pytest.mark.parametrize("tried", [False, True])
 def test_message_waits_for_its_time_when_the_calendar_is_set_back(tried):
-    """Also one that was ready, behind another of its subject, or had been tried: its time comes by the new calendar."""
+    """Also one that was ready, behind another of its subject, or had been tried: its time comes by
+    the new calendar.
+    """
     agenda = agenda_of(waits("first", 10), waits("a", 50))
     assert taken(agenda, 20) == [["first"]]
     if tried:

@@ -1,4 +1,6 @@
-"""The journal of scheduled messages on a simulated disk: segments, unfinished writes, damage, newer formats."""
+"""The journal of scheduled messages on a simulated disk: segments, unfinished writes, damage, newer
+formats.
+"""
 
 from __future__ import annotations
 
@@ -177,7 +179,9 @@ def test_full_disk_keeps_nothing_of_a_frame():
 
 
 def test_unfinished_write_is_no_damage_when_the_next_frame_begins_a_segment():
-    """A full disk keeps a part of a frame, and the next frame is longer than the segment has room for."""
+    """A full disk keeps a part of a frame, and the next frame is longer than the segment has room
+    for.
+    """
     disk, places = written(2)
     journal, _ = opened(disk)
     disk.room = 10

@@ -1,4 +1,6 @@
-"""Bytes by the beginning of names are the sums over the subjects, and cost no look at all of them."""
+"""Bytes by the beginning of names are the sums over the subjects, and cost no look at all of
+them.
+"""
 
 from __future__ import annotations
 

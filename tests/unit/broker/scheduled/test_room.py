@@ -13,7 +13,9 @@ from support.scheduling import message, open_scheduler
 
 @pytest.mark.parametrize("limit", ["count_max", "bytes_max"])
 async def test_subject_keeps_room_for_others_when_it_schedules_without_end(limit):
-    """One subject took all 256 MiB for 300 days; others find half of what is free, also while messages are written."""
+    """One subject took all 256 MiB for 300 days; others find half of what is free, also while
+    messages are written.
+    """
     disk, size = SimDisk(), message(b"0").size
     limits = {limit: 16 if limit == "count_max" else 16 * size}
     scheduler = open_scheduler(disk, **limits)

@@ -1,4 +1,6 @@
-"""The scheduler on a simulated disk, with a scripted subject: kept, delivered, canceled, over faults and restarts."""
+"""The scheduler on a simulated disk, with a scripted subject: kept, delivered, canceled, over
+faults and restarts.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +103,9 @@ async def test_cancel_is_refused_when_a_delivery_does_not_end(monkeypatch):
 
 
 def test_messages_are_stored_within_100_ms_of_their_times():
-    """In simulated time, where each store takes 30 ms: single ones far apart, and many that are due together."""
+    """In simulated time, where each store takes 30 ms: single ones far apart, and many that are due
+    together.
+    """
     loop = SimLoop(random.Random(1))
     rng = random.Random(2)
 
@@ -154,7 +158,9 @@ async def test_repeated_message_is_kept_once():
 
 
 async def test_subject_of_a_message_is_known_while_it_is_written():
-    """Whose right to cancel it counts; a caller with a right on another subject knew of no subject until then."""
+    """Whose right to cancel it counts; a caller with a right on another subject knew of no subject
+    until then.
+    """
     scheduler = open_scheduler(SimDisk())
     kept = message(b"a", 60_000)
     writing = asyncio.create_task(scheduler.schedule([kept]))
@@ -282,7 +288,9 @@ async def test_callers_are_told_when_the_writer_meets_a_bug(monkeypatch):
 
 
 async def test_damaged_journal_serves_and_delivers_nothing():
-    """A record that is lost may say that a message was canceled; the damage is told, and the file stays as it is."""
+    """A record that is lost may say that a message was canceled; the damage is told, and the file
+    stays as it is.
+    """
     disk, subjects = SimDisk(), ScriptedSubjects()
     scheduler = open_scheduler(disk)
     for name in (b"a", b"b", b"c"):
@@ -329,7 +337,9 @@ async def test_old_segments_are_removed_and_waiting_messages_are_kept():
 
 
 async def test_large_messages_that_are_written_again_are_found_at_a_start():
-    """Copies of a whole segment, and what comes meanwhile, are several frames: one over its limit would be cut."""
+    """Copies of a whole segment, and what comes meanwhile, are several frames: one over its limit
+    would be cut.
+    """
     disk = SimDisk()
     scheduler = open_scheduler(disk, bytes_max=1 << 28, segment_bytes=SEGMENT_BYTES)
 
@@ -451,7 +461,9 @@ class UnreadableDisk(SimDisk):
 
 
 async def test_open_delivery_is_repeated_whole_when_a_read_fails_after_a_restart(monkeypatch):
-    """What cannot be read now may be stored already, so it is in no other delivery; the others are no less due."""
+    """What cannot be read now may be stored already, so it is in no other delivery; the others are
+    no less due.
+    """
     monkeypatch.setattr("keylane.broker.scheduled.scheduler.UNREADABLE_MS", 50)
     disk, subjects = UnreadableDisk(), ScriptedSubjects()
     subjects.errors = [(OutcomeUnknownError(), True)] * 10_000
@@ -481,7 +493,9 @@ class SteppedClock(SystemClock):
 
 
 async def test_message_that_waits_for_its_next_try_is_stored_soon_when_the_calendar_is_set_back():
-    """Its time has come by both calendars; only the pause between two tries was counted on the first."""
+    """Its time has come by both calendars; only the pause between two tries was counted on the
+    first.
+    """
     clock, subjects = SteppedClock(), ScriptedSubjects()
     clock.ahead_ms = 3 * 3_600_000
     subjects.errors = [(OverloadedError("not now"), False)]
@@ -498,7 +512,9 @@ async def test_message_that_waits_for_its_next_try_is_stored_soon_when_the_calen
 async def test_message_is_not_due_early_when_the_calendar_is_set_forward_by_hours(
     ending: str, caplog: pytest.LogCaptureFixture
 ):
-    """Nothing takes an early delivery back.  An operator's word, or a day, has the calendar believed."""
+    """Nothing takes an early delivery back.  An operator's word, or a day, has the calendar
+    believed.
+    """
     clock, subjects = SteppedClock(), ScriptedSubjects()
     scheduler = open_scheduler(SimDisk(), clock=clock)
     async with running(scheduler, subjects):

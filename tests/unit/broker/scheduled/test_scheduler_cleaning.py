@@ -1,4 +1,6 @@
-"""The scheduler removes old segments of its journal beside other work: in short steps, and nothing that is needed after all."""
+"""The scheduler removes old segments of its journal beside other work: in short steps, and nothing
+that is needed after all.
+"""
 
 from __future__ import annotations
 
@@ -41,14 +43,18 @@ async def with_two_segments(disk: SimDisk, count: int) -> Scheduler:
     )
     await scheduler.schedule([waiting(number) for number in range(count)])
     while len(scheduler._journal.segments) == 1:
-        large = Waits(waiting(count).scheduled_id, CLOCK.wall_ms() + 10_000_000, "s", 1, bytes(900_000), b"")  # fmt: skip
+        large = Waits(
+            waiting(count).scheduled_id, CLOCK.wall_ms() + 10_000_000, "s", 1, bytes(900_000), b""
+        )
         count += 1
         await scheduler.schedule([large])
     return scheduler
 
 
 async def test_segment_is_looked_at_in_short_steps_when_most_of_it_is_needed(monkeypatch):
-    """A look at all of it for each thousand that are written again kept the event loop for a tenth of a second each."""
+    """A look at all of it for each thousand that are written again kept the event loop for a tenth
+    of a second each.
+    """
     steps: list[int] = []
     needed = Agenda.needed
 
@@ -70,7 +76,9 @@ async def test_segment_is_looked_at_in_short_steps_when_most_of_it_is_needed(mon
 
 
 async def test_segment_stays_until_a_cancel_of_its_message_has_ended():
-    """A cancel that is not written is undone, and then the record of the message is needed after all."""
+    """A cancel that is not written is undone, and then the record of the message is needed after
+    all.
+    """
     disk = SimDisk()
     scheduler = await with_two_segments(disk, 2 * COPIED_MAX)
     scheduler._agenda.cancel(waiting(0).scheduled_id)

@@ -1,4 +1,6 @@
-"""Locks of data folders in file systems that are mounted read only: who only reads takes one all the same."""
+"""Locks of data folders in file systems that are mounted read only: who only reads takes one all
+the same.
+"""
 
 from __future__ import annotations
 

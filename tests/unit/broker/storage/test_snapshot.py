@@ -54,7 +54,9 @@ def test_changes_on_top_of_a_whole_one():
 
 
 def test_old_ones_go():
-    """The newest whole one, the whole one before it and what follows each are kept, and nothing else."""
+    """The newest whole one, the whole one before it and what follows each are kept, and nothing
+    else.
+    """
     disk = SimDisk()
     snapshots = Snapshots(disk)
     for number in range(1, 9):

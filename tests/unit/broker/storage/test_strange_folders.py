@@ -41,7 +41,9 @@ def log_of(disk: SimDisk) -> dict[str, bytes]:
 @pytest.mark.parametrize("text", [b"", b"years of work\n" * 100])
 @pytest.mark.parametrize("snapshot", [True, False])
 async def test_segment_that_the_log_never_reached_is_refused(text, snapshot):
-    """A file with a segment's name far behind the log's end is no part of it: the start is refused, the file kept."""
+    """A file with a segment's name far behind the log's end is no part of it: the start is refused,
+    the file kept.
+    """
     disk = await filled(SimDisk())
     path = segment_path(99_999_999)
     disk.open_append(path).append([text])
@@ -55,7 +57,9 @@ async def test_segment_that_the_log_never_reached_is_refused(text, snapshot):
 
 
 async def test_log_that_is_gone_is_missed():
-    """A snapshot without its log is no beginning: the start is refused, so that nothing is appended beside it."""
+    """A snapshot without its log is no beginning: the start is refused, so that nothing is appended
+    beside it.
+    """
     disk = await filled(SimDisk())
     for name in disk.list("log"):
         disk.remove(f"log/{name}")
@@ -100,7 +104,9 @@ def test_folders_above_are_durable(tmp_path, monkeypatch):
 
 
 async def test_snapshot_that_fails_is_told_in_health():
-    """While no snapshot can be written, health says why, and that retention waits for it; the broker stays ready."""
+    """While no snapshot can be written, health says why, and that retention waits for it; the
+    broker stays ready.
+    """
     disk, clock = SimDisk(), ManualClock()
     desk = Desk(open_store(disk, clock=clock), clock)
     await desk.host()
@@ -123,7 +129,9 @@ async def test_snapshot_that_fails_is_told_in_health():
 
 
 async def test_sealed_segment_may_be_the_last_again():
-    """When the segments behind a sealed one are lost with their trails, the log continues in that segment, for any user."""
+    """When the segments behind a sealed one are lost with their trails, the log continues in that
+    segment, for any user.
+    """
     disk, clock = SimDisk(), ManualClock()
     desk = Desk(open_store(disk, clock=clock, segment_bytes=4_096), clock)
     await desk.host()
@@ -139,7 +147,9 @@ async def test_sealed_segment_may_be_the_last_again():
 
 
 def test_write_that_the_machine_takes_in_pieces_is_whole(tmp_path, monkeypatch):
-    """Short writes are gone on with, across the borders of buffers, until every byte is in the file."""
+    """Short writes are gone on with, across the borders of buffers, until every byte is in the
+    file.
+    """
     pwritev = os.pwritev
 
     def short(descriptor: int, buffers: list[bytes], position: int) -> int:
@@ -157,7 +167,9 @@ def test_write_that_the_machine_takes_in_pieces_is_whole(tmp_path, monkeypatch):
 
 
 async def test_list_of_partitions_is_right_after_one_was_taken_back():
-    """A partition whose record met a full disk is not listed, and one that comes in its place is."""
+    """A partition whose record met a full disk is not listed, and one that comes in its place
+    is.
+    """
     disk, clock = SimDisk(), ManualClock()
     desk = Desk(open_store(disk, clock=clock), clock)
     await desk.host()

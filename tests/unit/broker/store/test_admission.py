@@ -1,4 +1,6 @@
-"""Appends that find no room in the queue for the disk: each gets its turn, in order, and what waits is bounded."""
+"""Appends that find no room in the queue for the disk: each gets its turn, in order, and what waits
+is bounded.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ async def disk() -> SlowDisk:
 
 
 async def test_large_append_gets_its_turn_beside_an_endless_stream_of_small_ones(disk: SlowDisk):
-    """Before as many small ones are stored as the queue holds, though there are always more of them."""
+    """Before as many small ones are stored as the queue holds, though there are always more of
+    them.
+    """
     small = iter(range(10_000))
     stored: list[int] = []
 
@@ -95,7 +99,9 @@ async def test_waiting_appends_are_stored_in_the_order_of_arrival(disk: SlowDisk
 
 
 async def test_append_is_refused_when_too_many_wait(disk: SlowDisk):
-    """What waits is bounded by number; the refused is told that nothing was done, and may come again."""
+    """What waits is bounded by number; the refused is told that nothing was done, and may come
+    again.
+    """
     first = disk.append(batch(count=1, value=LARGE))
     await asyncio.sleep(0)
     waits = [
@@ -112,7 +118,9 @@ async def test_append_is_refused_when_too_many_wait(disk: SlowDisk):
 
 
 async def test_append_is_refused_when_its_turn_takes_too_long(disk: SlowDisk, monkeypatch):
-    """A disk that stands still is told as NOT_DONE before the producer gives up; the line goes on after that."""
+    """A disk that stands still is told as NOT_DONE before the producer gives up; the line goes on
+    after that.
+    """
     monkeypatch.setattr(admission, "WAIT_MS", 50)
     first = disk.append(batch(count=1, value=LARGE))
     await asyncio.sleep(0)
@@ -143,7 +151,9 @@ async def test_append_that_waits_hears_of_a_failed_disk(disk: SlowDisk):
 
 
 async def test_line_gives_the_room_of_a_caller_that_left_to_the_next():
-    """A caller that is cancelled before its turn, or as it is let in, does not block the next one."""
+    """A caller that is cancelled before its turn, or as it is let in, does not block the next
+    one.
+    """
     room = 0
     queue = AdmissionQueue(8, lambda length: length <= room)
     order: list[str] = []
@@ -166,7 +176,9 @@ async def test_line_gives_the_room_of_a_caller_that_left_to_the_next():
 
 @pytest.mark.parametrize("refused", [True, False], ids=["refused", "repeat"])
 async def test_line_goes_on_after_an_append_that_takes_no_room(disk: SlowDisk, refused: bool):
-    """A refused append or a repeat that had its turn leaves its room to the next, though no commit is under way."""
+    """A refused append or a repeat that had its turn leaves its room to the next, though no commit
+    is under way.
+    """
     stored = batch(producer_id=7, count=1, value=LARGE)
     first = disk.append(stored)
     await asyncio.sleep(0)

@@ -1,4 +1,6 @@
-"""What segments that go said of partitions is written again, however large it is and whatever damage hides of it."""
+"""What segments that go said of partitions is written again, however large it is and whatever
+damage hides of it.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,9 @@ async def go(store: Store, position: int) -> None:
 
 
 async def test_partition_with_very_many_producers_survives_its_segments():
-    """From the log alone every producer's epoch, next sequence and batches come back, and groups and fences too."""
+    """From the log alone every producer's epoch, next sequence and batches come back, and groups
+    and fences too.
+    """
     disk = SimDisk()
     desk = await filled(disk)
     store = desk.store
@@ -87,7 +91,8 @@ async def test_partition_with_very_many_producers_survives_its_segments():
     assert not damage_of(restored.state)
     assert restored.state.partition(1).groups["audit"].lock.fence == 4
 
-    # Once more, up to the middle of what was written again: what is left of it alone says too little.
+    # Once more, up to the middle of what was written again: what is left of it alone says too
+    # little.
     await go(restored, restored.log.bases[5])
     forget_snapshots(disk)
     again = open_store(disk, segment_bytes=SEGMENT)
@@ -124,7 +129,9 @@ async def test_acks_survive_when_a_large_partition_is_carried_over(trail):
 
 
 async def test_damaged_description_is_written_again():
-    """Damage took a PARTITION record that its trail gave back: when its segment goes the partition stays known."""
+    """Damage took a PARTITION record that its trail gave back: when its segment goes the partition
+    stays known.
+    """
     disk = SimDisk()
     desk = await filled(disk)
     await desk.store.close()
@@ -140,7 +147,9 @@ async def test_damaged_description_is_written_again():
 
 
 async def test_carry_over_rewrites_all_partitions_when_damage_is_unexplained():
-    """Without a trail a damaged segment may have described any partition: none of them is forgotten."""
+    """Without a trail a damaged segment may have described any partition: none of them is
+    forgotten.
+    """
     disk = SimDisk()
     desk = await filled(disk)
     store = desk.store
@@ -156,7 +165,9 @@ async def test_carry_over_rewrites_all_partitions_when_damage_is_unexplained():
 
 
 def test_every_record_of_the_largest_partition_fits():
-    """With the largest numbers, all losses and all ranges each record is far below what can be read."""
+    """With the largest numbers, all losses and all ranges each record is far below what can be
+    read.
+    """
     partition = HostedPartition(facts(1, subject="s" * 200, broker_group="g" * 200))
     partition.first_offset = partition.next_offset = partition.appended_at_ms = MAX_I64
     for number in range(LOST_MAX):

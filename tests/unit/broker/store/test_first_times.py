@@ -1,4 +1,6 @@
-"""Times of a partition that begin where its parents end: on the disk, once more in the log, and not too far ahead."""
+"""Times of a partition that begin where its parents end: on the disk, once more in the log, and not
+too far ahead.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ async def first_ms(desk: Desk) -> int:
 
 
 async def test_times_begin_where_they_were_told_when_the_calendar_is_behind():
-    """A repeat without a time, as of an older metaserver, changes nothing; the times go on once the calendar is there."""
+    """A repeat without a time, as of an older metaserver, changes nothing; the times go on once the
+    calendar is there.
+    """
     desk = house_of(SimDisk())
     control = control_of(desk)
     await control.host(child(), {})

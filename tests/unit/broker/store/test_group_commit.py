@@ -47,7 +47,9 @@ async def desk(request, disk, clock) -> Desk:
 
 
 async def test_waiting_appends_share_a_sync(desk, disk):
-    """Appends that come while another commit is at the disk are made durable by one sync together."""
+    """Appends that come while another commit is at the disk are made durable by one sync
+    together.
+    """
     syncs = disk.syncs
     answers = await asyncio.gather(
         *(desk.append(batch(sequence=2 * number)) for number in range(50))
@@ -83,7 +85,9 @@ async def test_acks_between_two_commits_are_one_record(desk, disk):
 
 
 async def test_too_much_waiting_is_refused(monkeypatch):
-    """Beyond the limit of queued bytes an append waits, and then is refused: nothing of it is decided."""
+    """Beyond the limit of queued bytes an append waits, and then is refused: nothing of it is
+    decided.
+    """
     monkeypatch.setattr(admission, "WAIT_MS", 50)
     disk, clock = SimDisk(), ManualClock()
     gate = asyncio.Event()
@@ -110,7 +114,9 @@ async def test_too_much_waiting_is_refused(monkeypatch):
 
 
 async def test_progress_never_comes_before_what_was_decided_before_it():
-    """Progress acked while the state of its partition waits behind a full commit is not undone by that state."""
+    """Progress acked while the state of its partition waits behind a full commit is not undone by
+    that state.
+    """
     disk, clock = SimDisk(), ManualClock()
     turns = asyncio.Queue()
 
@@ -179,7 +185,9 @@ async def test_failed_write_ends_writing(desk, disk, operation):
 
 @pytest.mark.parametrize("operation", ["write", "fdatasync"])
 async def test_decisions_are_undone_when_their_write_fails(desk, disk, operation):
-    """A fence or a partition whose write failed is gone: asking again does not find it as if it were durable."""
+    """A fence or a partition whose write failed is gone: asking again does not find it as if it
+    were durable.
+    """
     await desk.append(batch())
     await desk.acquire(1)
     disk.fail = operation
@@ -212,7 +220,9 @@ async def test_waiting_appends_are_refused_when_the_write_before_them_fails(disk
 
 
 async def test_full_disk_keeps_nothing_and_heals(desk, disk, clock):
-    """ENOSPC undoes all that was decided; when there is room the same batches are stored at the same offsets."""
+    """ENOSPC undoes all that was decided; when there is room the same batches are stored at the
+    same offsets.
+    """
     await desk.append(batch())
     await desk.acquire(1)
     size = disk.size("log/" + "0" * 20 + ".log")
@@ -297,7 +307,7 @@ async def test_faulty_index_never_acks(desk):
         await desk.append(batch(sequence=2))
 
 
-# ── segments ──────────────────────────────────────────────────────────────────────────────────────────
+# ── segments ──────────────────────────────────────────────────────────────────────────────────────
 async def test_answer_says_fsync(desk):
     """The answer to an append names how durable the batch is."""
     assert (await desk.append(batch())).durable == "fsync"
@@ -316,9 +326,11 @@ async def test_segments_are_synced_before_the_next_one_is_created(disk, clock):
     assert open_store(disk).state.partition(1).next_offset == 200
 
 
-# ── room ──────────────────────────────────────────────────────────────────────────────────────────────
+# ── room ──────────────────────────────────────────────────────────────────────────────────────────
 async def test_full_disk_is_tried_again_when_there_is_room(desk, disk, clock):
-    """As long as what did not fit would not fit, nothing is written; with room it goes on by itself."""
+    """As long as what did not fit would not fit, nothing is written; with room it goes on by
+    itself.
+    """
     disk.room = 100
     with pytest.raises(DiskFullError):
         await desk.append(batch())
@@ -363,7 +375,9 @@ async def test_late_record_is_refused_after_a_failed_sync(desk, disk):
 
 
 async def test_record_that_cannot_be_told_of_leaves_the_others_of_its_commit(desk, caplog):
-    """Who waits for a record, or what applies it, raises: only that one has an error, and the log is written on."""
+    """Who waits for a record, or what applies it, raises: only that one has an error, and the log
+    is written on.
+    """
     told: list[object] = []
 
     def raises(*_args: object) -> None:

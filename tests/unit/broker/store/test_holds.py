@@ -1,4 +1,6 @@
-"""Holds of jobs: retention waits for them, they expire, and a restart finds them again for at most their ttl."""
+"""Holds of jobs: retention waits for them, they expire, and a restart finds them again for at most
+their ttl.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +34,13 @@ class HoldingBroker:
         self.store = open_store(self.disk, clock=self.clock, segment_bytes=4096, cache_bytes=0)
         self.desk = Desk(self.store, self.clock)
         self.cleaning = Cleaning(
-            self.store, self.disk, settings_of(segment_bytes=4096),
-            clock=self.clock, run_commit=in_place, run_read=in_place,
-        )  # fmt: skip
+            self.store,
+            self.disk,
+            settings_of(segment_bytes=4096),
+            clock=self.clock,
+            run_commit=in_place,
+            run_read=in_place,
+        )
 
     def kill(self) -> None:
         self.disk = self.disk.after_crash(random.Random(1))
@@ -66,7 +72,9 @@ class HoldingBroker:
 
 @pytest.mark.parametrize("retention", [None, Retention.TIME])
 async def test_hold_keeps_messages_until_it_expires(retention):
-    """Held messages stay whatever the retention, those below the hold go, and a dead job holds them for its ttl only."""
+    """Held messages stay whatever the retention, those below the hold go, and a dead job holds them
+    for its ttl only.
+    """
     house = HoldingBroker()
     await house.fill(150, retention=retention)
     await house.hold(start=100)
@@ -97,7 +105,9 @@ async def test_renewed_hold_lasts_and_writes_nothing():
 
 
 async def test_restarted_broker_holds_for_the_ttl_and_no_longer():
-    """The hold is in the log; its time counts from the broker's start, whatever the calendar says."""
+    """The hold is in the log; its time counts from the broker's start, whatever the calendar
+    says.
+    """
     house = HoldingBroker()
     await house.fill()
     await house.hold(start=30)

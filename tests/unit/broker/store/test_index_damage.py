@@ -1,4 +1,6 @@
-"""A damaged index, of either kind: reads say so, health does, and the next start makes it anew; nothing else destroys it."""
+"""A damaged index, of either kind: reads say so, health does, and the next start makes it anew;
+nothing else destroys it.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ def damage(root: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_flipped_bit_is_reported_and_gone_after_the_next_start(kind, tmp_path):
-    """A read that meets it is told so, and health too; after the next start everything is there, and nothing is told."""
+    """A read that meets it is told so, and health too; after the next start everything is there,
+    and nothing is told.
+    """
     files = await filled(tmp_path, kind)
     damage(tmp_path, kind)
     desk = await started(files, kind)
@@ -105,7 +109,9 @@ async def test_damage_met_by_a_start(kind, tmp_path):
     ],
 )
 async def test_only_damage_destroys(said, kind, tmp_path, monkeypatch):
-    """A database that cannot be opened for another reason is refused, and is there when the reason is gone."""
+    """A database that cannot be opened for another reason is refused, and is there when the reason
+    is gone.
+    """
     files = await filled(tmp_path, "rocksdb")
     path = str(tmp_path / "rocksdb")
     with monkeypatch.context() as patched:

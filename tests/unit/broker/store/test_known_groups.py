@@ -1,4 +1,6 @@
-"""Retention and the groups that a broker was told of: nothing goes before, and what time removes is counted."""
+"""Retention and the groups that a broker was told of: nothing goes before, and what time removes is
+counted.
+"""
 
 from __future__ import annotations
 
@@ -49,9 +51,13 @@ class GatedBroker:
             self.store, self.disk, settings, clock=self.clock, run_commit=commit, run_read=in_place
         )
         self.control = BrokerControl(
-            self.store, broker_group="g1", broker_id="id", clock=self.clock,
-            registration=lambda: "", retention=lambda: self.cleaning.problem,
-        )  # fmt: skip
+            self.store,
+            broker_group="g1",
+            broker_id="id",
+            clock=self.clock,
+            registration=lambda: "",
+            retention=lambda: self.cleaning.problem,
+        )
 
     def kill(self) -> None:
         """The power goes: what was not synced may be gone."""
@@ -81,7 +87,9 @@ class GatedBroker:
 
 
 async def test_partition_whose_groups_were_never_told_removes_nothing():
-    """It says so, by number and in the health; once all groups are told it goes, a restart in between or not."""
+    """It says so, by number and in the health; once all groups are told it goes, a restart in
+    between or not.
+    """
     house = GatedBroker()
     await house.host()
     await house.host(2, groups=())
@@ -110,7 +118,9 @@ async def test_partition_whose_groups_were_never_told_removes_nothing():
 
 
 async def test_groups_told_with_the_hosting_are_waited_for_from_the_first_message_on():
-    """A child that is hosted with its subject's groups keeps all for a group that never came; so after a kill."""
+    """A child that is hosted with its subject's groups keeps all for a group that never came; so
+    after a kill.
+    """
     house = GatedBroker()
     await house.host(groups=("dead", "alive"))
     await house.host(groups=("dead", "alive", "young"))
@@ -126,7 +136,9 @@ async def test_groups_told_with_the_hosting_are_waited_for_from_the_first_messag
 
 
 async def test_partition_counts_as_told_when_that_is_on_the_disk():
-    """Before the commit is on the disk the partition does not count as told and lists no group; a kill then forgets all of it."""
+    """Before the commit is on the disk the partition does not count as told and lists no group; a
+    kill then forgets all of it.
+    """
     house = GatedBroker()
     await house.host()
     await house.fill(batches=3)
@@ -162,7 +174,9 @@ async def test_mark_is_in_images_and_in_records_written_again():
 
 
 async def test_messages_removed_unread_by_time_are_counted_logged_and_kept(caplog):
-    """By group and partition, without what was acked; told once for a group, and there after a kill."""
+    """By group and partition, without what was acked; told once for a group, and there after a
+    kill.
+    """
     house = GatedBroker()
     for number in (1, 2):
         await house.host(number, retention=Retention.TIME, groups=())
@@ -183,8 +197,11 @@ async def test_messages_removed_unread_by_time_are_counted_logged_and_kept(caplo
             for group in house.status(number).groups
         }
         assert counts == {
-            (1, "quick"): 0, (1, "slow"): first - 5, (2, "quick"): second, (2, "slow"): second,
-        }  # fmt: skip
+            (1, "quick"): 0,
+            (1, "slow"): first - 5,
+            (2, "quick"): second,
+            (2, "slow"): second,
+        }
         house.kill()
     told = [
         record.getMessage() for record in caplog.records if "has not read" in record.getMessage()
@@ -197,7 +214,9 @@ async def test_messages_removed_unread_by_time_are_counted_logged_and_kept(caplo
 
 
 async def test_counts_are_on_the_disk_before_the_segments_go(monkeypatch):
-    """Where the count cannot be written nothing goes; the next look writes it, and counts nothing twice."""
+    """Where the count cannot be written nothing goes; the next look writes it, and counts nothing
+    twice.
+    """
     house = GatedBroker()
     await house.host(retention=Retention.TIME, groups=("slow",))
     await house.fill()
@@ -221,7 +240,9 @@ async def test_counts_are_on_the_disk_before_the_segments_go(monkeypatch):
 
 
 async def test_status_tells_only_what_is_on_the_disk():
-    """A cursor whose ack is on its way is not shown: a database made anew from it would know more than a restart."""
+    """A cursor whose ack is on its way is not shown: a database made anew from it would know more
+    than a restart.
+    """
     house = GatedBroker()
     await house.host(groups=())
     await house.fill(batches=2)
@@ -261,7 +282,9 @@ async def taken(house: GatedBroker, session: str, *, wait_ms: int = 0):
 
 
 async def test_end_of_a_shared_partition_is_told_from_durable_acks():
-    """A session that asks while the last ack is on its way hears nothing of it; a kill then leaves nothing drained."""
+    """A session that asks while the last ack is on its way hears nothing of it; a kill then leaves
+    nothing drained.
+    """
     house = GatedBroker()
     await house.host(groups=())
     await house.fill(batches=2)
@@ -309,7 +332,9 @@ async def test_shared_cursor_is_told_from_durable_acks():
 
 
 async def test_older_log_counts_as_never_told():
-    """Records and images from before there was a mark are read, and nothing goes until the metaserver tells."""
+    """Records and images from before there was a mark are read, and nothing goes until the
+    metaserver tells.
+    """
     disk, clock = SimDisk(), ManualClock()
     store = open_store(disk, clock=clock)
     _, durable = store.host(facts(1))
@@ -323,7 +348,9 @@ async def test_older_log_counts_as_never_told():
 
 @pytest.mark.parametrize("kind", [Acquire, AcquireShared])
 async def test_acquire_makes_no_group_when_all_groups_were_told(kind):
-    """A client with `consume` on every group made a thousand, and no new group found a place; a told one does."""
+    """A client with `consume` on every group made a thousand, and no new group found a place; a
+    told one does.
+    """
     broker = GatedBroker()
     await broker.host(retention=Retention.ACKED, groups=("told",))
     for number in range(3):
@@ -350,7 +377,9 @@ async def test_acquire_makes_no_group_when_all_groups_were_told(kind):
     ids=["by time", "older metaserver", "never told"],
 )
 async def test_acquire_makes_a_group_when_brokers_may_not_have_been_told(said):
-    """Of a subject whose messages go by age no groups are told, and an older metaserver does not say how they go."""
+    """Of a subject whose messages go by age no groups are told, and an older metaserver does not
+    say how they go.
+    """
     broker = GatedBroker()
     await broker.host(**said)
     await broker.desk.say(Acquire(1, "new", SESSION, 1, 2000))

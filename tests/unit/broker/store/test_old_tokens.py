@@ -1,4 +1,6 @@
-"""A folder that an operator accepted: tokens from before are refused, of every group, after a restart too."""
+"""A folder that an operator accepted: tokens from before are refused, of every group, after a
+restart too.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ FENCE = 9
 
 
 async def accepted_desk(disk: SimDisk) -> Desk:
-    """Partition 1 with ten messages, held by token 1 when the copy was made and accepted; then ten others came."""
+    """Partition 1 with ten messages, held by token 1 when the copy was made and accepted; then ten
+    others came.
+    """
     clock = ManualClock()
     desk = Desk(open_store(disk, clock=clock), clock)
     await desk.host()

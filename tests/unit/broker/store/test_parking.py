@@ -1,4 +1,6 @@
-"""Parked messages on the disk: after restarts, failed writes, resets, removed segments and damage."""
+"""Parked messages on the disk: after restarts, failed writes, resets, removed segments and
+damage.
+"""
 
 from __future__ import annotations
 
@@ -125,7 +127,9 @@ async def test_parked_messages_are_carried_over_when_their_segments_go(keys: int
 
 @pytest.mark.parametrize("records", range(5))
 async def test_carried_over_messages_stay_when_the_log_ends_between_their_records(records: int):
-    """A crash cuts the log behind any of the changes that are written again: the state is as before them."""
+    """A crash cuts the log behind any of the changes that are written again: the state is as before
+    them.
+    """
     told = ReplayTeller(1)
     told.batch(1, 0, 20)
     told.own(1, FenceBody("audit", 1, "s"))
@@ -208,7 +212,9 @@ async def test_reset_clears_what_is_parked(cursor: int):
 
 
 async def test_reset_without_its_end_is_finished_by_a_repeat():
-    """A log that ends between the cursor and the Clear has lost no message: they are still parked."""
+    """A log that ends between the cursor and the Clear has lost no message: they are still
+    parked.
+    """
     desk = await ParkedDesk(SimDisk()).fill()
     await busy(desk)
     parked = desk.parked.image()
@@ -226,7 +232,9 @@ async def test_reset_without_its_end_is_finished_by_a_repeat():
 
 
 async def test_reset_of_a_child_alone_keeps_which_parents_it_has_adopted():
-    """Under the tokens of before; also after a restart, and of a repeat.  What it never adopted it may still adopt."""
+    """Under the tokens of before; also after a restart, and of a repeat.  What it never adopted it
+    may still adopt.
+    """
     desk = await ParkedDesk(SimDisk()).fill()
     await desk.change(Adopt(3, (), last=True), Adopt(4, (), last=True, sources=(2,)))
     partition = desk.store.state.partition(1)
@@ -241,7 +249,9 @@ async def test_reset_of_a_child_alone_keeps_which_parents_it_has_adopted():
 
 
 async def test_reset_of_a_child_alone_keeps_what_it_took_over_of_its_parents():
-    """No cursor that is set says that they are handled again; what is parked of the child itself is forgotten."""
+    """No cursor that is set says that they are handled again; what is parked of the child itself is
+    forgotten.
+    """
     desk = await ParkedDesk(SimDisk()).fill()
     keys = (
         AdoptedKey(b"k", ParkState.REDRIVING, 1, FAILURE, ((2, 5, 6), (3, 0, 2))),
@@ -268,8 +278,9 @@ async def test_reset_of_a_child_alone_keeps_what_it_took_over_of_its_parents():
 @pytest.mark.parametrize("children", [((0, 1024),), ()])
 async def test_reset_of_a_partition_leaves_its_ancestors_to_its_children(children):
     """
-    They have taken over what it had adopted, so an ancestor that it told would forget what they still need; also those that
-    are set with it.  A child that has not begun to take it over finds it here.
+    They have taken over what it had adopted, so an ancestor that it told would forget what they
+    still need; also those that are set with it.  A child that has not begun to take it over finds
+    it here.
     """
     desk = await ParkedDesk(SimDisk()).fill()
     key = AdoptedKey(b"k", ParkState.PARKED, 1, FAILURE, ((3, 0, 2),))
@@ -291,7 +302,9 @@ async def test_reset_of_a_partition_leaves_its_ancestors_to_its_children(childre
 
 
 async def test_reset_of_a_child_alone_goes_on_taking_its_parent_over():
-    """An owner has ended behind the first page: until the next one has all, no operator changes what is here."""
+    """An owner has ended behind the first page: until the next one has all, no operator changes
+    what is here.
+    """
     desk = await ParkedDesk(SimDisk()).fill()
     key = AdoptedKey(b"k", ParkState.PARKED, 1, FAILURE, ((3, 0, 2),))
     await desk.change(Adopt(3, (key,), last=False))
@@ -301,7 +314,9 @@ async def test_reset_of_a_child_alone_goes_on_taking_its_parent_over():
 
 
 async def test_reset_of_a_child_alone_that_ends_anywhere_keeps_its_parents_adopted_after_a_repeat():
-    """The log is cut behind each of its records: the metaserver asks again, and no parent is taken over a second time."""
+    """The log is cut behind each of its records: the metaserver asks again, and no parent is taken
+    over a second time.
+    """
     disk = SimDisk()
     desk = await ParkedDesk(disk).fill()
     await desk.make(Adopt(3, (), last=True), Adopt(4, (), last=True), Freeze())
@@ -344,7 +359,9 @@ def tries_told(desk: ParkedDesk) -> dict[int, int]:
 
 
 async def try_again(desk: ParkedDesk, *changes: Park, tries: list[tuple[int, int]]) -> None:
-    """Make changes, and tell when messages that have failed twice are tried: offset, milliseconds."""
+    """Make changes, and tell when messages that have failed twice are tried: offset,
+    milliseconds.
+    """
     partition, told = desk.store.state.partition(1), [(2, 1, *each) for each in tries]
     await change_parked(desk.store, partition, desk.group, changes, at_ms=9, next_tries=told)
 
@@ -385,7 +402,9 @@ async def test_retention_keeps_the_messages_that_are_parked():
 
 
 def test_lost_record_of_parked_messages_lets_no_owner_in():
-    """Messages that are acked may be parked by it: a consumer would leave them out without a word."""
+    """Messages that are acked may be parked by it: a consumer would leave them out without a
+    word.
+    """
     record = encode_body(1, ParkedBody("audit", 5, 1, (Park(b"k", ((0, 1),), FAILURE),)))
     told = ReplayTeller(1, 2)
     told.batch(1, 0)

@@ -1,4 +1,6 @@
-"""Small commits without a thread: when they go that way, what the kernel's sync says, and when the thread helps."""
+"""Small commits without a thread: when they go that way, what the kernel's sync says, and when the
+thread helps.
+"""
 
 from __future__ import annotations
 
@@ -195,7 +197,9 @@ async def test_commit_goes_on_when_the_sync_ends_at_once(desk, quick, monkeypatc
 
 
 async def test_fault_of_what_is_told_leaves_the_next_commits(desk, quick, monkeypatch):
-    """It is a bug of ours, which the event loop logs; what is appended behind it is still written."""
+    """It is a bug of ours, which the event loop logs; what is appended behind it is still
+    written.
+    """
     faults = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, told: faults.append(told))
     monkeypatch.setattr(desk.store.commit, "on_commit", lambda: 1 // 0)
@@ -235,7 +239,7 @@ async def test_full_disk_refuses_a_small_commit_and_leaves_a_whole_log(desk, qui
     assert reopened.state.partition(1).readable_offset == 2
 
 
-# ── the kernel ────────────────────────────────────────────────────────────────────────────────────────
+# ── the kernel ────────────────────────────────────────────────────────────────────────────────────
 @pytest.fixture
 async def real(tmp_path):
     """The way by the kernel, its thread and clock, and a file."""

@@ -1,4 +1,6 @@
-"""Groups that brokers forget and partitions that they drop: durable, fenced, never undone by a restart or a late call."""
+"""Groups that brokers forget and partitions that they drop: durable, fenced, never undone by a
+restart or a late call.
+"""
 
 from __future__ import annotations
 
@@ -75,9 +77,13 @@ class Shed:
 
     def cleaning(self) -> Cleaning:
         return Cleaning(
-            self.store, self.disk, settings_of(segment_bytes=SEGMENT), clock=self.clock,
-            run_commit=in_place, run_read=in_place,
-        )  # fmt: skip
+            self.store,
+            self.disk,
+            settings_of(segment_bytes=SEGMENT),
+            clock=self.clock,
+            run_commit=in_place,
+            run_read=in_place,
+        )
 
 
 @pytest.fixture
@@ -88,7 +94,7 @@ async def shed() -> Shed:
     return shed
 
 
-# ── groups ────────────────────────────────────────────────────────────────────────────────────────────
+# ── groups ────────────────────────────────────────────────────────────────────────────────────────
 async def test_forgotten_group_is_gone_and_its_tokens_are_refused_when_the_broker_restarts(
     shed: Shed,
 ):
@@ -138,7 +144,9 @@ async def test_announcement_from_before_the_deletion_is_refused_when_it_comes_la
 async def test_ack_that_waits_for_its_commit_does_not_bring_the_group_back_when_it_is_forgotten(
     shed: Shed,
 ):
-    """The record of an ack is made when the commit is taken, which may be after the group was forgotten."""
+    """The record of an ack is made when the commit is taken, which may be after the group was
+    forgotten.
+    """
     await shed.fill(1)
     await shed.desk.acquire(4)
     partition = shed.store.state.partition(1)
@@ -159,7 +167,7 @@ async def test_image_has_the_tokens_of_forgotten_groups(shed: Shed):
     assert partition.status(now_ms=0).forgotten_token == 5
 
 
-# ── partitions ────────────────────────────────────────────────────────────────────────────────────────
+# ── partitions ────────────────────────────────────────────────────────────────────────────────────
 async def test_dropped_partition_is_unknown_and_never_hosted_again_when_the_broker_restarts(
     shed: Shed,
 ):
@@ -216,7 +224,9 @@ async def test_whole_snapshot_does_not_bring_a_partition_back_when_only_changes_
 async def test_hosted_partition_stays_when_a_snapshot_joins_the_dropped_ones_around_it(
     shed: Shed, monkeypatch
 ):
-    """Also after a kill, with the snapshot; an id that was never hosted between old ones is refused then."""
+    """Also after a kill, with the snapshot; an id that was never hosted between old ones is refused
+    then.
+    """
     monkeypatch.setattr(dropped, "RANGES_KEPT", 4)
     await shed.desk.host(16)
     for number in range(5, 40, 2):
@@ -234,7 +244,9 @@ async def test_hosted_partition_stays_when_a_snapshot_joins_the_dropped_ones_aro
 
 
 async def test_segments_go_at_any_age_when_all_their_messages_are_of_dropped_partitions(shed: Shed):
-    """Only messages of partition 2 keep segments, and the ids of dropped partitions outlive their records."""
+    """Only messages of partition 2 keep segments, and the ids of dropped partitions outlive their
+    records.
+    """
     await shed.fill(1, batches=100)
     await shed.fill(2, batches=20)
     cleaning = shed.cleaning()
@@ -254,7 +266,9 @@ async def test_segments_go_at_any_age_when_all_their_messages_are_of_dropped_par
 
 
 async def test_index_forgets_dropped_partitions_when_their_segments_are_gone(shed: Shed):
-    """Subjects that come and go for years leave nothing in the index; a kill brings back what the next check takes."""
+    """Subjects that come and go for years leave nothing in the index; a kill brings back what the
+    next check takes.
+    """
     cleaning = shed.cleaning()
     for number in range(3, 13):
         if number == 11:
@@ -295,7 +309,9 @@ async def test_drop_and_forget_are_undone_when_the_write_fails(shed: Shed):
 
 
 async def test_index_keeps_bounds_when_a_drop_is_undone(shed: Shed):
-    """Retention comes between the drop and the sync that fails: the partition is hosted again, with its offsets."""
+    """Retention comes between the drop and the sync that fails: the partition is hosted again, with
+    its offsets.
+    """
     await shed.fill(1)
     store = shed.store
     end, (_, following) = store.log.end, store.queues.bounds(1)
@@ -333,7 +349,9 @@ async def test_series_of_a_deleted_subject_end_when_it_is_gone_for_five_minutes(
 
 
 async def test_series_end_when_retention_waits_or_fails(shed: Shed, monkeypatch) -> None:
-    """A check of retention that does not end holds up no series, and a fault of series is not told as one of retention."""
+    """A check of retention that does not end holds up no series, and a fault of series is not told
+    as one of retention.
+    """
     await shed.fill(1)
     monkeypatch.setattr(series_of_metrics, "free_series", failing := _Failing())
     cleaning = shed.cleaning()

@@ -91,7 +91,9 @@ def traced(*records: tuple[bytes, bool], start: int = 1000) -> Hole:
     ],
 )
 def test_record_that_does_not_fit_stops_its_partition(record):
-    """Another shape, other facts or overlapping offsets: the partition stops, by position, and the others go on."""
+    """Another shape, other facts or overlapping offsets: the partition stops, by position, and the
+    others go on.
+    """
     told = ReplayTeller(1, 2)
     told.batch(1, 0)
     told.tell(record)
@@ -108,7 +110,9 @@ def test_record_that_does_not_fit_stops_its_partition(record):
     [encode_body(2, FenceBody("audit", 1, "s")), encode_body(2, None), messages(2, 0)],
 )
 def test_records_of_an_unknown_partition(record):
-    """What a partition is was lost: it cannot be looked at, nor hosted anew over its old records."""
+    """What a partition is was lost: it cannot be looked at, nor hosted anew over its old
+    records.
+    """
     told = ReplayTeller(1)
     told.tell(record)
     told.replay.finish()
@@ -149,7 +153,9 @@ def test_records_fold_without_a_difference_when_the_snapshot_has_them():
 
 
 def test_lost_batch_stops_its_partition_only():
-    """A batch known to have been lost: its offsets are gone, those around it are there, other partitions go on."""
+    """A batch known to have been lost: its offsets are gone, those around it are there, other
+    partitions go on.
+    """
     told = ReplayTeller(1, 2)
     told.batch(1, 0)
     told.hole(traced((messages(1, 2, 3), False)))
@@ -186,7 +192,9 @@ def test_own_records_come_back_from_the_trail():
 
 
 def test_fence_without_its_body_lets_no_owner_in():
-    """The group of the lost token is unknown, so no owner is let in; reading without a group works."""
+    """The group of the lost token is unknown, so no owner is let in; reading without a group
+    works.
+    """
     told = ReplayTeller(1, 2)
     told.batch(1, 0)
     told.hole(traced((encode_body(1, FenceBody("audit", 9, "s")), False)))
@@ -198,7 +206,9 @@ def test_fence_without_its_body_lets_no_owner_in():
 
 
 def test_hole_of_unknown_content_stops_partitions_not_shown_to_be_whole():
-    """A batch after the hole that goes on where the one before ended shows that nothing was lost; silence does not."""
+    """A batch after the hole that goes on where the one before ended shows that nothing was lost;
+    silence does not.
+    """
     told = ReplayTeller(1, 2, 3)
     for number in (1, 2, 3):
         told.batch(number, 0)
@@ -289,7 +299,9 @@ def test_state_in_parts_is_the_whole_one():
 
 
 def test_state_that_was_begun_and_written_again():
-    """A crash left some of the parts; those that were written after it count, with what came in between."""
+    """A crash left some of the parts; those that were written after it count, with what came in
+    between.
+    """
     before = crowded()
     begun = parts_of(before.state.partition(1))[:1]
     told = ReplayTeller()
@@ -307,7 +319,9 @@ def test_state_that_was_begun_and_written_again():
 
 
 def test_older_state_puts_no_producer_back():
-    """A snapshot knows later batches than a STATE record, and they do not come again: its producers stay."""
+    """A snapshot knows later batches than a STATE record, and they do not come again: its producers
+    stay.
+    """
     whole = crowded()
     older = parts_of(whole.state.partition(1))
     whole.tell(messages(1, 12, producer_id=1, sequence=2))

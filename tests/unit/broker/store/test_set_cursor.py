@@ -48,7 +48,9 @@ def progress(desk: Desk, group: str = "audit") -> tuple[int, list[tuple[int, int
 
 
 async def test_back_and_who_held_it_is_refused():
-    """The cursor falls, what was acked above is forgotten, the old owner can neither ack nor pull."""
+    """The cursor falls, what was acked above is forgotten, the old owner can neither ack nor
+    pull.
+    """
     desk = await desk_of(SimDisk())
     await set_to(desk, 2, 5)
     assert progress(desk) == (5, [], 2)
@@ -81,7 +83,9 @@ async def test_set_cursor_changes_nothing_when_repeated_under_its_token():
 
 
 async def test_cursor_is_unchanged_when_setting_it_is_refused():
-    """A lower token, a consumer's token, an offset beyond the end, an illegal name: nothing is changed."""
+    """A lower token, a consumer's token, an offset beyond the end, an illegal name: nothing is
+    changed.
+    """
     desk = await desk_of(SimDisk())
     await desk.acquire(4, OTHER)
     before = progress(desk)
@@ -107,7 +111,9 @@ async def test_set_cursor_leaves_out_messages_that_retention_removed():
 
 @pytest.mark.parametrize("snapshot", [True, False])
 async def test_restart_finds_it(snapshot: bool):
-    """With the snapshot or from the log alone, the fallen cursor stays fallen, and later acks count from it."""
+    """With the snapshot or from the log alone, the fallen cursor stays fallen, and later acks count
+    from it.
+    """
     disk = SimDisk()
     desk = await desk_of(disk, segment_bytes=4096)
     if snapshot:
@@ -132,7 +138,9 @@ async def test_restart_finds_it(snapshot: bool):
 
 
 async def test_set_cursor_is_carried_over_when_its_segment_goes():
-    """The first segment, with the records of the reset, is removed: the state written again says the same."""
+    """The first segment, with the records of the reset, is removed: the state written again says
+    the same.
+    """
     disk = SimDisk()
     desk = await desk_of(disk, segment_bytes=4096)
     await set_to(desk, 2, 5)
@@ -150,7 +158,9 @@ async def test_set_cursor_is_carried_over_when_its_segment_goes():
 
 
 async def test_groups_made_known_before_they_come():
-    """They begin at the first message, also after a restart; a group that has come already stays where it is."""
+    """They begin at the first message, also after a restart; a group that has come already stays
+    where it is.
+    """
     disk = SimDisk()
     desk = await desk_of(disk)
     partition = desk.store.state.partition(1)
@@ -191,7 +201,9 @@ async def test_full_disk_leaves_it_as_it_was():
 
 @pytest.mark.parametrize("strategy", list(ConsumeStrategy))
 async def test_how_the_group_consumes_is_kept(strategy: ConsumeStrategy):
-    """A partition tells it after a reset, and after a restart, together with who brought the token."""
+    """A partition tells it after a reset, and after a restart, together with who brought the
+    token.
+    """
     disk = SimDisk()
     desk = await desk_of(disk)
     await set_cursor(

@@ -1,4 +1,6 @@
-"""When snapshots are written, what is in them, and that a start from one is as good as from the whole log."""
+"""When snapshots are written, what is in them, and that a start from one is as good as from the
+whole log.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ def read_from(disk: SimDisk) -> list[int]:
 
 
 async def test_snapshots_come_with_the_log(desk, disk):
-    """A snapshot is written whenever the log has grown by a fixed number of bytes, and a start reads only what follows it."""
+    """A snapshot is written whenever the log has grown by a fixed number of bytes, and a start
+    reads only what follows it.
+    """
     await busy(desk, 0, 200)
     await asyncio.sleep(0)
     store = desk.store
@@ -134,7 +138,9 @@ async def test_changes_made_during_a_snapshot_are_in_the_next_one(desk, disk, mo
 
 
 async def test_snapshot_outlives_who_waits_for_it(desk, disk):
-    """Retention that is ended while its snapshot is written takes nothing from the one of the clean stop after it."""
+    """Retention that is ended while its snapshot is written takes nothing from the one of the clean
+    stop after it.
+    """
     await desk.store.snapshotter.write()  # a whole one: those after it hold what changed
     await busy(desk, 0, 20)
     written = asyncio.Event()
@@ -157,7 +163,9 @@ async def test_snapshot_outlives_who_waits_for_it(desk, disk):
 
 
 async def test_held_broker_that_is_stopped_has_its_snapshot(desk, disk):
-    """On a disk that is too full for messages a clean stop writes its snapshot all the same, and a start is short."""
+    """On a disk that is too full for messages a clean stop writes its snapshot all the same, and a
+    start is short.
+    """
     await busy(desk, 0, 20)
     expected = images(desk.store)
     desk.store.commit.refuse_messages("the disk is 90 % full")
@@ -168,7 +176,9 @@ async def test_held_broker_that_is_stopped_has_its_snapshot(desk, disk):
 
 
 async def test_stop_on_a_full_disk_goes_on_without_a_snapshot(desk, disk, caplog):
-    """Where the last snapshot has no room it is logged, the stop is clean, and the log makes the same state."""
+    """Where the last snapshot has no room it is logged, the stop is clean, and the log makes the
+    same state.
+    """
     await busy(desk, 0, 20)
     disk.room = 10
     with pytest.raises(DiskFullError):
@@ -186,7 +196,9 @@ async def test_stop_on_a_full_disk_goes_on_without_a_snapshot(desk, disk, caplog
 
 @pytest.mark.parametrize("trouble", ["", "held", "failed"])
 async def test_stop_waits_for_a_snapshot_under_way(desk, disk, trouble):
-    """Nothing is written into the folder once it is closed; after a failed write no further snapshot is begun."""
+    """Nothing is written into the folder once it is closed; after a failed write no further
+    snapshot is begun.
+    """
     await busy(desk, 0, 20)
     store = desk.store
     written = asyncio.Event()
@@ -222,7 +234,9 @@ async def test_stop_waits_for_a_snapshot_under_way(desk, disk, trouble):
 
 
 async def test_fault_of_our_own_keeps_what_was_to_be_saved(desk, disk):
-    """If the index cannot make itself durable there is no snapshot, and the next one has everything."""
+    """If the index cannot make itself durable there is no snapshot, and the next one has
+    everything.
+    """
     await busy(desk, 0, 5)
 
     def broken(_position: int) -> None:
@@ -239,7 +253,9 @@ async def test_fault_of_our_own_keeps_what_was_to_be_saved(desk, disk):
 async def test_snapshot_pauses_when_it_looks_for_partitions_among_dropped_ones(
     disk, desk, monkeypatch
 ):
-    """A million hosted partitions were looked for at once: half a second in which the broker did nothing else."""
+    """A million hosted partitions were looked for at once: half a second in which the broker did
+    nothing else.
+    """
     monkeypatch.setattr(dropped, "RANGES_KEPT", 2)
     monkeypatch.setattr(snapshotter, "IDS_AT_ONCE", 1)
     state = desk.store.state

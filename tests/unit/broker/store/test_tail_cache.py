@@ -46,7 +46,9 @@ def test_no_budget_keeps_nothing():
 
 
 def test_small_bodies_are_no_objects_of_the_garbage_collector():
-    """A broker keeps thousands of them; views of them would be looked at by each full collection."""
+    """A broker keeps thousands of them; views of them would be looked at by each full
+    collection.
+    """
     cache = TailCache(1 << 20)
     large = memoryview(bytes(COPIED_BYTES_MAX + 1))
     for base_offset, body in ((0, memoryview(b"small")), (1, large)):

@@ -46,7 +46,9 @@ def test_template_with_an_unknown_field_is_refused(template):
 
 
 def test_line_has_no_control_character_of_the_message():
-    """Neither key nor value nor properties end the line or command the terminal; the template's own tab stays."""
+    """Neither key nor value nor properties end the line or command the terminal; the template's own
+    tab stays.
+    """
     evil = "\x1b[2J\r\n\t\x9b31m\u202e"
     message = Message(
         subject="s",
@@ -71,7 +73,9 @@ def test_undecodable_properties_are_shown():
 
 
 def test_message_is_one_compact_object_in_json():
-    """As JSON, a message is one compact object with everything a reader may want, named as in other answers."""
+    """As JSON, a message is one compact object with everything a reader may want, named as in other
+    answers.
+    """
     line = message_json(MESSAGE)
     assert ", " not in line
     shown = json.loads(line)

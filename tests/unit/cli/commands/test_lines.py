@@ -200,7 +200,9 @@ async def test_input_that_breaks_off_is_an_error_and_no_end():
 
 
 async def test_input_that_does_not_block_is_waited_for():
-    """Another program may have left the pipe so: nothing to read now is not the end; whatever the pipe's number is."""
+    """Another program may have left the pipe so: nothing to read now is not the end; whatever the
+    pipe's number is.
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 65_536), hard))
     low, writer = os.pipe()

@@ -52,7 +52,10 @@ def test_declaration_of_one_receipt_is_shown(capsys, receipt, shown):
         (1, "1 message is kept by g1 (fsync) until 2027-01-15T08:00:00.000+00:00: id 0a\n"),
         (
             2,
-            "2 messages are kept by g1, g2 (fsync) for later; the first is delivered at 2027-01-15T08:00:00.000+00:00\n",
+            (
+                "2 messages are kept by g1, g2 (fsync) for later; the first is delivered at "
+                "2027-01-15T08:00:00.000+00:00\n"
+            ),
         ),
     ],
 )

@@ -26,7 +26,9 @@ async def rows_of(data: bytes, table, ranges=()) -> list[tuple[int, Outgoing]]:
 
 
 async def test_rows_of_csv_are_objects_with_the_names_of_the_header():
-    """A row may have several lines, and blank lines are passed over; a row has the number of its first line."""
+    """A row may have several lines, and blank lines are passed over; a row has the number of its
+    first line.
+    """
     rows = await rows_of(TABLE, CsvTable("customer"))
     assert [(number, message.key, json.loads(message.value)) for number, message in rows] == [
         (2, b"ann", {"customer": "ann", "event": "paid"}),

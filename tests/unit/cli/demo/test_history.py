@@ -60,7 +60,9 @@ def only(judged: Judged, *anomalies: str) -> None:
 
 
 def test_history_is_clean_with_a_hand_over_and_a_redelivery():
-    """A run with one hand-over and one message handled twice is clean, and its numbers are right."""
+    """A run with one hand-over and one message handled twice is clean, and its numbers are
+    right.
+    """
     judged = judge_run(SOURCE, LOG, CLEAN)
     assert clean(judged)
     assert judged.findings.examples == []
@@ -78,7 +80,9 @@ def test_history_is_clean_with_a_hand_over_and_a_redelivery():
 
 
 def test_concurrency_within_an_owner():
-    """Inside one owner, different keys may pass each other; only a key's own messages keep their order."""
+    """Inside one owner, different keys may pass each other; only a key's own messages keep their
+    order.
+    """
     records = {"one": handled(1, 1, 1, 0, 3, 2, 4), "two": handled(2, 1, 2 - 1, 0, 2)}
     assert clean(judge_run(SOURCE, LOG, records))
 
@@ -110,7 +114,9 @@ def test_stored_message_is_lost_when_it_is_never_handled():
     ],
 )
 def test_phantom_in_the_log(wrong):
-    """A stored message that was not sent so - unknown row, other value, other key - is a phantom."""
+    """A stored message that was not sent so - unknown row, other value, other key - is a
+    phantom.
+    """
     judged = judge_run(SOURCE, LOG | {2: replace(LOG[2], **wrong)}, CLEAN)
     assert judged.findings.counts["phantom"] >= 1
     assert not clean(judged)
@@ -199,7 +205,9 @@ def test_cursor_is_nonmonotonic_when_it_or_its_token_falls(later):
 
 
 def test_cursor_after_a_crash():
-    """A broker that crashed may show an older cursor, which was not durable; an older token is never right."""
+    """A broker that crashed may show an older cursor, which was not durable; an older token is
+    never right.
+    """
     cursors = [look(1, 3, 4, 0), look(1, 3, 2, 0, run=1)]
     assert clean(judge_run(SOURCE, LOG, CLEAN, cursors))
     cursors = [look(1, 3, 4, 0), look(1, 2, 4, 0, run=1)]
@@ -224,7 +232,9 @@ def test_stale_ack_by_late_record():
 
 
 def test_late_record_handled_again():
-    """A fenced owner that finishes a message in hand does no harm if the new owner handles it again."""
+    """A fenced owner that finishes a message in hand does no harm if the new owner handles it
+    again.
+    """
     records = {
         "one": handled(1, 1, 0, 1, 2) + handled(1, 1, 3, at_ms=1_500) + handled(2, 2, 0, 1, 2),
         "two": handled(1, 3, 2, 3, 4, at_ms=1_000),
@@ -233,13 +243,17 @@ def test_late_record_handled_again():
 
 
 def test_stale_ack_by_cursor():
-    """A cursor that rises under a token whose owner did not handle what it passed was moved by another."""
+    """A cursor that rises under a token whose owner did not handle what it passed was moved by
+    another.
+    """
     cursors = [look(1, 3, 1, 0), look(1, 3, 5, 0)]
     only(judge_run(SOURCE, LOG, CLEAN, cursors), "stale effect")
 
 
 def test_cursor_over_acked_ranges():
-    """A cursor may pass what an earlier owner had acked above it, and what the current owner handled."""
+    """A cursor may pass what an earlier owner had acked above it, and what the current owner
+    handled.
+    """
     cursors = [
         look(2, 2, 0, 0),
         look(1, 1, 1, 0),

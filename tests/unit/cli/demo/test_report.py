@@ -1,4 +1,6 @@
-"""The verdict names everything that is off, and its last line is the result with exactly the promised keys."""
+"""The verdict names everything that is off, and its last line is the result with exactly the
+promised keys.
+"""
 
 import io
 import json
@@ -102,7 +104,9 @@ def test_given_up_messages_matter():
     ],
 )
 def test_tables_are_the_same_but_for_the_last_bits_of_a_mean(actual, same):
-    """Two tables are the same if carriers, flights and means are, but for the last bits of a mean."""
+    """Two tables are the same if carriers, flights and means are, but for the last bits of a
+    mean.
+    """
     assert same_table(actual, {"AA": (2, 1.5), "B6": (1, None)}) is same
 
 
@@ -142,7 +146,9 @@ class Terminal(io.StringIO):
 
 
 def test_terminal_moves_while_something_is_at_work():
-    """What takes its time has a line of its own with a clock that runs, though all bars are full; then it is told."""
+    """What takes its time has a line of its own with a clock that runs, though all bars are full;
+    then it is told.
+    """
     screen = Terminal()
     bars = Bars(10, Console(file=screen, force_terminal=True, width=80))
     bars.progress(10, 10)
@@ -160,7 +166,9 @@ def test_terminal_moves_while_something_is_at_work():
 
 
 def test_lines_say_when_something_is_at_work():
-    """Without a terminal, what takes its time is told when it begins and when it has ended, not when it failed."""
+    """Without a terminal, what takes its time is told when it begins and when it has ended, not
+    when it failed.
+    """
     told = []
     lines = Lines(10, told.append)
     with lines.working("checking"):

@@ -1,4 +1,6 @@
-"""The flights come out of the installed data file as keys and JSON, and their carriers are summed up."""
+"""The flights come out of the installed data file as keys and JSON, and their carriers are summed
+up.
+"""
 
 import json
 import sys
@@ -32,7 +34,9 @@ def small_file(request, tmp_path):
 
 
 def test_rows_become_messages(small_file):
-    """The key is the tail number, none for a flight without one; the value is the whole row as JSON."""
+    """The key is the tail number, none for a flight without one; the value is the whole row as
+    JSON.
+    """
     flights = list(read_flights(small_file, 10))
     assert [flight.key for flight in flights] == [b"N1", b"", b"N2", b"N1"]
     assert json.loads(flights[1].value) == {

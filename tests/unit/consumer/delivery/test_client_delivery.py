@@ -67,6 +67,11 @@ def test_delivery_tells_its_client_what_becomes_of_messages():
     delivery.bury(message, FAILURE)
     delivery.retry(message, FAILURE, 30)
     assert client.told == [
-        ("done", 5), ("forget", 2), ("failed", 5, FAILURE), ("hangs", 5, FAILURE, 9), ("park", 5, FAILURE, []),
-        ("bury", 5, FAILURE), ("retry", 5, FAILURE, 30),
-    ]  # fmt: skip
+        ("done", 5),
+        ("forget", 2),
+        ("failed", 5, FAILURE),
+        ("hangs", 5, FAILURE, 9),
+        ("park", 5, FAILURE, []),
+        ("bury", 5, FAILURE),
+        ("retry", 5, FAILURE, 30),
+    ]

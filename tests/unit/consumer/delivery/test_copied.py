@@ -1,4 +1,6 @@
-"""Copies of a delivered message: in the same process they are acked as it is, elsewhere they only read."""
+"""Copies of a delivered message: in the same process they are acked as it is, elsewhere they only
+read.
+"""
 
 from __future__ import annotations
 

@@ -84,7 +84,9 @@ def test_filter_is_refused_that_cannot_work(wanted: Any):
 
 
 def test_text_is_the_same_for_the_same_filter():
-    """Members of a group are compared by it: order does not matter, and long ones keep their difference."""
+    """Members of a group are compared by it: order does not matter, and long ones keep their
+    difference.
+    """
     assert MessageFilter(["b", "a"]).text == MessageFilter(["a", "b"]).text == "tags a, b"
     described = MessageFilter(["a"], {"y": b"1", "x": "2"}).text
     assert described == "tags a; x = '2'; y = b'1'"
@@ -110,9 +112,13 @@ def test_tags_are_sorted_and_each_once():
 
 def test_lambdas_are_told_apart_by_their_code_and_not_by_their_place():
     paid, same = (
-        MessageFilter(wanted=lambda message: b"paid" in message.value and message.key in {b"a", b"b"}),
-        MessageFilter(wanted=lambda message: b"paid" in message.value and message.key in {b"a", b"b"}),
-    )  # fmt: skip
+        MessageFilter(
+            wanted=lambda message: b"paid" in message.value and message.key in {b"a", b"b"}
+        ),
+        MessageFilter(
+            wanted=lambda message: b"paid" in message.value and message.key in {b"a", b"b"}
+        ),
+    )
     other = MessageFilter(wanted=lambda message: b"new" in message.value)
     nested = [
         MessageFilter(wanted=lambda message: any(each == 1 for each in message.value)),

@@ -1,4 +1,6 @@
-"""What a program has in hand alone: it is acked as it was taken, or noted before anything else is done with it."""
+"""What a program has in hand alone: it is acked as it was taken, or noted before anything else is
+done with it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a user has in hand of one delivery, when another one of the same pull client has the same offsets."""
+"""What a user has in hand of one delivery, when another one of the same pull client has the same
+offsets.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from keylane.protocol.message import Message
 
 
 class TwoSources:
-    """A pull client, which owns itself; its messages come from its partition and from an ancestor of it."""
+    """A pull client, which owns itself; its messages come from its partition and from an ancestor
+    of it.
+    """
 
     acks_each, by_hand = False, True
 
@@ -55,7 +59,9 @@ def sources() -> tuple[TakenSource, TakenSource]:
 
 
 async def test_message_given_back_is_of_its_own_partition(sources):
-    """The message of another partition at the same offset is still in hand: its ack counts, and frees its lane."""
+    """The message of another partition at the same offset is still in hand: its ack counts, and
+    frees its lane.
+    """
     ancestor, own = sources
     old, new = ancestor.hand_out(7), own.hand_out(7)
     await old.nack()

@@ -1,4 +1,6 @@
-"""A handler whose messages are acked before: called at most once for each, and what it loses is told."""
+"""A handler whose messages are acked before: called at most once for each, and what it loses is
+told.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ async def test_lost_messages_are_counted_in_one_line_a_second(caplog: pytest.Log
 
 
 async def test_cancelled_handler_ends_its_task_only_if_that_was_asked_for():
-    """A handler that cancels itself has failed; one that is cut short by a hand-over passes the request on."""
+    """A handler that cancels itself has failed; one that is cut short by a hand-over passes the
+    request on.
+    """
 
     async def cancels_itself(_message: Message) -> None:
         raise asyncio.CancelledError

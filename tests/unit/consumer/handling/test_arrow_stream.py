@@ -1,4 +1,6 @@
-"""Arrow batches of stored ones: one of a partition in hand, gaps end a batch, and hand-overs forget what waits."""
+"""Arrow batches of stored ones: one of a partition in hand, gaps end a batch, and hand-overs forget
+what waits.
+"""
 
 from __future__ import annotations
 

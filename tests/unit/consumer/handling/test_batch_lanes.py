@@ -1,4 +1,6 @@
-"""Batches never have a key together, and messages of a key run in their order, whatever fails, splits and pauses."""
+"""Batches never have a key together, and messages of a key run in their order, whatever fails,
+splits and pauses.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ MAX = 4
 
 
 class SideDelivery:
-    """As of messages that may have ended a process: they are of their client's queue, and acked here."""
+    """As of messages that may have ended a process: they are of their client's queue, and acked
+    here.
+    """
 
     is_apart = False
 

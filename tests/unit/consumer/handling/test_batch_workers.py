@@ -95,7 +95,9 @@ async def test_batches_of_other_keys_run_together_and_of_one_key_one_after_anoth
 
 
 async def test_failed_batch_is_tried_whole_once_and_then_in_halves():
-    """Until the one bad message is alone, with those behind it of its key; others do not wait for it."""
+    """Until the one bad message is alone, with those behind it of its key; others do not wait for
+    it.
+    """
     tries: list[list[int]] = []
     healed = asyncio.Event()
 
@@ -121,7 +123,9 @@ async def test_failed_batch_is_tried_whole_once_and_then_in_halves():
 async def test_failed_batch_is_logged_as_a_message_is(
     loose: bool, caplog: pytest.LogCaptureFixture
 ):
-    """With its group, and with what waits for it: nothing, if it is of dead letters that are retried."""
+    """With its group, and with what waits for it: nothing, if it is of dead letters that are
+    retried.
+    """
 
     def handle(messages: list[Message]) -> None:
         if messages[0].attempt == 1:
@@ -226,7 +230,7 @@ async def test_crash_in_a_batch_handler_ends_the_consumer():
     await workers.close()
 
 
-# ── messages that fail too often ──────────────────────────────────────────────────────────────────────
+# ── messages that fail too often ──────────────────────────────────────────────────────────────────
 def refuse(*values: int) -> Callable[[list[Message]], None]:
     """A handler that cannot take these offsets."""
 
@@ -239,7 +243,9 @@ def refuse(*values: int) -> Callable[[list[Message]], None]:
 
 @pytest.mark.parametrize("tries_max", [1, 4])
 async def test_message_that_fails_alone_is_parked_with_those_behind_it(tries_max: int):
-    """The others of its batch are handled, and those of its key before it; what waits behind it is not."""
+    """The others of its batch are handled, and those of its key before it; what waits behind it is
+    not.
+    """
     client = Client()
     failing = Failing(policy=FailurePolicy.PARK, tries_max=tries_max, client="c")
     workers = workers_of(refuse(3), failing=failing)
@@ -289,7 +295,9 @@ async def test_batch_that_asks_for_another_try_is_never_set_aside():
 
 
 async def test_messages_of_another_delivery_are_a_batch_of_their_own():
-    """As those that are redriven: they are acked and forgotten at their delivery, also those of other partitions."""
+    """As those that are redriven: they are acked and forgotten at their delivery, also those of
+    other partitions.
+    """
     client, window, batches = Client(), Window(), []
 
     async def handle(messages: list[Message]) -> None:

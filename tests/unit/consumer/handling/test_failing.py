@@ -70,7 +70,9 @@ def test_failure_of_an_error_without_a_text_is_kept():
 
 
 def test_each_failure_sets_a_message_aside_under_retry():
-    """Also one that its handler asked for; it is tried again in a pause that is at least as long as asked for."""
+    """Also one that its handler asked for; it is tried again in a pause that is at least as long as
+    asked for.
+    """
     failing = Failing()
     pauses = Backoff(first_ms=100, max_ms=100)
     failing.adopt(ConsumerSettings(on_failure="retry", retry_tries_max=3, retry_backoff=pauses))
@@ -84,7 +86,9 @@ def test_each_failure_sets_a_message_aside_under_retry():
 
 
 def test_message_of_a_shared_group_under_retry_waits_in_place_and_is_then_set_aside():
-    """A handler that asks for another try gets no more than others; what it asks for counts if it is longer."""
+    """A handler that asks for another try gets no more than others; what it asks for counts if it
+    is longer.
+    """
     slow = Backoff(first_ms=5_000, max_ms=5_000)
     failing = Failing(
         policy=FailurePolicy.RETRY, in_place=True, retry_tries_max=3, retry_backoff=slow

@@ -22,7 +22,9 @@ from support.handling import Client, Crash, workers_of
 
 
 async def check_tried_again(handler: Handler) -> None:
-    """Three messages of two keys are handled by the only worker, however often their handlers fail first."""
+    """Three messages of two keys are handled by the only worker, however often their handlers fail
+    first.
+    """
     crashed: list[BaseException] = []
     client = Client()
     workers = workers_of(handler, crashed=crashed)
@@ -33,7 +35,9 @@ async def check_tried_again(handler: Handler) -> None:
 
 
 async def test_handler_cancelled_by_its_own_work_is_tried_again():
-    """A CancelledError without a request is a failure like any other: neither message nor worker is lost."""
+    """A CancelledError without a request is a failure like any other: neither message nor worker is
+    lost.
+    """
 
     async def handle(message: Message) -> None:
         if message.attempt < 3:
@@ -45,7 +49,9 @@ async def test_handler_cancelled_by_its_own_work_is_tried_again():
 async def test_handler_that_ignores_its_cancellation_delays_the_hand_over(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    """The hand-over logs it once, and ends only when the handler has; then the worker runs other handlers."""
+    """The hand-over logs it once, and ends only when the handler has; then the worker runs other
+    handlers.
+    """
     monkeypatch.setattr(workers_module, "CANCEL_WARN_MS", 10)
     crashed: list[BaseException] = []
     client, other = Client(1), Client(2)
@@ -102,7 +108,9 @@ async def test_crashed_handler_delays_no_hand_over():
 
 @pytest.mark.parametrize("waits", [False, True])
 async def test_handler_that_raises_generator_exit_is_tried_again(waits: bool):
-    """A GeneratorExit is a failure like any other, whether the handler has awaited something or not."""
+    """A GeneratorExit is a failure like any other, whether the handler has awaited something or
+    not.
+    """
 
     async def handle(message: Message) -> None:
         if waits:
@@ -127,7 +135,9 @@ async def test_returned_task_that_ends_with_generator_exit_is_tried_again():
 
 @pytest.mark.parametrize("ignores", [False, True])
 async def test_handler_awaiting_a_task_ended_by_generator_exit_is_tried_again(ignores: bool):
-    """The event loop closes the awaiting handler and worker; the worker continues, in first and later tries."""
+    """The event loop closes the awaiting handler and worker; the worker continues, in first and
+    later tries.
+    """
 
     async def handle(message: Message) -> None:
         try:
@@ -141,7 +151,9 @@ async def test_handler_awaiting_a_task_ended_by_generator_exit_is_tried_again(ig
 
 
 async def test_message_ended_by_generator_exit_is_given_up_after_its_lease():
-    """The message is forgotten, and the next one of its key too; the worker runs handlers of other partitions."""
+    """The message is forgotten, and the next one of its key too; the worker runs handlers of other
+    partitions.
+    """
     crashed: list[BaseException] = []
     client, other = Client(1), Client(2)
 
@@ -275,7 +287,9 @@ async def test_handler_that_cancels_its_own_task_is_tried_again(key: bytes, conc
 async def test_failure_of_a_task_group_is_a_try_when_an_earlier_handler_was_cancelled(
     batched: bool,
 ):
-    """From Python 3.13 on a group looks at requests that are left over, and raises them in place of its errors."""
+    """From Python 3.13 on a group looks at requests that are left over, and raises them in place of
+    its errors.
+    """
     crashed: list[BaseException] = []
     client = Client()
     attempts: list[tuple[bytes, int]] = []
@@ -304,10 +318,16 @@ async def test_failure_of_a_task_group_is_a_try_when_an_earlier_handler_was_canc
     if batched:
         await workers.close()
         workers = BatchWorkers(
-            handle_all, max_records=1, max_wait_ms=0, concurrency=1, handover_ms=0,
-            backoff=Backoff(first_ms=1, max_ms=1), clock=SystemClock(), rng=random.Random(1),
+            handle_all,
+            max_records=1,
+            max_wait_ms=0,
+            concurrency=1,
+            handover_ms=0,
+            backoff=Backoff(first_ms=1, max_ms=1),
+            clock=SystemClock(),
+            rng=random.Random(1),
             on_crash=crashed.append,
-        )  # fmt: skip
+        )
     client.give(workers, b"slow", b"group")
     await eventually(lambda: sorted(client.handled) == [0, 1])
     assert attempts == [(b"slow", 1), (b"group", 1), (b"group", 2)]
@@ -336,7 +356,9 @@ async def test_cancel_that_a_handler_left_on_a_timer_ends_no_idle_worker():
 async def test_consumer_ends_when_the_tasks_of_the_whole_event_loop_are_cancelled(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """Workers end then, for the end of a program waits for them; if it goes on all the same, the consumer fails."""
+    """Workers end then, for the end of a program waits for them; if it goes on all the same, the
+    consumer fails.
+    """
     monkeypatch.setattr(workers_module, "CANCELLED_WAIT_S", 0.01)
     crashed: list[BaseException] = []
     client = Client()

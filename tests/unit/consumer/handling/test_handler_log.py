@@ -1,4 +1,6 @@
-"""Log lines about failing and hanging messages: at once, at growing intervals, and at the end; never a flood."""
+"""Log lines about failing and hanging messages: at once, at growing intervals, and at the end;
+never a flood.
+"""
 
 from __future__ import annotations
 
@@ -36,13 +38,17 @@ def text_of(line: LogLine | None) -> str:
 
 
 def test_line_of_a_failing_message_names_partition_offset_and_next_try():
-    """The line has subject, partition, offset, a digest of the key, attempt, seconds, error and the next try; not the key."""
+    """The line has subject, partition, offset, a digest of the key, attempt, seconds, error and the
+    next try; not the key.
+    """
     handler_log = HandlerLog()
     failing = message(7, b"alice@example.org")
     line = handler_log.failed(failing, "ValueError", NOW_MS, 150)
     assert line == LogLine(
-        "handler failed with ValueError on orders partition 3 offset 7 (key digest 7bf0f7b81adae8b4): "
-        "attempt 1, 0.0 s since the first; it is tried again in 0.1 s, later messages of its key wait",
+        "handler failed with ValueError on orders partition 3 offset 7 (key digest "
+        "7bf0f7b81adae8b4): "
+        "attempt 1, 0.0 s since the first; it is tried again in 0.1 s, later "
+        "messages of its key wait",
         traceback=True,
     )
     assert "alice" not in text_of(line)
@@ -52,7 +58,9 @@ def test_line_of_a_failing_message_names_partition_offset_and_next_try():
 
 
 def test_line_names_no_waiting_messages_when_the_group_is_shared():
-    """Nor for a message that is handled apart from the others of its key, as a dead letter that comes again."""
+    """Nor for a message that is handled apart from the others of its key, as a dead letter that
+    comes again.
+    """
     shared = HandlerLog(ordered=False)
     failed = text_of(shared.failed(message(7), "ValueError", NOW_MS, 150))
     hangs = text_of(shared.running(message(8), NOW_MS - HANGS_MS, NOW_MS))
@@ -137,7 +145,9 @@ def summed(text: str) -> int:
 
 
 def test_thousand_failing_messages_do_not_flood_the_log():
-    """Some get lines of their own; the others are in summaries with their errors and the oldest message."""
+    """Some get lines of their own; the others are in summaries with their errors and the oldest
+    message.
+    """
     handler_log = HandlerLog()
     failing = [message(offset, b"%d" % offset) for offset in range(1_000)]
     lines: list[LogLine] = []
@@ -165,7 +175,8 @@ def test_thousand_failing_messages_do_not_flood_the_log():
     assert sum(end is not None for end in ends) == 1_000 - summed(sums[-1])
     last = text_of(handler_log.summary(NOW_MS + 60_000, last=True))
     assert last.endswith(
-        f": of the other messages that failed or hung {summed(sums[-1])} were handled since, 0 given up here"
+        f": of the other messages that failed or hung {summed(sums[-1])} were handled since, 0 "
+        f"given up here"
     )
     assert handler_log.summary(NOW_MS + 900_000) is None
 
@@ -195,7 +206,9 @@ def test_traceback_is_logged_once_a_minute_for_each_kind_of_error():
     )
 )
 def test_every_logged_trouble_ends_once(steps: list[tuple[str, int, int]]):
-    """In whatever order the calls come: no end without a beginning, and nothing is kept after the end."""
+    """In whatever order the calls come: no end without a beginning, and nothing is kept after the
+    end.
+    """
     handler_log = HandlerLog()
     now_ms = NOW_MS
     told: set[int] = set()

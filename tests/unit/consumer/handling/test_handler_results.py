@@ -1,4 +1,6 @@
-"""Results of handlers: awaitables are awaited before the ack, generators are errors, other values are ignored."""
+"""Results of handlers: awaitables are awaited before the ack, generators are errors, other values
+are ignored.
+"""
 
 from __future__ import annotations
 
@@ -154,7 +156,9 @@ def of_task_in_a_coroutine(work: Work) -> Any:
 async def test_awaitable_result_is_awaited_before_the_ack(
     handler_of: Callable[[Work], Any],
 ):
-    """The body runs to its end, for one message of a key at a time, and only then is the message acked."""
+    """The body runs to its end, for one message of a key at a time, and only then is the message
+    acked.
+    """
     work, client = Work(), Client()
     workers = workers_of(handler_of(work))
     client.give(workers, b"k", b"k")
@@ -365,7 +369,9 @@ def test_generator_based_coroutine_is_accepted_as_a_handler():
 
 
 def test_partial_of_a_callable_object_is_accepted_when_its_body_runs():
-    """Also where its `__call__` is a coroutine function, or a generator that `types.coroutine` makes awaitable."""
+    """Also where its `__call__` is a coroutine function, or a generator that `types.coroutine`
+    makes awaitable.
+    """
 
     class Plain:
         def __call__(self, message: Message) -> None: ...

@@ -36,7 +36,8 @@ def time_of(
     Run `count` messages of other keys beside `failing` keys, in the same partition and in another.
 
     Returns:
-        The virtual seconds that the other messages take, and the tries of failing messages meanwhile.
+        The virtual seconds that the other messages take, and the tries of failing messages
+        meanwhile.
     """
     monkeypatch.setattr(loop_module, "STEPS_MAX", 10_000_000)
     loop, machine = virtual_loop()
@@ -87,7 +88,9 @@ def time_of(
 def test_failing_keys_do_not_slow_other_keys(
     monkeypatch: pytest.MonkeyPatch, concurrency: int, failing: int, ordered: bool
 ):
-    """With as many failing keys as workers, and with far more, others keep 95 % of their rate; all retries run."""
+    """With as many failing keys as workers, and with far more, others keep 95 % of their rate; all
+    retries run.
+    """
     alone_s, _ = time_of(monkeypatch, concurrency=concurrency, failing=0, ordered=ordered)
     beside_s, tries = time_of(
         monkeypatch, concurrency=concurrency, failing=failing, ordered=ordered
@@ -100,7 +103,9 @@ def test_failing_keys_do_not_slow_other_keys(
 def test_slowly_failing_keys_do_not_slow_other_keys(
     monkeypatch: pytest.MonkeyPatch, concurrency: int
 ):
-    """Each try of a hundred keys ends in a time-out, a hundred times as long as the work of the others."""
+    """Each try of a hundred keys ends in a time-out, a hundred times as long as the work of the
+    others.
+    """
     count = 2_000 * concurrency
     alone_s, _ = time_of(monkeypatch, concurrency=concurrency, failing=0, count=count)
     beside_s, tries = time_of(
@@ -111,7 +116,9 @@ def test_slowly_failing_keys_do_not_slow_other_keys(
 
 
 def test_failing_messages_are_tried_by_time_and_keep_the_order_of_their_keys():
-    """With one worker: tries at the times of the backoff, and no newer message of a key before the failed one."""
+    """With one worker: tries at the times of the backoff, and no newer message of a key before the
+    failed one.
+    """
     loop, machine = virtual_loop()
     client = Client()
     log: list[tuple[bytes, int, int]] = []
@@ -147,7 +154,9 @@ def test_failing_messages_are_tried_by_time_and_keep_the_order_of_their_keys():
 
 
 def test_lost_partition_forgets_its_tries_at_once():
-    """A hand-over does not wait for the next try; under a new token the attempts are counted from 1."""
+    """A hand-over does not wait for the next try; under a new token the attempts are counted from
+    1.
+    """
     loop, machine = virtual_loop()
     client, again, other = Client(1), Client(1), Client(2)
     attempts: list[tuple[int, int]] = []
@@ -180,7 +189,9 @@ def test_lost_partition_forgets_its_tries_at_once():
 
 
 def test_message_is_not_tried_again_after_its_lease():
-    """The deadline is checked before each try; a message given up blocks neither its lane nor the hand-over."""
+    """The deadline is checked before each try; a message given up blocks neither its lane nor the
+    hand-over.
+    """
     loop, machine = virtual_loop()
     client, other = Client(1), Client(2)
     tries = 0
@@ -230,7 +241,9 @@ def test_handler_that_fails_during_its_hand_over_is_not_waited_for():
 
 
 def test_hanging_try_does_not_delay_other_tries():
-    """Four of sixteen workers may retry; the retries of four keys never end, and the fifth key is handled nevertheless."""
+    """Four of sixteen workers may retry; the retries of four keys never end, and the fifth key is
+    handled nevertheless.
+    """
     loop, machine = virtual_loop()
     client = Client()
 
@@ -257,7 +270,9 @@ def test_hanging_try_does_not_delay_other_tries():
 
 @pytest.mark.parametrize("batched", [False, True])
 async def test_message_is_not_tried_again_while_its_partition_is_paused(batched: bool):
-    """Also if its try is due already; others are, and it is tried again once the partition goes on."""
+    """Also if its try is due already; others are, and it is tried again once the partition goes
+    on.
+    """
     tries: dict[int, int] = {1: 0, 2: 0}
     blocked = asyncio.Event()
     blocked.set()
@@ -275,9 +290,16 @@ async def test_message_is_not_tried_again_while_its_partition_is_paused(batched:
     if batched:
         await workers.close()
         workers = BatchWorkers(
-            fail_all, max_records=1, max_wait_ms=0, concurrency=1, handover_ms=0, clock=SystemClock(),
-            backoff=Backoff(first_ms=1, max_ms=1), rng=random.Random(1), on_crash=lambda _error: None,
-        )  # fmt: skip
+            fail_all,
+            max_records=1,
+            max_wait_ms=0,
+            concurrency=1,
+            handover_ms=0,
+            clock=SystemClock(),
+            backoff=Backoff(first_ms=1, max_ms=1),
+            rng=random.Random(1),
+            on_crash=lambda _error: None,
+        )
     clients = [Client(1), Client(2)]
     for client in clients:
         client.give(workers, b"k%d" % client.partition_id)

@@ -13,7 +13,9 @@ from support.handling import Client, in_virtual_time, virtual_loop, workers_of
 
 
 async def test_handler_that_always_fails_does_not_fill_the_log(caplog: pytest.LogCaptureFixture):
-    """Of a thousand messages that fail once, some get a line, one of them with a traceback; the rest are counted."""
+    """Of a thousand messages that fail once, some get a line, one of them with a traceback; the
+    rest are counted.
+    """
     crashed: list[BaseException] = []
     client = Client()
 

@@ -100,7 +100,9 @@ class InHandMachine(RuleBasedStateMachine):
 
 
 class CollectMachine(RuleBasedStateMachine):
-    """A program of an exclusive group that takes many at once, and acks and gives back in any order."""
+    """A program of an exclusive group that takes many at once, and acks and gives back in any
+    order.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -55,7 +55,9 @@ def test_messages_without_a_key_wait_for_the_refused_acks_of_their_partition():
 
 
 def test_drop_leaves_other_partitions():
-    """Waiting messages of a partition that is handed over are forgotten, in the queue and in the lanes."""
+    """Waiting messages of a partition that is handed over are forgotten, in the queue and in the
+    lanes.
+    """
     lanes = Lanes()
     lanes.put([message(b"a", 0), message(b"a", 1), message(b"a", 2), message(b"b", 3, 2)])
     lanes.take()
@@ -68,7 +70,9 @@ def test_drop_leaves_other_partitions():
 
 
 def test_failed_message_blocks_its_lane_until_it_is_finished():
-    """Later messages of its key wait behind it, in the queue or the lane; its next try runs before arrived messages."""
+    """Later messages of its key wait behind it, in the queue or the lane; its next try runs before
+    arrived messages.
+    """
     lanes = Lanes()
     failed, later, other = message(b"a", 0), message(b"a", 1), message(b"b", 2)
     lanes.put([failed, later])
@@ -84,7 +88,9 @@ def test_failed_message_blocks_its_lane_until_it_is_finished():
 
 
 def test_collect_takes_what_waits_behind_a_failed_message_when_its_partition_is_paused():
-    """After `resume` no message of a key that was set aside runs; other keys and partitions are not touched."""
+    """After `resume` no message of a key that was set aside runs; other keys and partitions are not
+    touched.
+    """
     lanes = Lanes()
     failed = message(b"a", 0)
     lanes.put([failed, message(b"a", 1), message(b"b", 2)])
@@ -225,7 +231,9 @@ class SuspectsDelivery:
 
 
 def test_suspect_is_taken_before_what_has_arrived():
-    """All other suspects wait for it, and those of other partitions may be thousands; nothing is taken twice."""
+    """All other suspects wait for it, and those of other partitions may be thousands; nothing is
+    taken twice.
+    """
     lanes = Lanes()
     lanes.put([message(b"a", 0), message(b"b", 1), message(b"c", 2)])
     assert lanes.take().offset == 0

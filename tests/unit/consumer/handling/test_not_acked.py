@@ -24,7 +24,9 @@ from support.handling import Client, in_virtual_time, virtual_loop, workers_of
 
 
 def run(handle: Any, *keys: bytes) -> tuple[list[tuple[int, int, float]], list[int]]:
-    """Handle a message of each key; returns (offset, attempt, second) of each try, and the offsets in the order of their acks."""
+    """Handle a message of each key; returns (offset, attempt, second) of each try, and the offsets
+    in the order of their acks.
+    """
     loop, machine = virtual_loop()
     client = Client()
     tries: list[tuple[int, int, float]] = []
@@ -155,7 +157,9 @@ def test_nack_has_a_short_repr():
     assert repr(NACK) == "keylane.NACK"
 
 
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda word: pickle.loads(pickle.dumps(word))])  # fmt: skip
+@pytest.mark.parametrize(
+    "copied", [copy.copy, copy.deepcopy, lambda word: pickle.loads(pickle.dumps(word))]
+)
 def test_nack_is_itself_when_it_is_copied_or_comes_from_another_process(copied):
     assert copied(NACK) is NACK
 

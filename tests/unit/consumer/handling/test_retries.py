@@ -1,4 +1,6 @@
-"""Which failed message is tried when: by time, on few workers, within a share of the workers' time."""
+"""Which failed message is tried when: by time, on few workers, within a share of the workers'
+time.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ def test_hanging_try_does_not_delay_other_tries():
 
 
 def test_retries_get_their_share_of_the_time_while_first_tries_wait():
-    """On one worker: half a second for a retry, then the share of first tries; no pause if none wait."""
+    """On one worker: half a second for a retry, then the share of first tries; no pause if none
+    wait.
+    """
     retries = Retries(1)
     for offset in range(3):
         retries.wait(message(offset), 0)

@@ -1,4 +1,6 @@
-"""What goes along with a message that is set aside: later messages of its key that were handed out in the same way."""
+"""What goes along with a message that is set aside: later messages of its key that were handed out
+in the same way.
+"""
 
 from __future__ import annotations
 

@@ -129,7 +129,9 @@ async def test_hand_over_waits_handover_ms_for_messages_passed_over():
 
 
 async def test_hand_over_waits_for_a_collected_batch_while_the_body_runs():
-    """A user who asked for more in vain, and then works on the messages collected, is in the loop body."""
+    """A user who asked for more in vain, and then works on the messages collected, is in the loop
+    body.
+    """
     client = StreamClient()
     stream = stream_of(client, handover_ms=0)
     for _ in range(3):
@@ -145,7 +147,9 @@ async def test_hand_over_waits_for_a_collected_batch_while_the_body_runs():
 
 
 async def test_hand_over_waits_for_acks_as_long_as_the_lease_is_renewed():
-    """Within `handover_ms` the present end of the lease counts, not its end when the hand-over began."""
+    """Within `handover_ms` the present end of the lease counts, not its end when the hand-over
+    began.
+    """
     client = StreamClient(left_ms=20)
     stream = stream_of(client, handover_ms=600_000)
     await stream.next()
@@ -168,7 +172,9 @@ async def test_hand_over_ends_at_once_when_the_consumer_closes():
 
 
 def test_long_running_loop_body_is_logged(caplog: pytest.LogCaptureFixture):
-    """After ten and twenty seconds, and once when the next message is asked for; a quick body is never logged."""
+    """After ten and twenty seconds, and once when the next message is asked for; a quick body is
+    never logged.
+    """
     loop, machine = virtual_loop()
     client = handling.Client()
     client.taken = lambda message: None  # type: ignore[attr-defined]
@@ -198,7 +204,9 @@ def look(stream: Stream, clock: ManualClock, *, seconds: int) -> None:
 
 
 async def test_consumer_that_is_never_iterated_is_logged(caplog):
-    """A consumer without its intended handler keeps its partitions idle: a warning after a while, and rarely again."""
+    """A consumer without its intended handler keeps its partitions idle: a warning after a while,
+    and rarely again.
+    """
     clock = ManualClock()
     stream = Stream(clock=clock, handover_ms=1_000, check=lambda: None)
     stream.put([Message("orders", b"k", b"v", 0, 1, 0, delivery=StreamClient())])
@@ -219,7 +227,9 @@ async def test_consumer_that_was_iterated_once_is_not_logged(caplog):
 
 
 async def test_step_is_refused_while_another_task_waits_for_a_message():
-    """The first task gets the message; with a limit on the time, each step may run in a task of its own."""
+    """The first task gets the message; with a limit on the time, each step may run in a task of its
+    own.
+    """
     client = StreamClient()
     stream = stream_of(client, handover_ms=0, count=0)
     with pytest.raises(TimeoutError):
@@ -243,7 +253,9 @@ async def offset_of_next(stream: Stream, gate: asyncio.Event | None = None) -> i
 
 @pytest.mark.parametrize("taken", [1, 2])
 async def test_step_is_refused_until_the_other_task_has_acked_its_messages(taken: int):
-    """Also those that the other task passed over; then any task may continue, and the first one must wait in turn."""
+    """Also those that the other task passed over; then any task may continue, and the first one
+    must wait in turn.
+    """
     client = StreamClient()
     stream = stream_of(client, handover_ms=0)
     for _ in range(taken):
@@ -361,7 +373,9 @@ async def test_wait_for_messages_behind_unacked_ones_is_logged(caplog):
 
 
 async def test_message_that_is_given_back_too_often_is_parked_with_those_behind_it():
-    """In hand, waiting for it, or just arrived; other keys go on, and each earlier try is told to the broker."""
+    """In hand, waiting for it, or just arrived; other keys go on, and each earlier try is told to
+    the broker.
+    """
     client = StreamClient()
     stream = keyed(client, b"a", b"a", b"b", b"a", b"b", failing=PARKING)
     taken = await stream.take_many(3, 1_000)
@@ -396,7 +410,9 @@ async def test_message_that_is_given_back_too_often_is_buried_alone(ordered: boo
 
 
 async def test_later_messages_in_hand_come_again_at_once_when_one_is_set_aside_alone():
-    """A program need not know of the policy: with a message that it gives back it has none of its key in hand."""
+    """A program need not know of the policy: with a message that it gives back it has none of its
+    key in hand.
+    """
     client = StreamClient()
     stream = keyed(
         client, b"a", b"a", b"b", b"a", failing=Failing(policy=FailurePolicy.DEAD, tries_max=1)
@@ -423,7 +439,9 @@ async def test_paused_messages_are_parked_behind_a_message_that_is_given_back_to
 
 
 async def test_message_behind_a_failed_filter_comes_once_when_its_partition_is_paused():
-    """A child's message is collected with its parent's, whose filter fails: it waits behind that one, and nowhere else."""
+    """A child's message is collected with its parent's, whose filter fails: it waits behind that
+    one, and nowhere else.
+    """
     parent, child, fails = StreamClient(), StreamClient(), [True]
     child.partition_id = child.leased_id = 2
 
@@ -460,7 +478,9 @@ def put_more(stream: Stream, client: StreamClient, *offsets: int) -> None:
 
 
 async def test_message_that_was_paused_comes_before_a_later_one_that_waits_for_its_key():
-    """The later one came during the pause, and waits where the ack of the message in hand looks first."""
+    """The later one came during the pause, and waits where the ack of the message in hand looks
+    first.
+    """
     client = StreamClient()
     stream = keyed(client, b"a", b"a")
     first = await stream.next()
@@ -491,7 +511,9 @@ async def test_message_that_was_paused_comes_at_once_when_its_key_is_free():
 
 
 class Redriven(StreamClient):
-    """Messages that are handled again, as dead letters are: they come by offset, behind what is in hand."""
+    """Messages that are handled again, as dead letters are: they come by offset, behind what is in
+    hand.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -502,7 +524,9 @@ class Redriven(StreamClient):
 async def test_dead_letters_handed_out_behind_a_message_are_given_back_with_it(
     policy: FailurePolicy,
 ):
-    """Their offsets are lower: a program that goes on with other keys would hold them, and their key, for ever."""
+    """Their offsets are lower: a program that goes on with other keys would hold them, and their
+    key, for ever.
+    """
     client, dead = StreamClient(), Redriven()
     stream = keyed(client, failing=Failing(policy=policy, tries_max=1))
     put_more(stream, client, 5, 6)

@@ -1,4 +1,6 @@
-"""Handlers in threads: their results and errors, hand-overs that wait for them, and the end of the program."""
+"""Handlers in threads: their results and errors, hand-overs that wait for them, and the end of the
+program.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,9 @@ async def test_try_counts_as_failed_when_a_thread_takes_too_long(
 
 
 async def test_hand_over_waits_for_a_thread_that_runs():
-    """A thread cannot be cancelled: its message is acked when it has ended, and the next of its key is not begun."""
+    """A thread cannot be cancelled: its message is acked when it has ended, and the next of its key
+    is not begun.
+    """
     gate, begun = threading.Event(), threading.Event()
 
     def handle(_message: Message) -> None:

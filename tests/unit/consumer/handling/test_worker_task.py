@@ -16,7 +16,9 @@ from support.handling import Client, workers_of
 
 
 async def test_messages_before_one_that_waits_are_told_at_once():
-    """Their acks do not wait for a handler that takes long; the messages behind it run beside it, but for its key."""
+    """Their acks do not wait for a handler that takes long; the messages behind it run beside it,
+    but for its key.
+    """
     client, going = Client(), asyncio.Event()
     begun: list[int] = []
 
@@ -52,7 +54,9 @@ async def test_messages_of_several_turns_are_each_told_once(count: int):
 
 
 async def test_failed_message_blocks_its_key_and_those_before_it_are_told():
-    """Also where it is the first message of a turn; its next try, and the messages of another client, come in order."""
+    """Also where it is the first message of a turn; its next try, and the messages of another
+    client, come in order.
+    """
     client, other = Client(1), Client(2)
     tried: list[tuple[int, int]] = []
 
@@ -309,7 +313,9 @@ async def test_lone_message_is_waited_for_when_its_partition_is_handed_over():
 
 
 def test_lone_message_is_taken_without_a_run_when_nothing_else_runs_or_waits():
-    """Not while another is alone, or in a run, or its key is busy; nor one of a batch with others."""
+    """Not while another is alone, or in a run, or its key is busy; nor one of a batch with
+    others.
+    """
     lanes, client = Lanes(), Client()
     opened: list[int] = []
     lanes.put_batch(BatchOf(client, opened, b"a", start=0))

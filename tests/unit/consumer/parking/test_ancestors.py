@@ -1,4 +1,6 @@
-"""What a child does about an ancestor's parked messages where the ancestor's broker lacks it, or is gone."""
+"""What a child does about an ancestor's parked messages where the ancestor's broker lacks it, or is
+gone.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +108,9 @@ async def test_ancestor_past_the_parents_is_asked_for_parts_of_the_range_alone()
 
 
 async def test_child_goes_on_when_its_parent_has_expired(caplog):
-    """What was parked there is given up, with a warning: a child that waits for it gives no message."""
+    """What was parked there is given up, with a warning: a child that waits for it gives no
+    message.
+    """
     home = HomeBroker()
     await adopted_from(home, KnowingOwner(state=PartitionState.EXPIRED))
     assert home.changes == [Adopt(ANCESTOR, (), True)]
@@ -114,7 +118,9 @@ async def test_child_goes_on_when_its_parent_has_expired(caplog):
 
 
 async def test_child_waits_for_what_its_grant_says_next_when_its_parent_is_lost():
-    """What the parent had taken over may lie behind it still, as only a grant says that was made since."""
+    """What the parent had taken over may lie behind it still, as only a grant says that was made
+    since.
+    """
     home = HomeBroker()
     parent = replace(past(ANCESTOR, 0, 1024).partition, address=None)
     async with opened(PullClient, home, KnowingOwner(lost=True), ConsumerSettings()) as client:

@@ -98,7 +98,9 @@ def test_other_sources_go_on_when_a_source_fails():
 
 
 def test_messages_of_a_failing_source_ask_in_turn_when_its_broker_lacks_one_of_them():
-    """A broker on an older copy of its data folder lacks the last messages; those that it has are tried."""
+    """A broker on an older copy of its data folder lacks the last messages; those that it has are
+    tried.
+    """
     due = tries(DEAD)
     due.add(30, DEAD, (30, 31), 0)
     lacked, now_ns = [(10, 11)], 0
@@ -121,7 +123,9 @@ def test_messages_of_a_failing_source_ask_in_turn_when_its_broker_lacks_one_of_t
     ("upto", "asked"), [(None, [(10, 11), (11, 14)]), (12, [(10, 12), (12, 14)])]
 )
 def test_messages_behind_one_that_cannot_be_read_ask_in_turn(upto, asked):
-    """A batch of a source is damaged: the messages behind it, which wait in the same range of offsets, are tried."""
+    """A batch of a source is damaged: the messages behind it, which wait in the same range of
+    offsets, are tried.
+    """
     due = DueTries()
     due.add(1, DEAD, (10, 14), 0)
     due.failed(take(due, 0), 0, pause_ns, upto=upto)

@@ -29,7 +29,9 @@ def test_change_stays_until_it_is_confirmed():
 
 
 def test_only_a_failed_message_that_waits_stops_a_redrive():
-    """Messages that follow a parked one may come all the time: a redrive that waited for them would never begin."""
+    """Messages that follow a parked one may come all the time: a redrive that waited for them would
+    never begin.
+    """
     queue = ParkQueue()
     queue.park(b"a", [3], None)
     assert (queue.parks(b"a"), queue.stops(b"a")) == (True, False)

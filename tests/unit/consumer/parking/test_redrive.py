@@ -118,7 +118,9 @@ async def test_parked_messages_are_given_up_when_their_partition_is_gone(gone):
 
 
 class DamagedBroker(HomeBroker):
-    """Has a damaged batch at offset 0, a whole one at 2, and both as parked messages of these keys."""
+    """Has a damaged batch at offset 0, a whole one at 2, and both as parked messages of these
+    keys.
+    """
 
     def __init__(self, key: ParkKey, *, unpacks: bool = True) -> None:
         super().__init__()
@@ -145,7 +147,9 @@ class DamagedBroker(HomeBroker):
 
 
 def not_unpacking(base_offset: int) -> bytes:
-    """A batch whose lengths do not add up: its sender has packed it so, or what the broker sent was changed on the way."""
+    """A batch whose lengths do not add up: its sender has packed it so, or what the broker sent was
+    changed on the way.
+    """
     record = bytearray(stored(base_offset))
     ((_, header),) = batch_starts(record)
     record[HEADER_BYTES + 8 * header.count] += 1  # the length of the first key
@@ -155,7 +159,9 @@ def not_unpacking(base_offset: int) -> bytes:
 @pytest.mark.parametrize("unpacks", [True, False])
 @pytest.mark.parametrize("key", [RETRIED, b""])
 async def test_redrive_of_loose_messages_passes_over_those_that_cannot_be_read(key, unpacks):
-    """They wait for nothing: a damaged batch holds up no other, and is read again once it is whole."""
+    """They wait for nothing: a damaged batch holds up no other, and is read again once it is
+    whole.
+    """
     broker, owner = DamagedBroker(key, unpacks=unpacks), NotingOwner()
     owner.redrives = True
     async with opened(PullClient, broker, owner, ConsumerSettings(backoff=FAST)) as client:
@@ -215,7 +221,9 @@ async def test_redrive_of_a_key_waits_for_its_oldest_message_when_that_cannot_be
 
 
 async def test_message_that_may_have_ended_a_process_is_alone_behind_one_that_cannot_be_read():
-    """What is passed over is no window: the first messages that are handed out are the careful ones."""
+    """What is passed over is no window: the first messages that are handed out are the careful
+    ones.
+    """
     broker, owner = DamagedBroker(b""), NotingOwner()
     owner.redrives = True
     async with opened(PullClient, broker, owner, ConsumerSettings(backoff=FAST)) as client:
@@ -232,7 +240,9 @@ async def test_message_that_may_have_ended_a_process_is_alone_behind_one_that_ca
 
 
 class PagesBroker(HomeBroker):
-    """Has dead letters that were chosen, one batch and one page of rows each: damaged ones, then whole ones."""
+    """Has dead letters that were chosen, one batch and one page of rows each: damaged ones, then
+    whole ones.
+    """
 
     DAMAGED, WHOLE = 20, 20
 
@@ -264,7 +274,9 @@ class PagesBroker(HomeBroker):
 
 
 async def test_redrive_asks_for_pages_that_were_passed_over_once_and_not_for_each_window():
-    """Thousands of pages that could not be read were asked for again for each few messages behind them."""
+    """Thousands of pages that could not be read were asked for again for each few messages behind
+    them.
+    """
     broker, owner = PagesBroker(), NotingOwner()
     owner.redrives = True
     async with opened(PullClient, broker, owner, ConsumerSettings(backoff=FAST)) as client:

@@ -1,4 +1,6 @@
-"""Acks of a partition are sent by timers, at the same times as those of others, and lost by no error."""
+"""Acks of a partition are sent by timers, at the same times as those of others, and lost by no
+error.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def test_linger_is_never_longer_than_it_may_be(longest_s, now_s):
 
 @given(st.integers(1, 10_000), st.integers(0, 1_000_000), st.integers(0, 999))
 def test_lingers_that_begin_between_two_multiples_end_together(longest_ms, multiple, part):
-    """Two partitions whose messages are handled at different times of it send their acks in one turn."""
+    """Two partitions whose messages are handled at different times of it send their acks in one
+    turn.
+    """
     longest_s = longest_ms / 1000
     begin_s = (multiple + 0.1) * longest_s
     later_s = begin_s + 0.8 * longest_s * part / 1000
@@ -202,7 +206,9 @@ async def test_task_learns_what_is_parked_when_an_answer_says_so():
 
 
 async def test_task_ends_with_an_error_that_is_none_of_a_broker():
-    """A fault in what is told of acks ends the task, which tells the consumer; it is not lost in a callback."""
+    """A fault in what is told of acks ends the task, which tells the consumer; it is not lost in a
+    callback.
+    """
 
     class FaultyPartition(ToldPartition):
         def acked_to(self, answer: Acked) -> None:

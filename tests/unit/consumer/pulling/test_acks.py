@@ -59,7 +59,9 @@ def test_refusal_halves_the_request_until_one_range_is_left():
 
 
 def test_requests_grow_again_after_a_refusal():
-    """The limit counts until the broker has taken everything; each confirmed request doubles the next one."""
+    """The limit counts until the broker has taken everything; each confirmed request doubles the
+    next one.
+    """
     queue = AckQueue()
     for offset in range(1, 17, 2):
         queue.done(offset)

@@ -19,7 +19,9 @@ SETTINGS = ConsumerSettings(backoff=FAST, ack_linger_ms=0)
 
 
 class ReadOnlyBroker:
-    """A partition of two messages a batch; it takes nothing but reads, and `errors` are what these meet first."""
+    """A partition of two messages a batch; it takes nothing but reads, and `errors` are what these
+    meet first.
+    """
 
     address = "b:1"
 
@@ -103,7 +105,9 @@ async def test_removed_messages_are_skipped_counted_and_leave_no_gap(caplog):
 
 
 async def test_consumer_fails_when_acks_cannot_be_kept():
-    """The error is its own, not one of the event loop; the acks are kept if that is possible at the hand-over."""
+    """The error is its own, not one of the event loop; the acks are kept if that is possible at the
+    hand-over.
+    """
 
     class FullOffsets(AckedOffsets):
         is_full = True
@@ -133,7 +137,9 @@ async def test_consumer_fails_when_acks_cannot_be_kept():
 
 
 async def test_client_waits_when_the_broker_stores_less_than_was_read():
-    """It stands on an older copy of its folder; to begin again at once would be a loop without a pause."""
+    """It stands on an older copy of its folder; to begin again at once would be a loop without a
+    pause.
+    """
     broker = ReadOnlyBroker(OffsetOutOfRangeError(first_offset=0, next_offset=1), end=6)
     async with reading(broker, AckedOffsets(2)) as (client, owner):
         await eventually(lambda: offsets(owner) == [2, 3, 4, 5])

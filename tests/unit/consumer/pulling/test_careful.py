@@ -1,4 +1,6 @@
-"""Suspects are handed out one at a time, each once its broker knows of it; a pull client does the rest as ever."""
+"""Suspects are handed out one at a time, each once its broker knows of it; a pull client does the
+rest as ever.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +88,9 @@ async def pulling(
 
 
 async def test_suspect_is_handed_out_once_its_broker_knows_and_the_next_one_when_it_is_done():
-    """The acks of those before are in the same request; when no suspect is left, the rest comes at once."""
+    """The acks of those before are in the same request; when no suspect is left, the rest comes at
+    once.
+    """
     broker, owner = SuspectingBroker(2), HandlingOwner()
     broker.acks = [OverloadedError("no room")]
     async with pulling(broker, owner):
@@ -159,7 +163,9 @@ async def test_suspects_that_wait_are_forgotten_at_a_hand_over():
 
 
 async def test_suspect_is_parked_when_its_key_is_parked_while_it_waits_for_its_turn():
-    """An earlier message of its key, which was with its handler for longer than the careful part, has failed meanwhile."""
+    """An earlier message of its key, which was with its handler for longer than the careful part,
+    has failed meanwhile.
+    """
     broker, owner = SuspectingBroker(3), HandlingOwner()
     failure = failure_of(ValueError("x"), client="c", at_ms=1, attempts=3)
     async with pulling(broker, owner) as client:
@@ -260,7 +266,9 @@ async def test_suspect_that_runs_for_long_is_not_waited_for(monkeypatch: pytest.
 async def test_suspect_that_is_alone_no_more_is_not_accused_of_the_end_before(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """Others run beside it from then on, which may end the process as well as it; nor does a later one overtake it."""
+    """Others run beside it from then on, which may end the process as well as it; nor does a later
+    one overtake it.
+    """
     monkeypatch.setattr(suspects, "CAREFUL_MS", 20)
     monkeypatch.setattr(careful, "LONG_MS", 20)
     broker, owner = SuspectingBroker(6), HandlingOwner()
@@ -336,10 +344,16 @@ def does_not_unpack(offset: int) -> memoryview:
     body = times + b"".join(length.to_bytes(4, "little") for length in lengths) + bytes(30)
     data = bytearray(
         encode_record(
-            body, kind=Kind.MESSAGES, count=2, compression=Compression.ZSTD, partition_id=1,
-            producer_id=7, producer_epoch=0, sequence=offset,
+            body,
+            kind=Kind.MESSAGES,
+            count=2,
+            compression=Compression.ZSTD,
+            partition_id=1,
+            producer_id=7,
+            producer_epoch=0,
+            sequence=offset,
         )
-    )  # fmt: skip
+    )
     header = data[:HEADER_BYTES]
     stamp(header, base_offset=offset, position=0, appended_at_ms=0)
     data[:HEADER_BYTES] = header

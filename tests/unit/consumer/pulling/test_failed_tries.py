@@ -50,7 +50,9 @@ def test_request_tells_a_limited_number():
 
 
 def test_oldest_failing_message_is_told_with_its_last_failure():
-    """Since its first one; a younger message is told only when the older one is handled or set aside."""
+    """Since its first one; a younger message is told only when the older one is handled or set
+    aside.
+    """
     tries = FailedTries()
     assert tries.oldest() is None
     tries.failed(message(5), failure(1))

@@ -1,4 +1,6 @@
-"""The states of a pull client: every transition, every event that must not happen, and what each state allows."""
+"""The states of a pull client: every transition, every event that must not happen, and what each
+state allows.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,9 @@ def test_every_state_is_reached_from_a_new_grant():
 
 @pytest.mark.parametrize("state", PullState, ids=lambda state: state.name)
 def test_handlers_start_only_in_starting_states(state: PullState):
-    """The deadline that is read before a handler is 0 in all others, whatever is left of the lease."""
+    """The deadline that is read before a handler is 0 in all others, whatever is left of the
+    lease.
+    """
     expected_ns = UNTIL_MS * 1_000_000 if state in STARTING else 0
     assert life_in(state).deadline_ns == expected_ns
 

@@ -8,7 +8,9 @@ from keylane.consumer.pulling.messages_in_flight import MessagesInFlight
 
 
 async def test_retrying_messages_are_exempt_up_to_their_maximum():
-    """Messages that wait for their next try do not count against the limit; the count itself stays true."""
+    """Messages that wait for their next try do not count against the limit; the count itself stays
+    true.
+    """
     in_flight = MessagesInFlight(retrying_max=3)
     in_flight.count = 4
     assert not in_flight.has_capacity(4)

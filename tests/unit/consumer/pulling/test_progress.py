@@ -50,7 +50,9 @@ def test_lag_is_not_negative_when_the_senders_calendar_is_ahead():
 
 
 def test_few_times_are_kept_when_one_message_holds_the_cursor_for_long():
-    """A message that took hours had a consumer keep the time of each batch that was pulled meanwhile."""
+    """A message that took hours had a consumer keep the time of each batch that was pulled
+    meanwhile.
+    """
     progress = PullProgress()
     count = 50 * TIMES_MAX
     for number in range(1, count + 1):

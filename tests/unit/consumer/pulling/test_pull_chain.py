@@ -70,7 +70,9 @@ class HeldBroker(ScriptedBroker):
 
 
 async def test_next_pull_is_sent_where_the_answer_arrives():
-    """Messages are handed out, and the pull behind them is under way, before the event loop turns."""
+    """Messages are handed out, and the pull behind them is under way, before the event loop
+    turns.
+    """
     broker, owner = HeldBroker(), NotingOwner()
     async with opened(PullClient, broker, owner, SETTINGS):
         await eventually(lambda: broker.held.calls)
@@ -143,7 +145,9 @@ async def test_fence_is_raised_again_when_a_later_pull_of_a_chain_fails():
 async def test_pull_takes_its_turn_when_a_channel_has_many_chains(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """It is a call of the broker's client, which limits them; a call takes one answer, so it asks for one."""
+    """It is a call of the broker's client, which limits them; a call takes one answer, so it asks
+    for one.
+    """
     monkeypatch.setattr(pull_chain, "CHAINS_MAX", 0)
     broker, owner = HeldBroker(), NotingOwner()
     async with opened(PullClient, broker, owner, SETTINGS):
@@ -169,7 +173,9 @@ async def test_parts_are_handed_out_without_another_pull():
 
 
 async def test_parts_that_come_while_the_partition_is_paused_are_pulled_again():
-    """The first one waits for the end of the pause; those behind it are left, and none is passed by."""
+    """The first one waits for the end of the pause; those behind it are left, and none is passed
+    by.
+    """
     broker, owner = HeldBroker(), NotingOwner()
     async with opened(PullClient, broker, owner, replace(SETTINGS, buffer_messages=100)) as client:
         await eventually(lambda: broker.held.calls)
@@ -239,7 +245,9 @@ async def test_partition_is_idle_while_a_pull_waits_and_all_is_known_to_be_acked
 
 
 async def test_pull_is_sent_to_the_new_address_when_the_old_broker_still_answers():
-    """Its messages are there; the old one, as of a copy of the folder, would let the pull wait to its end."""
+    """Its messages are there; the old one, as of a copy of the folder, would let the pull wait to
+    its end.
+    """
     old, new, owner = HeldBroker(), HeldBroker(), NotingOwner()
     new.address = "b:2"
     async with opened(PullClient, old, owner, SETTINGS, others=(new,)) as client:

@@ -1,4 +1,6 @@
-"""What a pull client asks a broker for, and in which order, as the broker answers, refuses, or is lost."""
+"""What a pull client asks a broker for, and in which order, as the broker answers, refuses, or is
+lost.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,9 @@ async def test_earlier_tries_are_kept_when_parked_rows_are_left_out():
 
 
 async def test_fence_is_raised_again_when_a_pull_fails():
-    """The broker may have restarted. Pulling continues at its offset, so no message is handed out twice."""
+    """The broker may have restarted. Pulling continues at its offset, so no message is handed out
+    twice.
+    """
     broker = ScriptedBroker(batches=2)
     async with pulling(broker) as (_, owner):
         await eventually(lambda: len(owner.messages) == 4)
@@ -99,7 +103,9 @@ async def test_removed_messages_are_skipped_and_counted():
 
 
 async def test_partition_is_handed_over_when_the_broker_has_less_than_was_pulled():
-    """No message was removed: the broker has lost some, and only an owner with the next token may begin again."""
+    """No message was removed: the broker has lost some, and only an owner with the next token may
+    begin again.
+    """
     broker = ScriptedBroker(OffsetOutOfRangeError(first_offset=0))
     async with pulling(broker) as (_, owner):
         await eventually(lambda: owner.ended)
@@ -108,7 +114,9 @@ async def test_partition_is_handed_over_when_the_broker_has_less_than_was_pulled
 
 
 async def test_pulls_that_keep_failing_are_told_once_and_are_a_warning_once(caplog):
-    """A broker of another version refuses each: the consumer holds the partition, and gets nothing."""
+    """A broker of another version refuses each: the consumer holds the partition, and gets
+    nothing.
+    """
     refused = ServerTooOldError(
         "this client is too new for the server", client="0.9.0", server="0.1.0"
     )
@@ -173,7 +181,9 @@ async def test_wait_for_acks_ends_when_they_are_durable():
 
 
 async def test_wait_for_an_answer_ends_when_the_broker_takes_no_more_ranges():
-    """Else every worker might wait, and none would be left for the older message that fills the gap."""
+    """Else every worker might wait, and none would be left for the older message that fills the
+    gap.
+    """
     broker = ScriptedBroker(batches=2)
     broker.acks = [OverloadedError("too many ranges") for _ in range(3)]
     async with pulling(broker) as (client, owner):

@@ -57,7 +57,9 @@ def test_accused_message_is_tried_again_once_and_then_set_aside():
 
 
 def test_end_that_made_suspects_counts_when_nothing_was_begun():
-    """Once for each message that may have been with a handler; one end more, alone, is the second."""
+    """Once for each message that may have been with a handler; one end more, alone, is the
+    second.
+    """
     queue = queue_of(2, keys="abc")
     assert [queue.alone_crashes(offset) for offset in range(3)] == [2, 2, 1]
     assert [queue.beside_crashes(offset) for offset in range(3)] == [1, 1, 1]
@@ -93,8 +95,13 @@ def test_message_behind_a_failed_one_of_its_key_waits_for_it():
     queue.put([no_key, message(6, b"a"), message(7, b"a")])
     queue.failed(no_key)
     assert [queue.next()[1] for _ in range(6)] == [
-        CAREFUL, PLAIN, PLAIN, CAREFUL, CAREFUL, PLAIN,
-    ]  # fmt: skip
+        CAREFUL,
+        PLAIN,
+        PLAIN,
+        CAREFUL,
+        CAREFUL,
+        PLAIN,
+    ]
     queue.ended(0)
     queue.ended(3)
     assert queue._failed, "the last one that left has not ended"

@@ -1,4 +1,6 @@
-"""Readers and broadcast consumers of a subject whose messages are replaced by rows, or which is deleted, in a virtual cluster."""
+"""Readers and broadcast consumers of a subject whose messages are replaced by rows, or which is
+deleted, in a virtual cluster.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +110,9 @@ def test_reader_goes_on_behind_rows_of_what_it_gave():
 
 
 def test_readers_give_each_message_once_when_their_ranges_meet_while_the_rows_were_stored():
-    """What was sent behind the cut has earlier times than rows, which lie before it: it is in the range of the last row."""
+    """What was sent behind the cut has earlier times than rows, which lie before it: it is in the
+    range of the last row.
+    """
 
     async def story(story: Replacements) -> None:
         await story.send(1, 2)
@@ -213,7 +217,9 @@ def test_broadcast_handles_each_message_once_when_rows_replace_it(
 
 
 def test_broadcast_is_given_rows_of_rows_when_their_messages_were_not_handled():
-    """Its handler is at work while both publications happen: none of the messages behind is lost."""
+    """Its handler is at work while both publications happen: none of the messages behind is
+    lost.
+    """
 
     async def story(story: Replacements) -> None:
         async def deeds() -> None:

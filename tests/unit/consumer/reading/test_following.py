@@ -1,4 +1,6 @@
-"""A reader that follows a subject in a virtual cluster: what it does about a partition whose messages are gone."""
+"""A reader that follows a subject in a virtual cluster: what it does about a partition whose
+messages are gone.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[Read]:
 
 
 def test_reader_gets_a_message_at_once_and_asks_seldom_when_it_follows(reads: list[Read]):
-    """With 64 partitions that were read to their end it asked some 290 times a second, and waited up to 200 ms."""
+    """With 64 partitions that were read to their end it asked some 290 times a second, and waited
+    up to 200 ms.
+    """
     cluster = VirtualCluster(brokers=1)
 
     async def story() -> None:

@@ -1,4 +1,6 @@
-"""A reader that follows a subject in a virtual cluster, while a broker stands on an older copy of its data folder."""
+"""A reader that follows a subject in a virtual cluster, while a broker stands on an older copy of
+its data folder.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ class FollowingReader:
     """One of each partition."""
 
     async def lose_the_last_message(self, index: int) -> None:
-        """Kill a broker, and leave it a copy of its disk that has one message less than the reader has read."""
+        """Kill a broker, and leave it a copy of its disk that has one message less than the reader
+        has read.
+        """
         broker = self.brokers[index]
         older = broker._disk.after_crash(random.Random(1))
         await self.producer.send("orders", b"late", key=self.keys[index])

@@ -107,7 +107,9 @@ HOUR_MS = 3_600_000
 
 @pytest.mark.parametrize("error", [ForeignServerError(address="b:1"), LACKS])
 def test_following_reader_gives_up_when_waiting_does_not_help(error):
-    """Another program listens at the address, or the broker stands on an older copy of its folder."""
+    """Another program listens at the address, or the broker stands on an older copy of its
+    folder.
+    """
     patience = Patience("orders", follows=True)
     patience.note({2: error}, 5_000)
     patience.check(5_000 + READ_GIVE_UP_MS - 1)

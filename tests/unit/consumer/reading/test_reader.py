@@ -1,4 +1,6 @@
-"""What a reader does without brokers: refusals of arguments, messages that were removed, partitions that are gone."""
+"""What a reader does without brokers: refusals of arguments, messages that were removed, partitions
+that are gone.
+"""
 
 from __future__ import annotations
 
@@ -223,7 +225,9 @@ def test_reader_refuses_arguments_that_cannot_work(arguments, kind):
 
 
 class Going(MetaDouble, BrokerDouble):
-    """A metaserver and a broker: partition 7 is there whenever it is asked for, and gone whenever its broker is asked."""
+    """A metaserver and a broker: partition 7 is there whenever it is asked for, and gone whenever
+    its broker is asked.
+    """
 
     address = "b:1"
 

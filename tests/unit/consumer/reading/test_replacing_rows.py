@@ -1,4 +1,6 @@
-"""Rows that took the place of messages: which a reader leaves out, and where they stand in the lineage."""
+"""Rows that took the place of messages: which a reader leaves out, and where they stand in the
+lineage.
+"""
 
 from __future__ import annotations
 

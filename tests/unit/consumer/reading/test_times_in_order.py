@@ -1,4 +1,6 @@
-"""Readers by time where the calendar of a partition's broker is behind that of the partition which it continues."""
+"""Readers by time where the calendar of a partition's broker is behind that of the partition which
+it continues.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,16 @@ from keylane.protocol.control import TimeBound
 from keylane.testing import VirtualCluster
 
 BEHIND_MS = 25 * 3_600_000
-"""So far behind a partition does not begin where its parent ends: readers alone have the messages in order."""
+"""So far behind a partition does not begin where its parent ends: readers alone have the messages
+in order.
+"""
 NEARLY_MS = 23 * 3_600_000
 
 
 async def moved(cluster: VirtualCluster, *, static: bool = False) -> datetime:
     """
-    Send 1 to 4 under one key; between 2 and 3 their partition moves to a broker that is 25 hours behind.
+    Send 1 to 4 under one key; between 2 and 3 their partition moves to a broker that is 25 hours
+    behind.
 
     Returns:
         A time between 1 and 2.
@@ -81,7 +86,8 @@ def test_queue_reader_finds_the_first_message_of_the_queue_when_a_later_partitio
 
 def reshaped(cluster: VirtualCluster, reshape: Callable[[Admin, int], Awaitable[Any]]) -> None:
     """
-    Send 1, read up to a time, reshape the subject, send 2, and read from that time on: each message comes once.
+    Send 1, read up to a time, reshape the subject, send 2, and read from that time on: each message
+    comes once.
 
     Args:
         reshape: gets the partition's id; brokers but the one that has it are behind.

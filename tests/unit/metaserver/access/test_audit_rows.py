@@ -22,11 +22,18 @@ ALL = {"who": None, "subject": None, "outcome": None, "since_ms": 0, "before": M
 def events(count: int) -> list[AuditEvent]:
     return [
         AuditEvent(
-            at_ms=number, who=f"p{number % 2}", remote="", did="call", subject="s", group="g",
-            outcome="refused" if number % 3 == 0 else "done", detail="d", server="g1",
+            at_ms=number,
+            who=f"p{number % 2}",
+            remote="",
+            did="call",
+            subject="s",
+            group="g",
+            outcome="refused" if number % 3 == 0 else "done",
+            detail="d",
+            server="g1",
         )
         for number in range(count)
-    ]  # fmt: skip
+    ]
 
 
 def search(**changes: Any) -> AuditSearch:
@@ -66,7 +73,9 @@ def test_old_events_and_those_above_the_number_are_removed(engine: sa.Engine):
 
 
 def test_events_are_removed_in_parts_when_many_are_old(engine: sa.Engine, monkeypatch):
-    """In one statement, which PostgreSQL ends after 10 s, those of a metaserver that was off for months were never removed."""
+    """In one statement, which PostgreSQL ends after 10 s, those of a metaserver that was off for
+    months were never removed.
+    """
     monkeypatch.setattr(audit_rows, "ROWS_AT_ONCE", 4)
     with engine.begin() as connection:
         append_events(connection, events(10))

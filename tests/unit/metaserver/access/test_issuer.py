@@ -91,7 +91,9 @@ async def test_clock_of_the_issuer_may_be_off_by_the_leeway_alone(outside: Outsi
 
 
 async def test_algorithm_is_never_the_token_s_choice(outside: OutsideIssuer):
-    """A public key used as a secret, no signature, a key of another kind, keys that the token brings along."""
+    """A public key used as a secret, no signature, a key of another kind, keys that the token
+    brings along.
+    """
     pem = outside.public_pem()
     tricks = [
         outside.forged({"alg": "HS256", "kid": "one", "typ": "JWT"}, pem),

@@ -51,7 +51,9 @@ def test_token_is_created_when_as_many_were_revoked_as_there_may_be(connection, 
 
 
 def test_place_of_a_revoked_token_is_taken_before_that_of_one_that_ended(connection, monkeypatch):
-    """A calendar that is wrong for a while ends no token that is in use, as long as there are others."""
+    """A calendar that is wrong for a while ends no token that is in use, as long as there are
+    others.
+    """
     monkeypatch.setattr(rows, "TOKENS_MAX", 3)
     ended, revoked, used = (
         make(connection, name, now_ms=1, ends_at_ms=ends_at_ms).token_id

@@ -17,7 +17,9 @@ from keylane.protocol.errors import OverloadedError
 
 
 def service_of(groups: int) -> AccessService:
-    """A service whose book has this number of groups, each with the most rights that one may have."""
+    """A service whose book has this number of groups, each with the most rights that one may
+    have.
+    """
     nothing: Any = None
     service = AccessService(nothing, clock=SystemClock(), known={}, audit=nothing)
     grants = {
@@ -74,7 +76,9 @@ class OverlappingReads:
 async def overlapping(
     versions: tuple[int, int], order: tuple[int, int]
 ) -> tuple[OverlappingReads, AccessService]:
-    """A database and its service, after two readings of these versions, which began one after the other and ended in `order`."""
+    """A database and its service, after two readings of these versions, which began one after the
+    other and ended in `order`.
+    """
     database: Any = OverlappingReads()
     nothing: Any = None
     service = AccessService(database, clock=SystemClock(), known={}, audit=nothing)
@@ -93,7 +97,9 @@ async def overlapping(
 async def test_access_service_keeps_what_was_granted_when_readings_overlap(
     order: tuple[int, int],
 ) -> None:
-    """A principal was refused what had been granted a moment ago, and a token that had been revoked was valid."""
+    """A principal was refused what had been granted a moment ago, and a token that had been revoked
+    was valid.
+    """
     database, service = await overlapping((1, 2), order)
     assert service.book.version == 2
     database.version = 1

@@ -31,7 +31,9 @@ def planned(rows: Rows, count: int = 6) -> int:
 
 
 def test_partitions_of_a_silent_broker_are_planned_elsewhere(rows: Rows):
-    """They get new ids and names in the same queues and ranges, spread over the available brokers; the others stay."""
+    """They get new ids and names in the same queues and ranges, spread over the available brokers;
+    the others stay.
+    """
     subject_id = planned(rows)
     before = rows.run(planned_partitions, subject_id)
     rows.silence("g2")

@@ -1,4 +1,6 @@
-"""Right after a start, an unknown subject is told as unknown only when every broker has had the time to report itself."""
+"""Right after a start, an unknown subject is told as unknown only when every broker has had the
+time to report itself.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ class NoNetwork:
 
 
 class LosingDesk:
-    """The metaserver that a broker reports itself to: one whose database knows it, then one with an empty database."""
+    """The metaserver that a broker reports itself to: one whose database knows it, then one with an
+    empty database.
+    """
 
     def __init__(self, settings: MetaserverSettings) -> None:
         forget_database()
@@ -49,7 +53,9 @@ class LosingDesk:
 def test_lost_database_is_not_told_as_unknown_subject_while_brokers_are_quiet(
     tmp_path: Path, ttl_ms: int, lost_at_s: float
 ) -> None:
-    """A broker without news leaves reports out for a quarter of the ttl; clients end when a subject is unknown."""
+    """A broker without news leaves reports out for a quarter of the ttl; clients end when a subject
+    is unknown.
+    """
     settings = MetaserverSettings(data=tmp_path, broker_ttl_ms=ttl_ms)
     report = BrokerHeartbeat(broker_group="g1", broker_id="x", address="127.0.0.1:1", hosted=2)
     loop = SimLoop(random.Random(1))
@@ -76,7 +82,9 @@ def test_lost_database_is_not_told_as_unknown_subject_while_brokers_are_quiet(
 def test_unknown_subject_of_an_empty_database_is_told_after_the_longest_silence_of_a_broker(
     tmp_path: Path, ttl_ms: int, within_s: tuple[float, float]
 ) -> None:
-    """With no broker that has partitions, nothing was lost: the wait is once a start, and short with any ttl."""
+    """With no broker that has partitions, nothing was lost: the wait is once a start, and short
+    with any ttl.
+    """
     loop = SimLoop(random.Random(1))
 
     async def main() -> list[float]:

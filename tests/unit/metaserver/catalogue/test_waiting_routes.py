@@ -23,7 +23,9 @@ WAIT_MS = 500
 
 
 def test_call_waits_when_a_subject_made_anew_has_a_lower_version(tmp_path: Path) -> None:
-    """Versions begin anew with the subject; calls that are answered at once would follow each other without a pause."""
+    """Versions begin anew with the subject; calls that are answered at once would follow each other
+    without a pause.
+    """
     forget_database()
     database = MemoryDatabase(ManualClock())
     loop = SimLoop(random.Random(1))

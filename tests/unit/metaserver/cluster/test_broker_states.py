@@ -100,7 +100,9 @@ def refuse(rows: Rows, broker_id: str, opening: str = "") -> str:
 
 
 def test_list_names_the_way_out_for_each_folder_that_is_refused(rows: Rows) -> None:
-    """Another folder, an older copy, a copy beside the group's own broker, and one whose loss was accepted."""
+    """Another folder, an older copy, a copy beside the group's own broker, and one whose loss was
+    accepted.
+    """
     report(rows, "g1")
     assert refuse(rows, "g1", "older") == "stop this broker: the folder is in use elsewhere"
     assert "evacuate g1 --accept-loss" in refuse(rows, "another")

@@ -141,7 +141,9 @@ def test_unheard_partitions_come_in_pages(monkeypatch):
 
 
 def test_group_is_granted_at_once_when_retention_is_by_time():
-    """Brokers are told all the same, so that they count what they remove before the group has read it."""
+    """Brokers are told all the same, so that they count what they remove before the group has read
+    it.
+    """
     rows = Groups()
     timed = sa.update(subjects).values(retention=Retention.TIME)
     rows.run(lambda connection: connection.execute(timed))
@@ -169,7 +171,9 @@ def step(rows: Groups, operation_id: int, *, hears: bool = True) -> OperationSta
 
 
 def test_child_opens_when_its_broker_knows_all_groups():
-    """A child that was hosted before a group was made waits in OPEN until its broker knows that group too."""
+    """A child that was hosted before a group was made waits in OPEN until its broker knows that
+    group too.
+    """
     rows = Groups()
     rows.join("a")
     rows.hear(1, 2, 3, 4)
@@ -209,10 +213,16 @@ def test_group_is_refused_when_the_subject_has_too_many():
     rows = Groups()
     subject_id = 1
     some = [
-        {"subject_id": subject_id, "name": f"g{number}", "last_token": 0, "version": 0,
-         "settled": True, "route_version": 1}
+        {
+            "subject_id": subject_id,
+            "name": f"g{number}",
+            "last_token": 0,
+            "version": 0,
+            "settled": True,
+            "route_version": 1,
+        }
         for number in range(GROUPS_PER_SUBJECT_MAX)
-    ]  # fmt: skip
+    ]
     rows.run(lambda connection: connection.execute(sa.insert(groups), some))
     with pytest.raises(OverloadedError, match="too many consumer groups"):
         rows.join("more")
@@ -220,7 +230,9 @@ def test_group_is_refused_when_the_subject_has_too_many():
 
 
 def test_older_copy_does_not_count_as_told_when_the_original_was_told_before():
-    """A metaserver that is paused notes late what the original has answered; the copy was told of no group."""
+    """A metaserver that is paused notes late what the original has answered; the copy was told of
+    no group.
+    """
     rows = Groups()
     rows.silence("g1")
     rows.run(report_broker, report_of("2", end=900), ttl_ms=1_000)
@@ -258,7 +270,9 @@ def accept_older_copy(rows: Groups) -> None:
 
 @pytest.mark.parametrize("state", [OperationState.PLAN, OperationState.SEAL])
 def test_older_copy_has_not_hosted_or_sealed_what_the_original_did_when_it_answers_late(state):
-    """A metaserver is paused between a broker's answer and its note; the copy lacks the child, or the seal."""
+    """A metaserver is paused between a broker's answer and its note; the copy lacks the child, or
+    the seal.
+    """
     rows = Groups()
     rows.silence("g1")
     rows.run(report_broker, report_of("2", end=900), ttl_ms=1_000)
@@ -291,7 +305,9 @@ def test_older_copy_has_not_hosted_or_sealed_what_the_original_did_when_it_answe
 
 
 def test_drained_partition_keeps_its_token_when_an_older_copy_is_accepted():
-    """Children take over again what is parked on a partition whose token rose, as if it had been reset and parked anew."""
+    """Children take over again what is parked on a partition whose token rose, as if it had been
+    reset and parked anew.
+    """
     rows = Groups()
     rows.silence("g1")
     rows.run(report_broker, report_of("2", end=900), ttl_ms=1_000)
@@ -343,7 +359,9 @@ def test_older_copy_is_refused_when_a_child_is_hosted_since_it_was_looked_at():
 
 
 MANY_GROUPS = 33_000
-"""More than the 32,767 parameters that a statement may have on PostgreSQL, or the 32,766 on SQLite."""
+"""More than the 32,767 parameters that a statement may have on PostgreSQL, or the 32,766 on
+SQLite.
+"""
 
 
 def with_many_groups(*, told: bool) -> Groups:
@@ -356,10 +374,17 @@ def with_many_groups(*, told: bool) -> Groups:
             raw = raw._connection
         raw.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, 32_766)
         some = [
-            {"subject_id": 1, "name": f"g{number}", "last_token": 0, "version": 0,
-             "settled": True, "route_version": 1, "told": told}
+            {
+                "subject_id": 1,
+                "name": f"g{number}",
+                "last_token": 0,
+                "version": 0,
+                "settled": True,
+                "route_version": 1,
+                "told": told,
+            }
             for number in range(MANY_GROUPS)
-        ]  # fmt: skip
+        ]
         connection.execute(sa.insert(groups), some)
 
     rows.run(write)
@@ -386,7 +411,9 @@ def test_groups_are_told_again_when_a_statement_cannot_name_all():
 
 
 def test_versions_are_read_and_raised_when_a_statement_cannot_name_all_groups():
-    """Heartbeats that wait at one metaserver may be of all these groups, and an accepted copy may concern them."""
+    """Heartbeats that wait at one metaserver may be of all these groups, and an accepted copy may
+    concern them.
+    """
     rows = with_many_groups(told=True)
     ids = range(1, MANY_GROUPS + 1)
     assert rows.run(group_versions, ids) == dict.fromkeys(ids, 0)

@@ -126,7 +126,9 @@ def test_operation_continues_when_the_disk_it_waits_for_is_lost(rows: Rows) -> N
 
 
 def test_dry_run_names_the_losses_of_a_running_operation(rows: Rows) -> None:
-    """An evacuation with the broker's help has begun when the broker's disk is lost: what would be given up is shown."""
+    """An evacuation with the broker's help has begun when the broker's disk is lost: what would be
+    given up is shown.
+    """
     rows.create("s", 2, order_strategy=STRICT)
     there = {
         partition.partition_id
@@ -145,7 +147,9 @@ def test_dry_run_names_the_losses_of_a_running_operation(rows: Rows) -> None:
 
 
 def test_losses_of_groups_stay_known_when_the_operation_is_done(rows: Rows) -> None:
-    """By group and partition, with what is known of their number; not for a group that drained it, or came later."""
+    """By group and partition, with what is known of their number; not for a group that drained it,
+    or came later.
+    """
     rows.create("s", 3, order_strategy=STRICT)
     rows.resize("s", 6)
     there = {
@@ -219,7 +223,9 @@ def test_child_of_a_lost_partition_waits_for_its_grandparents(
 
 
 def test_loss_of_a_disk_spares_another_silent_one(rows: Rows) -> None:
-    """A resize waits for two silent brokers; the loss of one is accepted, and it waits for the other."""
+    """A resize waits for two silent brokers; the loss of one is accepted, and it waits for the
+    other.
+    """
     rows.create("s", 3, order_strategy=STRICT)
     ((operation_id, _),) = rows.begin(Reshape(kind=OperationKind.RESIZE, subject="s", partitions=1))
     todo = rows.run(claim_operation, operation_id, driver="d", lease_ms=1_000).todo
@@ -242,7 +248,9 @@ def test_loss_of_a_disk_spares_another_silent_one(rows: Rows) -> None:
 
 
 def begin_unheard_move(rows: Rows) -> int:
-    """A move to g3 that waits in OPEN: g3 is silent, and does not know the group "g" that was made since."""
+    """A move to g3 that waits in OPEN: g3 is silent, and does not know the group "g" that was made
+    since.
+    """
     rows.create("s", 2, order_strategy=STRICT)
     source, *_ = (
         partition

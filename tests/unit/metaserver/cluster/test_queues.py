@@ -76,7 +76,9 @@ def rows() -> QueueRows:
 
 
 def test_segments_begin_where_the_previous_ones_end(rows: QueueRows):
-    """Three moves of a queue, of one message and of none: no logic offset is missing or used twice."""
+    """Three moves of a queue, of one message and of none: no logic offset is missing or used
+    twice.
+    """
     for partition_id, to, end in ((1, "g2", 40), (3, "g1", 1), (4, "g2", 0)):
         rows.move(partition_id, to, end)
     assert rows.chain(0) == [(1, 0, 40), (3, 40, 41), (4, 41, 41), (5, 41, None)]
@@ -91,7 +93,9 @@ def test_segments_begin_where_the_previous_ones_end(rows: QueueRows):
 
 
 def test_split_queue_keeps_its_number_and_offsets(rows: QueueRows):
-    """The first half continues the offsets, the second half is queue 2 and begins at 0; both continue when they move."""
+    """The first half continues the offsets, the second half is queue 2 and begins at 0; both
+    continue when they move.
+    """
     rows.drive_to(Reshape(kind=OperationKind.GROW, subject="s", queues=(0,)), 40)
     assert rows.chain(0) == [(1, 0, 40), (3, 40, None)]
     assert rows.chain(1) == [(2, 0, None)]
@@ -119,7 +123,9 @@ def other(rows: QueueRows, partition_id: int) -> str:
 
 
 def test_grown_subject_is_the_same_when_it_is_created_again(rows: QueueRows):
-    """The settings of a creation do not change; a growth to the number that is there does nothing."""
+    """The settings of a creation do not change; a growth to the number that is there does
+    nothing.
+    """
     rows.drive_to(Reshape(kind=OperationKind.GROW, subject="s", partitions=5), 7)
     ask = CreateSubject(subject="s", partitions=2, static=True)
     rows.run(plan_subject, ask, subjects_max=9)
@@ -182,7 +188,9 @@ def test_reshape_of_a_static_subject_is_refused(rows: QueueRows, ask: Reshape):
 
 
 def test_subject_is_refused_when_it_exists_with_another_static_setting(rows: QueueRows):
-    """Static and not static are different settings; the error says what is there and what was asked for."""
+    """Static and not static are different settings; the error says what is there and what was asked
+    for.
+    """
     with pytest.raises(SubjectExistsError, match=r"created with static true, not false"):
         rows.run(plan_subject, CreateSubject(subject="s", partitions=2), subjects_max=9)
     ask = CreateSubject(subject="s", partitions=3, static=True, retention=Retention.TIME)
@@ -201,7 +209,9 @@ def test_queues_of_other_subjects_are_refused(rows: QueueRows):
 
 
 def test_static_subject_waits_for_a_silent_source():
-    """No queue continues at an unknown offset: an evacuation waits for the silent broker, best_tried or not."""
+    """No queue continues at an unknown offset: an evacuation waits for the silent broker,
+    best_tried or not.
+    """
     rows = QueueRows()
     rows.report("g1", "g2")
     best = CreateSubject(

@@ -1,4 +1,6 @@
-"""A static subject whose disk is lost: its queues continue above every offset of the lost partitions."""
+"""A static subject whose disk is lost: its queues continue above every offset of the lost
+partitions.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +99,9 @@ def test_growth_continues_when_the_disk_of_the_split_queue_is_lost(rows: Rows) -
 
 @pytest.mark.parametrize("strategy", list(OrderStrategy))
 def test_static_queue_continues_when_its_disk_is_lost(rows: Rows, strategy: OrderStrategy) -> None:
-    """Behind each of two losses it begins above every earlier offset; a move in between continues from there."""
+    """Behind each of two losses it begins above every earlier offset; a move in between continues
+    from there.
+    """
     rows.create("s", 3, static=True, order_strategy=strategy)
     assert chain(rows) == [("s.p0", 0, None)]
     lose_group(rows, place(rows).broker_group)
@@ -150,7 +154,9 @@ def test_move_of_a_static_queue_continues_when_its_source_is_lost(rows: Rows) ->
 
 
 def test_loss_is_refused_when_no_logic_offsets_are_left(rows: Rows) -> None:
-    """A subject that has named two million partitions has no offsets left behind a loss; nothing is changed."""
+    """A subject that has named two million partitions has no offsets left behind a loss; nothing is
+    changed.
+    """
     rows.create("s", 3, static=True)
     rows.silence("g1")
     with rows.engine.begin() as connection:
@@ -170,7 +176,9 @@ def test_highest_start_behind_a_loss_fits_a_full_partition() -> None:
 
 
 def test_rebuild_restores_the_start_behind_a_loss() -> None:
-    """Only the broker that is left is asked: its partitions begin where they began, and every check passes."""
+    """Only the broker that is left is asked: its partitions begin where they began, and every check
+    passes.
+    """
     rows = Rows()
     rows.report("g1", "g2")
     rows.create("s", 2, static=True)
@@ -234,7 +242,9 @@ def reset(offset: int, *offsets: PartitionOffsets) -> dict[int, int]:
 
 
 def test_reset_to_a_lost_offset_goes_to_the_first_message_behind_it() -> None:
-    """Between two partitions, and before the first that is left; an offset above the end is refused."""
+    """Between two partitions, and before the first that is left; an offset above the end is
+    refused.
+    """
     before, behind = segment(1, 0, 40), segment(5, 4 * SPAN, 7)
     assert reset(39, before, behind) == {1: 39, 5: 0}
     assert reset(1_000, before, behind) == {1: 40, 5: 0}

@@ -52,7 +52,9 @@ def shared_out(rows: Rows) -> None:
 
 
 def test_restarted_instance_gets_the_partitions_of_its_predecessor(rows: Rows):
-    """At once, under new tokens; the other consumer keeps its own, and the predecessor's session is over."""
+    """At once, under new tokens; the other consumer keeps its own, and the predecessor's session is
+    over.
+    """
     shared_out(rows)
     before, others = tokens(rows, A), tokens(rows, B)
     row = join(rows, A_AGAIN, "a")
@@ -67,7 +69,9 @@ def test_restarted_instance_gets_the_partitions_of_its_predecessor(rows: Rows):
 
 
 def test_restarted_instance_gets_what_its_predecessor_waited_for(rows: Rows):
-    """B joins and is to get two partitions of A; it restarts before A hands them over, and then gets them."""
+    """B joins and is to get two partitions of A; it restarts before A hands them over, and then
+    gets them.
+    """
     join(rows, A, "a")
     join(rows, B, "b")
     left = set(tokens(rows, A))
@@ -95,7 +99,9 @@ def test_process_that_joins_again_does_not_take_its_place_back(rows: Rows):
 def test_process_that_lost_its_place_to_a_session_that_is_never_heard_goes_on_after_its_ttl(
     rows: Rows,
 ):
-    """A join may be done late, when its process has long ended: it does not end the process that is at work."""
+    """A join may be done late, when its process has long ended: it does not end the process that is
+    at work.
+    """
     join(rows, A, "a")
     rows.run(renew_sessions, [A])
     join(rows, A_AGAIN, "a")

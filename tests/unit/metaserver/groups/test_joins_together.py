@@ -1,4 +1,6 @@
-"""Sessions that join one group in one transaction: each has a row or an error of its own, as if it had joined alone."""
+"""Sessions that join one group in one transaction: each has a row or an error of its own, as if it
+had joined alone.
+"""
 
 from __future__ import annotations
 

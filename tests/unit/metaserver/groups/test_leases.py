@@ -1,4 +1,6 @@
-"""Leases changing hands: grant, withdraw, release, expiry, and the rule that parents drain first."""
+"""Leases changing hands: grant, withdraw, release, expiry, and the rule that parents drain
+first.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ def test_live_owner_keeps_its_partition_until_it_releases_it() -> None:
 
 
 def test_withdrawn_lease_is_granted_again_with_a_new_token_only() -> None:
-    """If the next owner dies during a hand-over, the old one gets the partition back only with a new token."""
+    """If the next owner dies during a hand-over, the old one gets the partition back only with a
+    new token.
+    """
     leases, _ = settled({}, [A], readable(1), 0)
     leases[PartitionId(1)] = PartitionLease(
         partition_id=PartitionId(1), token=FencingToken(1), session=A, wanted=B, withdrawn=True
@@ -86,7 +90,9 @@ def test_withdrawn_lease_is_granted_again_with_a_new_token_only() -> None:
 
 
 def test_dead_owner_is_replaced_at_once() -> None:
-    """The leases of a dead session, withdrawn or not, are granted to a live one with a higher token."""
+    """The leases of a dead session, withdrawn or not, are granted to a live one with a higher
+    token.
+    """
     leases, _ = settled({}, [A], readable(1, 2), 0)
     leases, _ = settled(leases, [A, B], readable(1, 2), 2)
     leases, settlement = settled(leases, [B], readable(1, 2), 2)
@@ -97,7 +103,9 @@ def test_dead_owner_is_replaced_at_once() -> None:
 
 
 def test_suspended_session_hands_over_and_gets_nothing() -> None:
-    """It keeps its leases until it releases them to another session; if all are suspended, nothing is granted."""
+    """It keeps its leases until it releases them to another session; if all are suspended, nothing
+    is granted.
+    """
     leases, settlement = settled({}, [A, B], readable(1, 2), 0)
     settlement = settle_leases(
         leases, [A, B], readable(1, 2), suspended={A}, last_token=settlement.last_token

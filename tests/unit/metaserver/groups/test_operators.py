@@ -101,7 +101,9 @@ def test_change_of_a_policy_leaves_what_it_does_not_name(
     ],
 )
 def test_policy_with_half_a_backoff_is_refused(ask: SetGroup):
-    """Together, and the first at most as large as the longest; also after what was stored is forgotten."""
+    """Together, and the first at most as large as the longest; also after what was stored is
+    forgotten.
+    """
     before = GroupPolicy(backoff_first_ms=1, backoff_max_ms=9) if ask.forget else GroupPolicy()
     with pytest.raises(PolicyInvalidError):
         changed_policy(before, ask)
@@ -177,7 +179,9 @@ def suspend_group(rows: Rows) -> None:
 def test_release_grants_nothing_to_a_session_when_it_was_suspended_meanwhile(
     rows: Rows, suspend: Callable[[Rows], None]
 ):
-    """The other one hands over for it before the group is settled: it would wait for a consumer that takes nothing."""
+    """The other one hands over for it before the group is settled: it would wait for a consumer
+    that takes nothing.
+    """
     join(rows, A, ConsumeStrategy.EXCLUSIVE)
     group_id = join(rows, B, ConsumeStrategy.EXCLUSIVE, client="late")
     assert (held(rows, A), held(rows, B)) == (2, 0)

@@ -1,4 +1,6 @@
-"""Of which ancestors a granted partition takes over what the group has parked, and which partition needs no owner more."""
+"""Of which ancestors a granted partition takes over what the group has parked, and which partition
+needs no owner more.
+"""
 
 from __future__ import annotations
 
@@ -136,7 +138,9 @@ def test_partition_at_its_end_has_an_owner_first_when_an_ancestor_left_something
 def test_grandparent_counts_when_the_partition_between_is_lost(
     token: int, expected: dict[int, Any]
 ):
-    """A lost partition counts as never granted: what its owner has taken over of a living ancestor is not known."""
+    """A lost partition counts as never granted: what its owner has taken over of a living ancestor
+    is not known.
+    """
     known = {1: drained(4, left=True), 2: drained(token, 1)}
     assert taken_over(partition(3, 2), known) == expected
 
@@ -158,7 +162,9 @@ def resized_twice() -> tuple[Rows, Joined]:
 def test_lost_partition_that_left_nothing_keeps_what_its_owners_have_done(
     left: bool, ancestors: list[int]
 ):
-    """The group had drained it before its disk was lost: what it had taken over of its parent was handled."""
+    """The group had drained it before its disk was lost: what it had taken over of its parent was
+    handled.
+    """
     rows, joined = resized_twice()
 
     def owners(connection: sa.Connection) -> list[int]:
@@ -178,7 +184,9 @@ def test_lost_partition_that_left_nothing_keeps_what_its_owners_have_done(
 
 
 def test_ancestor_behind_a_lost_partition_counts_when_it_is_the_parent_of_another_one_held():
-    """The same session has 3, which continues 1, and 4, which continues the lost 2, and so 1 as well."""
+    """The same session has 3, which continues 1, and 4, which continues the lost 2, and so 1 as
+    well.
+    """
     rows, joined = resized_twice()
 
     def ranges(connection: sa.Connection) -> dict[int, dict[int, Any]]:
@@ -204,9 +212,11 @@ def test_ancestor_behind_a_lost_partition_counts_when_it_is_the_parent_of_anothe
 @pytest.mark.parametrize("grandparent_left", [False, True])
 def test_parent_whose_loss_was_accepted_holds_no_child_up(grandparent_left: bool):
     """
-    Named as expired it is given up by its child at once; it is not named where more of its lineage is read.
+    Named as expired it is given up by its child at once; it is not named where more of its lineage
+    is read.
 
-    Either way nothing of it is waited for, and what the living grandparent has parked is taken over.
+    Either way nothing of it is waited for, and what the living grandparent has parked is taken
+    over.
     """
     rows, joined = resized_twice()
 

@@ -24,7 +24,9 @@ A, B, ELSEWHERE = "a" * 16, "b" * 16, "e" * 16
 
 
 def test_renewal_asks_only_the_session_whose_lease_is_withdrawn_to_hand_over():
-    """Each heartbeat of a session that is asked writes once more, so the others must not be asked."""
+    """Each heartbeat of a session that is asked writes once more, so the others must not be
+    asked.
+    """
     rows = Rows()
     rows.report("g1")
     rows.create("s", 2)
@@ -54,7 +56,9 @@ class DatabaseThatGivesUp:
 
 
 async def test_sessions_of_one_call_are_renewed_when_the_wait_for_a_held_row_fails():
-    """The statement that waits is ended after seconds, and begun anew: in some calls that comes while they wait for it."""
+    """The statement that waits is ended after seconds, and begun anew: in some calls that comes
+    while they wait for it.
+    """
     renewals = Renewals(cast("Database", DatabaseThatGivesUp()))
     assert await renewals.together([SessionId(A), SessionId(B)]) == RenewedTogether(
         {SessionId(B): ROW}, frozenset({SessionId(A)})

@@ -1,4 +1,6 @@
-"""How many sessions a principal may have: its own quota, else that of everybody, counted over all groups and while they live."""
+"""How many sessions a principal may have: its own quota, else that of everybody, counted over all
+groups and while they live.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Least movement through the real SQL: joins, leaves, crashes, suspensions, a rolling restart, a thousand consumers."""
+"""Least movement through the real SQL: joins, leaves, crashes, suspensions, a rolling restart, a
+thousand consumers.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ TTL_MS = 30_000
 
 
 class StickyGroup:
-    """A consumer group whose sessions hand over at once; `moves` counts changes of owner by partition."""
+    """A consumer group whose sessions hand over at once; `moves` counts changes of owner by
+    partition.
+    """
 
     def __init__(self, partitions: int) -> None:
         self.rows = Rows()
@@ -97,7 +101,9 @@ def test_fifth_consumer_moves_at_most_four_of_sixteen(sixteen: StickyGroup):
 
 
 def test_rolling_restart_of_eight_moves_each_partition_at_most_twice(sixteen: StickyGroup):
-    """Each consumer leaves gracefully and joins again, one after another; in between the shares stay even."""
+    """Each consumer leaves gracefully and joins again, one after another; in between the shares
+    stay even.
+    """
     live = [sixteen.join() for _ in range(8)]
     sixteen.calm()
     for _ in range(8):
@@ -189,7 +195,9 @@ def test_longest_waiting_consumer_is_granted_first():
 
 
 def test_thousand_consumers_share_a_thousand_partitions():
-    """Each has one or two; one more join, leave or crash moves a handful, in about a second or less of work."""
+    """Each has one or two; one more join, leave or crash moves a handful, in about a second or less
+    of work.
+    """
     side = StickyGroup(1024)
     live = [side.join() for _ in range(1_000)]
     before = side.calm()

@@ -1,4 +1,6 @@
-"""A group whose row is held has one connection to the database; calls that wait for their turn share a transaction."""
+"""A group whose row is held has one connection to the database; calls that wait for their turn
+share a transaction.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Partitions at brokers to which a session gets no connection go to sessions that do, and stay there."""
+"""Partitions at brokers to which a session gets no connection go to sessions that do, and stay
+there.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +102,9 @@ def test_session_that_has_ended_says_nothing(rows: Rows):
 
 
 def test_partition_moves_once_when_sessions_reach_brokers_or_not() -> None:
-    """Settled again and again without news, nothing moves, and who reaches a broker has its partitions."""
+    """Settled again and again without news, nothing moves, and who reaches a broker has its
+    partitions.
+    """
     for seed in range(300):
         rng = random.Random(seed)
         sessions = [SessionId(f"{number}" * 16) for number in range(rng.randint(1, 5))]

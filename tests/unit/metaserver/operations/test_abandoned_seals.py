@@ -1,6 +1,6 @@
 """
-Sealed partitions of a broker that died: abandoned and declared if messages may be reordered, else kept and reported
-as busy.
+Sealed partitions of a broker that died: abandoned and declared if messages may be reordered, else
+kept and reported as busy.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ def session_of(group: str) -> str:
 
 
 def granted(rows: Rows, group: str, *through: int, subject: str = "s") -> list[int]:
-    """The partitions granted to the only session of a consumer group after it has drained `through`."""
+    """The partitions granted to the only session of a consumer group after it has drained
+    `through`.
+    """
     session = session_of(group)
     ask = Join(subject=subject, group=group, session=session, ttl_ms=30_000)
     group_id = rows.run(join_group, ask, sessions_max=9).group_id
@@ -70,8 +72,8 @@ def granted(rows: Rows, group: str, *through: int, subject: str = "s") -> list[i
 
 def test_lagging_group_passes_an_abandoned_partition_and_the_operation_declares_it(rows: Rows):
     """
-    Its end is unknown until the broker is back. A group that joins then reads the parent first; a group that has the
-    child keeps it.
+    Its end is unknown until the broker is back. A group that joins then reads the parent first; a
+    group that has the child keeps it.
     """
     created(rows)
     parent, child = move(rows, "s", "g2")
@@ -136,7 +138,8 @@ def test_open_partitions_leave_in_the_operation_that_abandons_sealed_ones(rows: 
 
 def test_parent_of_an_abandoned_partition_is_still_read_first(rows: Rows):
     """
-    A parent of the abandoned partition lives on another broker: its descendants wait until the group has drained it.
+    A parent of the abandoned partition lives on another broker: its descendants wait until the
+    group has drained it.
     """
     created(rows)
     first, second = move(rows, "s", "g2")
@@ -162,8 +165,8 @@ def test_evacuation_names_a_subject_when_it_may_not_be_reordered(
     rows: Rows, settings: dict[str, Any]
 ):
     """
-    No operation begins. The subject is reported as busy while a group has to read there; an abandoned partition is
-    not reported.
+    No operation begins. The subject is reported as busy while a group has to read there; an
+    abandoned partition is not reported.
     """
     created(rows, **settings)
     parent, child = move(rows, "s", "g2")
@@ -182,7 +185,9 @@ def test_evacuation_names_a_subject_when_it_may_not_be_reordered(
 
 
 def test_evacuation_names_a_subject_when_another_operation_runs_on_it(rows: Rows):
-    """The running operation has to be done first; then the same command abandons the sealed partition."""
+    """The running operation has to be done first; then the same command abandons the sealed
+    partition.
+    """
     created(rows)
     parent, child = move(rows, "s", "g2")
     ask = Reshape(kind=OperationKind.MOVE, partition_ids=(child,), broker_group="g3")
@@ -200,7 +205,9 @@ def test_evacuation_names_a_subject_when_another_operation_runs_on_it(rows: Rows
 
 
 def test_evacuation_abandons_no_sealed_partition_when_the_group_answers(rows: Rows):
-    """A broker group that answers keeps its sealed partitions for the groups that have not read them."""
+    """A broker group that answers keeps its sealed partitions for the groups that have not read
+    them.
+    """
     created(rows)
     move(rows, "s", "g2")
     ask = Reshape(kind=OperationKind.EVACUATE, broker_group="g1")

@@ -1,4 +1,6 @@
-"""Operations canceled before the first seal, and broker groups that get no new partitions, in SQL."""
+"""Operations canceled before the first seal, and broker groups that get no new partitions, in
+SQL.
+"""
 
 from __future__ import annotations
 
@@ -125,7 +127,9 @@ def test_cancel_is_refused_when_the_operation_is_unknown(rows: Rows, operation_i
 
 
 def test_cancel_stands_when_a_driver_finishes_its_round_later(rows: Rows):
-    """A child hosted after the cancel is still sealed; the driver's next step finds the operation canceled."""
+    """A child hosted after the cancel is still sealed; the driver's next step finds the operation
+    canceled.
+    """
     operation_id = begin(rows, FOUR)
     children = [partition.partition_id for partition in claim(rows, operation_id).todo]
     rows.run(cancel_operation, operation_id)
@@ -134,7 +138,9 @@ def test_cancel_stands_when_a_driver_finishes_its_round_later(rows: Rows):
 
 
 def test_evacuated_group_gets_no_partitions_until_it_is_uncordoned(rows: Rows):
-    """No plan uses a cordoned broker group, during and after its evacuation; an operator may uncordon it."""
+    """No plan uses a cordoned broker group, during and after its evacuation; an operator may
+    uncordon it.
+    """
     ask = Reshape(kind=OperationKind.EVACUATE, broker_group="g1")
     rows.run(plan_operations, ask)
     assert "g1" in rows.run(writable_groups), "a dry run changes nothing"
@@ -174,7 +180,9 @@ def test_cordon_stays_when_the_broker_reports_itself(rows: Rows):
 
 
 def test_evacuation_is_refused_while_a_partition_moves_to_the_group(rows: Rows):
-    """A running move to the broker group refuses the evacuation and the cordon; later the moved child leaves too."""
+    """A running move to the broker group refuses the evacuation and the cordon; later the moved
+    child leaves too.
+    """
     moved = rows.run(read_route, "s").partitions[0].partition_id
     move = Reshape(kind=OperationKind.MOVE, partition_ids=(moved,), broker_group="g3")
     operation_id = begin(rows, move)

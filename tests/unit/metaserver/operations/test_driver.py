@@ -37,7 +37,9 @@ class InPlace:
 
 
 class BrokerNetwork:
-    """Brokers that do what they are asked for, unless the partition has a refusal; `calls` are (address, call)."""
+    """Brokers that do what they are asked for, unless the partition has a refusal; `calls` are
+    (address, call).
+    """
 
     def __init__(self, steps: list[str]) -> None:
         self.steps = steps
@@ -86,7 +88,9 @@ class Announced:
 
 
 class Driven:
-    """A driver over a subject `s` with partition 1 at g1 and partition 2 at g2; `steps` has all that it does, in order."""
+    """A driver over a subject `s` with partition 1 at g1 and partition 2 at g2; `steps` has all
+    that it does, in order.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(driver_module, "WAITS", Backoff(first_ms=1, max_ms=1))
@@ -120,7 +124,9 @@ def driven(monkeypatch: pytest.MonkeyPatch) -> Driven:
 
 
 async def test_route_changes_after_the_child_is_hosted_and_the_parent_sealed(driven: Driven):
-    """The parent's broker is asked whether it can seal before any parent is sealed; the new route is told last."""
+    """The parent's broker is asked whether it can seal before any parent is sealed; the new route
+    is told last.
+    """
     await driven.driver.begin(MOVE)
     await driven.ended()
     assert driven.steps == [
@@ -163,7 +169,9 @@ async def test_brokers_of_a_canceled_operation_are_told_no_times(driven: Driven)
 
 
 async def test_no_parent_is_sealed_while_its_broker_cannot_seal(driven: Driven):
-    """The driver asks again, then lets the operation go with the broker's reason, for others to be driven."""
+    """The driver asks again, then lets the operation go with the broker's reason, for others to be
+    driven.
+    """
     driven.network.unsealable = "its disk is full"
     await driven.driver.begin(MOVE)
     await driven.ended()

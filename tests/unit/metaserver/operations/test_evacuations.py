@@ -1,5 +1,6 @@
 """
-A silent broker group is evacuated although operations wait for it: each subject is decided by itself and reported.
+A silent broker group is evacuated although operations wait for it: each subject is decided by
+itself and reported.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ def state(rows: Rows, operation_id: int) -> OperationState:
 
 def test_seal_waiting_for_a_lost_group_is_skipped_after_evacuate(rows: Rows):
     """
-    A resize whose source dies in SEAL continues without it, as a dry run says; subjects without an operation are
-    evacuated.
+    A resize whose source dies in SEAL continues without it, as a dry run says; subjects without an
+    operation are evacuated.
     """
     rows.create("sealing", 2, order_strategy=BEST_TRIED)
     rows.create("quiet", 2, order_strategy=BEST_TRIED)
@@ -92,7 +93,8 @@ def test_seal_waiting_for_a_lost_group_is_skipped_after_evacuate(rows: Rows):
 
 def test_waiting_strict_subject_is_named_and_blocks_no_other(rows: Rows):
     """
-    The operations of strict and static subjects stay as they are; the best_tried subject beside them is evacuated.
+    The operations of strict and static subjects stay as they are; the best_tried subject beside
+    them is evacuated.
     """
     rows.create("a-strict", 3, order_strategy=OrderStrategy.STRICT)
     rows.create("b-static", 3, order_strategy=BEST_TRIED, static=True)
@@ -126,7 +128,9 @@ def test_waiting_strict_subject_is_named_and_blocks_no_other(rows: Rows):
 
 
 def test_evacuation_names_children_and_creations_on_their_way_to_the_group(rows: Rows):
-    """A child to be hosted there and an unfinished creation cannot be moved: both subjects are reported."""
+    """A child to be hosted there and an unfinished creation cannot be moved: both subjects are
+    reported.
+    """
     rows.create("resized", 1, order_strategy=BEST_TRIED)
     rows.create("spread", 3)
     operation_id = resize(rows, "resized", 4)
@@ -185,8 +189,8 @@ def granted(rows: Rows, group: str) -> list[int]:
 
 def test_group_reads_the_source_first_when_it_joins_after_its_return(rows: Rows):
     """
-    While the parent's end is unknown, the child is granted beside it and stays granted. A group that joins when the
-    end is known gets the parent first.
+    While the parent's end is unknown, the child is granted beside it and stays granted. A group
+    that joins when the end is known gets the parent first.
     """
     rows.create("tried", 1, order_strategy=BEST_TRIED)
     (parent,) = rows.run(read_route, "tried").partitions
@@ -209,7 +213,9 @@ def test_group_reads_the_source_first_when_it_joins_after_its_return(rows: Rows)
 
 @pytest.mark.parametrize("flag", ["without_source", "accept_loss"])
 def test_evacuation_of_a_broker_killed_moments_ago_says_when_to_ask_again(rows: Rows, flag: str):
-    """It cannot be told from one that answers until its ttl is over; what it says is right for both, and comes true."""
+    """It cannot be told from one that answers until its ttl is over; what it says is right for
+    both, and comes true.
+    """
     rows.create("s", 2)
     heartbeat = BrokerHeartbeat(broker_group="g1", broker_id="g1", address="g1:1")
     rows.run(report_broker, heartbeat, ttl_ms=10_000)

@@ -1,4 +1,6 @@
-"""Which children are told when their parents ended, and what becomes of one whose broker does not hear it."""
+"""Which children are told when their parents ended, and what becomes of one whose broker does not
+hear it.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def test_child_is_not_told_of_parents_that_its_broker_has():
 
 
 def test_child_is_not_told_of_parents_whose_brokers_did_not_say():
-    """An older broker has sealed (0), another has not answered, a third parent is not of this round."""
+    """An older broker has sealed (0), another has not answered, a third parent is not of this
+    round.
+    """
     assert first_times([partition(3, "g3", 1, 2, 9)], PARENTS, {1: 0}) == []
     assert first_times([CHILD], PARENTS, {1: 0, 2: 7}) == [(CHILD, 7)]
 

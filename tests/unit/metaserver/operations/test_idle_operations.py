@@ -21,7 +21,9 @@ def idle_ms(rows: Rows) -> int:
 
 @pytest.mark.parametrize("how", ["let go", "another boot"])
 def test_idle_time_starts_when_the_driver_leaves(rows: Rows, how: str) -> None:
-    """A released operation is free at once and idle from then on, whatever the database's clock shows."""
+    """A released operation is free at once and idle from then on, whatever the database's clock
+    shows.
+    """
     ask = Reshape(kind=OperationKind.RESIZE, subject="s", partitions=3)
     rows.create("s", 2)
     ((operation_id, _),) = rows.begin(ask)

@@ -1,4 +1,6 @@
-"""The SQL of operations, cut after any transaction, called twice, raced: the rows at the end are the same."""
+"""The SQL of operations, cut after any transaction, called twice, raced: the rows at the end are
+the same.
+"""
 
 from typing import Any
 
@@ -107,7 +109,9 @@ def facts(rows: OperationRows) -> Any:
 def test_second_driver_reaches_the_same_rows_when_the_first_dies_after_any_transaction(
     rows: OperationRows, cut: int
 ):
-    """After whatever transaction the first driver stops, the second driver reaches the same rows."""
+    """After whatever transaction the first driver stops, the second driver reaches the same
+    rows.
+    """
     whole = OperationRows()
     whole.report("g1", "g2")
     whole.create("s", 2)
@@ -141,7 +145,9 @@ def test_round_changes_nothing_when_a_late_driver_repeats_it(rows: OperationRows
 
 
 def test_route_changes_in_one_transaction(rows: OperationRows):
-    """Readers see the old route until the last state, then the whole new route, its version one higher."""
+    """Readers see the old route until the last state, then the whole new route, its version one
+    higher.
+    """
     before = rows.run(read_route, "s")
     (operation_id,) = rows.begin(resize(4))
     states = []
@@ -161,7 +167,9 @@ def test_route_changes_in_one_transaction(rows: OperationRows):
 
 
 def test_second_operation_is_refused_until_the_first_has_its_route(rows: OperationRows):
-    """Two operators at once: one wins, the other is told which operation runs; other subjects are free."""
+    """Two operators at once: one wins, the other is told which operation runs; other subjects are
+    free.
+    """
     rows.create("other", 1)
     (operation_id,) = rows.begin(resize(4))
     for ask in (resize(8), Reshape(kind=OperationKind.EVACUATE, broker_group="g1")):
@@ -265,7 +273,9 @@ def test_bad_requests_change_nothing(rows: OperationRows, ask: Reshape, error: t
 
 
 def test_dry_run_shows_the_plan_and_writes_nothing(rows: OperationRows):
-    """The plan of a dry run is the operation that is begun afterwards; the dry run writes nothing."""
+    """The plan of a dry run is the operation that is begun afterwards; the dry run writes
+    nothing.
+    """
     before = facts(rows)
     (planned,) = rows.run(plan_operations, resize(4))
     view = planned.view(resize(4))
@@ -285,7 +295,9 @@ def test_resize_journals_nothing_when_the_count_is_the_same(rows: OperationRows)
 
 
 def test_operation_waits_in_plan_while_a_parent_is_silent(rows: OperationRows):
-    """With one of two parents silent the operation waits in PLAN, and continues when the broker is back."""
+    """With one of two parents silent the operation waits in PLAN, and continues when the broker is
+    back.
+    """
     (operation_id,) = rows.begin(resize(1))
     rows.clock.advance(TTL_MS)
     rows.report("g2")
@@ -297,7 +309,9 @@ def test_operation_waits_in_plan_while_a_parent_is_silent(rows: OperationRows):
 
 
 def test_operation_waits_in_plan_until_every_parent_is_sealable(rows: OperationRows):
-    """A broker that was silent, and so was not asked whether it can seal, keeps the operation in PLAN."""
+    """A broker that was silent, and so was not asked whether it can seal, keeps the operation in
+    PLAN.
+    """
     (operation_id,) = rows.begin(resize(1))
     operation = rows.run(claim_operation, operation_id, driver="first", lease_ms=LEASE_MS)
     hosted = {partition.partition_id: None for partition in operation.todo}
@@ -310,7 +324,9 @@ def test_operation_waits_in_plan_until_every_parent_is_sealable(rows: OperationR
 
 
 def test_released_operation_is_resumed_after_its_pause_and_last(rows: OperationRows):
-    """A released operation rests for the pause, and is then resumed after the operations that waited meanwhile."""
+    """A released operation rests for the pause, and is then resumed after the operations that
+    waited meanwhile.
+    """
     rows.create("other", 1)
     other = Reshape(kind=OperationKind.RESIZE, subject="other", partitions=2)
     (first,), (second,) = rows.begin(resize(4)), rows.begin(other)
@@ -344,7 +360,8 @@ def test_strict_subject_waits_for_its_silent_source(rows: OperationRows):
 
 def test_best_tried_subject_continues_without_its_source_and_declares_it(rows: OperationRows):
     """
-    The children open at once, declared; a second operation may begin; the source is sealed when its broker is back.
+    The children open at once, declared; a second operation may begin; the source is sealed when its
+    broker is back.
     """
     rows.create("tried", 2, OrderStrategy.BEST_TRIED)
     begun = rows.begin(evacuate(rows))

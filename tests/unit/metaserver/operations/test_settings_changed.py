@@ -1,4 +1,6 @@
-"""Settings of a subject change in the transaction that changes its route, and are read back from the newest partitions."""
+"""Settings of a subject change in the transaction that changes its route, and are read back from
+the newest partitions.
+"""
 
 from __future__ import annotations
 

@@ -67,7 +67,9 @@ def test_states_are_never_entered_again():
 
 
 def test_children_open_when_the_operation_stops_running():
-    """Parents are SEALED and children OPEN in the route exactly in the states after the new route."""
+    """Parents are SEALED and children OPEN in the route exactly in the states after the new
+    route.
+    """
     for state, rule in RULES.items():
         opened = rule.children is PartitionState.OPEN
         assert opened == (rule.parents is PartitionState.SEALED)
@@ -119,7 +121,9 @@ OUTLOOKS = [
 def test_outlook_follows_from_the_steps_that_are_not_done(
     state: OperationState, steps: Sequence[Pending], expected: Outlook
 ):
-    """The state is left exactly when the outlook is PASS, and a reason is named exactly when it is WAIT."""
+    """The state is left exactly when the outlook is PASS, and a reason is named exactly when it is
+    WAIT.
+    """
     assert outlook(state, steps) is expected
     assert (next_state(state, steps) is not state) == (expected is Outlook.PASS)
     assert bool(waiting_reason(state, steps)) == (expected is Outlook.WAIT)

@@ -1,4 +1,6 @@
-"""The SQL of cuts: a target goes on behind a hidden subject, which then takes the place of all before, or of nothing."""
+"""The SQL of cuts: a target goes on behind a hidden subject, which then takes the place of all
+before, or of nothing.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ SESSION = "a" * 32
 
 
 class Cuts(Rows):
-    """A subject `s` of two partitions, and a hidden one for it; every sealed partition ends at 100."""
+    """A subject `s` of two partitions, and a hidden one for it; every sealed partition ends at
+    100.
+    """
 
     def __init__(self, **settings: Any) -> None:
         super().__init__()
@@ -116,7 +120,9 @@ OPEN, SEALED = PartitionState.OPEN, PartitionState.SEALED
 
 
 def test_target_goes_on_behind_the_hidden_subject_when_it_is_cut(cuts):
-    """Brokers host what goes on with both parents; clients are told of the one that they can read."""
+    """Brokers host what goes on with both parents; clients are told of the one that they can
+    read.
+    """
     operation_id = cuts.begin_cut()
     assert cuts.begin_cut() == operation_id
     assert cuts.hosted_parents(5, 6) == [(1, 3), (2, 4)]
@@ -129,7 +135,9 @@ def test_target_goes_on_behind_the_hidden_subject_when_it_is_cut(cuts):
 
 
 def test_rows_take_the_place_of_what_lies_before_the_cut(cuts):
-    """One change of the route: older partitions are dropped, the hidden ones are sealed before the open ones."""
+    """One change of the route: older partitions are dropped, the hidden ones are sealed before the
+    open ones.
+    """
     cuts.cut()
     cuts.resize("s", 3)  # after the cut any operation may come
     before = cuts.route()
@@ -150,7 +158,9 @@ def test_rows_take_the_place_of_what_lies_before_the_cut(cuts):
 
 
 def test_publication_is_refused_when_messages_lie_behind_the_rows(cuts):
-    """The error says how many of which partition; nothing is changed, and a publication with the right ends passes."""
+    """The error says how many of which partition; nothing is changed, and a publication with the
+    right ends passes.
+    """
     with pytest.raises(PublishTargetError, match="without a cut"):
         cuts.publish(ends=ENDS)
     cuts.cut()
@@ -213,7 +223,9 @@ def test_cut_is_refused_when_the_target_has_changed_before_it(cuts):
 
 
 def test_publication_waits_for_the_cut_to_be_done(cuts):
-    """Nor is the hidden subject deleted meanwhile: brokers are told of its partitions as parents."""
+    """Nor is the hidden subject deleted meanwhile: brokers are told of its partitions as
+    parents.
+    """
     operation_id = cuts.begin_cut()
     with pytest.raises(OperationRunningError):
         cuts.publish(ends=ENDS)
@@ -303,7 +315,9 @@ def test_groups_are_granted_again_when_the_publication_is_canceled(cuts):
 
 
 def test_logic_offsets_have_no_gap_when_a_static_subject_is_replaced():
-    """The rows count on from what they replace, and what has come since the cut counts on from the rows."""
+    """The rows count on from what they replace, and what has come since the cut counts on from the
+    rows.
+    """
     cuts = Cuts(static=True)
     cuts.cut()
     starts = lambda: {  # noqa: E731 - a name for one expression
@@ -325,7 +339,9 @@ def test_logic_offsets_have_no_gap_when_a_static_subject_is_replaced():
 
 
 def test_every_round_of_a_publication_may_be_repeated_by_another_metaserver(cuts):
-    """A driver that dies after any round leaves what the next one finishes; what is done twice changes nothing."""
+    """A driver that dies after any round leaves what the next one finishes; what is done twice
+    changes nothing.
+    """
     cuts.cut()
     operation_id = cuts.publish(ends=ENDS)
     seen = []

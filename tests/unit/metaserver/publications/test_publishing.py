@@ -1,4 +1,6 @@
-"""The SQL of publications: one change of the target's route, repeated without a change, refused when the target has changed."""
+"""The SQL of publications: one change of the target's route, repeated without a change, refused
+when the target has changed.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +100,9 @@ def published() -> Published:
 
 
 def test_publication_opens_the_hidden_partitions_behind_the_sealed_ones_of_the_target(published):
-    """The route changes once, from the target's partitions to the hidden subject's, which are their children."""
+    """The route changes once, from the target's partitions to the hidden subject's, which are their
+    children.
+    """
     published.hide()
     before, hidden = published.open(), published.open(H)
     assert list(before) == [1, 2]
@@ -148,7 +152,9 @@ def test_hidden_subject_takes_the_name_when_there_is_no_target():
 
 
 def test_hidden_subject_has_no_groups_no_operations_and_no_namesake(published):
-    """No consumer subscribes to a hidden subject by accident, and its partitions are those that publishing expects."""
+    """No consumer subscribes to a hidden subject by accident, and its partitions are those that
+    publishing expects.
+    """
     published.hide()
     with pytest.raises(SubjectHiddenError):
         published.join(H)
@@ -168,7 +174,9 @@ def test_hidden_subject_has_no_groups_no_operations_and_no_namesake(published):
 
 @pytest.mark.parametrize("change", ["resized", "deleted", "created"])
 def test_publication_is_refused_when_the_target_has_changed(change: str):
-    """Messages that came behind other partitions would be read before them: nothing is published."""
+    """Messages that came behind other partitions would be read before them: nothing is
+    published.
+    """
     published = Published(target=change != "created")
     published.hide(partitions=2)
     if change == "resized":
@@ -185,7 +193,9 @@ def test_publication_is_refused_when_the_target_has_changed(change: str):
 
 
 def test_publication_waits_for_no_other_operation(published):
-    """One operation runs on a subject at a time, and a hidden subject is made beside one that stands still."""
+    """One operation runs on a subject at a time, and a hidden subject is made beside one that
+    stands still.
+    """
     published.hide()
     ask = Reshape(kind=OperationKind.RESIZE, subject="s", partitions=4)
     ((operation_id, _),) = published.begin(ask)
@@ -243,7 +253,9 @@ def test_static_queues_continue_their_logic_offsets_when_published():
 
 
 def test_replaced_subject_drops_its_older_partitions_when_the_route_changes(published):
-    """They expire with the change of the route; brokers drop exactly those, and a later subject has higher ids."""
+    """They expire with the change of the route; brokers drop exactly those, and a later subject has
+    higher ids.
+    """
     published.resize("s", 4)
     published.hide()
     operation_id = published.publish(replace=True)
@@ -259,7 +271,9 @@ def test_replaced_subject_drops_its_older_partitions_when_the_route_changes(publ
 
 
 def test_groups_of_a_replaced_subject_begin_where_they_are_placed(published):
-    """The positions are fixed with the publication, and stored by brokers as starts of groups are."""
+    """The positions are fixed with the publication, and stored by brokers as starts of groups
+    are.
+    """
     group_id = published.join()
     published.hide()
     with pytest.raises(PublishGroupsError, match="g"):
@@ -357,7 +371,9 @@ def test_hidden_subject_without_a_job_is_of_the_first_one_that_asks():
 
 
 def test_hidden_subject_made_anew_is_not_published_in_place_of_the_one_that_is_meant():
-    """Nor does its publication count as one of the other; without an id it is published as before."""
+    """Nor does its publication count as one of the other; without an id it is published as
+    before.
+    """
     rows = Published()
     older = rows.hide().subject_id
     rows.run(begin_subject_deletion, H, DeleteSubject(force=True))

@@ -1,4 +1,6 @@
-"""A rebuild without a broker group that is gone for good: no message overtakes another, and every loss is named."""
+"""A rebuild without a broker group that is gone for good: no message overtakes another, and every
+loss is named.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def brought_by_operator(partition: PartitionStatus) -> PartitionStatus:
 
 
 def granted_after_a_ttl(connection: sa.Connection) -> list[int]:
-    """The partitions of a consumer that joins beside broker group g2, when old sessions have ended."""
+    """The partitions of a consumer that joins beside broker group g2, when old sessions have
+    ended.
+    """
     report = BrokerHeartbeat(broker_group="g2", broker_id="id-g2", address="g2:1")
     report_broker(connection, report, ttl_ms=60_000)
     ask = Join(subject="s", group="g", session=SESSION)
@@ -62,7 +66,9 @@ def granted_after_a_ttl(connection: sa.Connection) -> list[int]:
 
 
 def test_rebuild_succeeds_without_an_evacuated_broker(engine: sa.Engine) -> None:
-    """The children of a gone partition are granted, the partition is expired, and every check holds."""
+    """The children of a gone partition are granted, the partition is expired, and every check
+    holds.
+    """
     answer = source(part(2, 1, token=5), group="g2")
     with pytest.raises(InvalidRequestError, match="--gone"):
         plan_rebuild([answer], RebuildOptions(complete=True))
@@ -95,8 +101,8 @@ def test_rebuild_succeeds_without_an_evacuated_broker(engine: sa.Engine) -> None
 )
 def test_unread_messages_are_given_up_only_with_lose_unread(child: PartitionStatus) -> None:
     """
-    A group is named if it has not reached a child, was only set there by an operator, or is known on other partitions
-    alone.
+    A group is named if it has not reached a child, was only set there by an operator, or is known
+    on other partitions alone.
     """
     left, right = (
         msgspec.structs.replace(
@@ -116,7 +122,9 @@ def test_unread_messages_are_given_up_only_with_lose_unread(child: PartitionStat
 
 
 def test_given_up_messages_stay_known_when_a_rebuild_has_lost_them(engine: sa.Engine) -> None:
-    """The group that may not have read the gone partition is described with it, without a number."""
+    """The group that may not have read the gone partition is described with it, without a
+    number.
+    """
     cluster = plan_rebuild([source(heard(part(2, 1)), group="g2")], LOSE)
     with engine.begin() as connection:
         store_rebuilt(connection, cluster, route_version=1_000_000)
@@ -125,7 +133,9 @@ def test_given_up_messages_stay_known_when_a_rebuild_has_lost_them(engine: sa.En
 
 
 def test_group_counts_as_through_when_it_was_granted_a_later_partition() -> None:
-    """The group was granted a grandchild of the gone partition, so it has drained the gone partition too."""
+    """The group was granted a grandchild of the gone partition, so it has drained the gone
+    partition too.
+    """
     subject = rebuilt(part(2, 1, sealed=True), part(3, 2, token=7))
     assert [gone.unread_by for gone in subject.gone] == [()]
     assert states(subject) == {1: EXPIRED, 2: SEALED, 3: OPEN}
@@ -153,7 +163,9 @@ def test_rebuild_is_refused_when_messages_are_left_before_a_gone_partition() -> 
 def test_rebuild_is_refused_for_messages_left_of_keys_that_the_gone_partition_had(
     left: int,
 ) -> None:
-    """1 and 2 were merged into 3, and 3 was split into 4 and 5, which is gone.  Of 1, which has no key of 5, all waits as before."""
+    """1 and 2 were merged into 3, and 3 was split into 4 and 5, which is gone.  Of 1, which has no
+    key of 5, all waits as before.
+    """
     first = status(1, 0, 512, sealed=True, group="g2", token=4)
     second = status(2, 512, 1024, sealed=True, group="g2", token=4)
     parts = [
@@ -171,7 +183,9 @@ def test_rebuild_is_refused_for_messages_left_of_keys_that_the_gone_partition_ha
 
 
 def test_rebuild_is_refused_when_an_open_partition_is_gone() -> None:
-    """A range without an open partition is refused; so is a broker that answers although it is said to be gone."""
+    """A range without an open partition is refused; so is a broker that answers although it is said
+    to be gone.
+    """
     with pytest.raises(InvalidRequestError, match="do not cover"):
         rebuilt(status(2, 512, 1024, group="g2"), options=LOSE)
     merge = status(3, 0, 1024, parents=(1, 2), group="g2", messages=0)
@@ -185,8 +199,8 @@ def test_rebuild_is_refused_when_an_open_partition_is_gone() -> None:
 
 def test_static_queue_begins_behind_a_gone_partition() -> None:
     """
-    The gone partition begins at the offset that its name says, above all earlier offsets; its child counts on from
-    there.
+    The gone partition begins at the offset that its name says, above all earlier offsets; its child
+    counts on from there.
     """
     child = part(2, 1, static=True, queue=0, sealed=True, messages=10)
     subject = rebuilt(child, part(3, 2, static=True, queue=0), options=LOSE)
@@ -198,7 +212,9 @@ def test_static_queue_begins_behind_a_gone_partition() -> None:
 
 
 def test_static_queue_keeps_its_order_over_a_gone_partition(engine: sa.Engine) -> None:
-    """Partition 1 has messages, 2 was its child, 3 is empty and 4 open: none is granted before 1 is drained."""
+    """Partition 1 has messages, 2 was its child, 3 is empty and 4 open: none is granted before 1 is
+    drained.
+    """
     before = part(1, static=True, queue=0, sealed=True, messages=40, token=3, cursor=20)
     empty = part(3, 2, static=True, queue=0, sealed=True, messages=0, token=4)
     answer = source(before, empty, part(4, 3, static=True, queue=0), group="g2")

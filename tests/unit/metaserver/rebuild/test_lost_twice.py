@@ -35,8 +35,8 @@ def forgotten(number: int, sealed: bool) -> tuple[PartitionStatus, PartitionStat
 @pytest.mark.parametrize("sealed", [False, True])
 def test_second_rebuild_leaves_out_what_the_first_left_out(engine: sa.Engine, sealed: bool) -> None:
     """
-    The first rebuild seals canceled children at their brokers. The second leaves them out as well, in every state of
-    the seals and of the operation begun since.
+    The first rebuild seals canceled children at their brokers. The second leaves them out as well,
+    in every state of the seals and of the operation begun since.
     """
     first = plan_rebuild([source(*HALVES, *forgotten(3, False))])
     with engine.begin() as connection:
@@ -68,7 +68,9 @@ def test_second_rebuild_leaves_out_what_the_first_left_out(engine: sa.Engine, se
 
 
 def test_older_of_two_interrupted_operations_is_left_out_whole() -> None:
-    """A resize to three was canceled, then one of its two parents split: no child of the resize comes back."""
+    """A resize to three was canceled, then one of its two parents split: no child of the resize
+    comes back.
+    """
     cut = (
         status(3, 0, 341, parents=(1,), messages=0),
         status(4, 341, 682, parents=(1, 2), messages=0),

@@ -56,7 +56,9 @@ def test_tokens_are_above_every_fence() -> None:
 
 
 def test_group_gets_the_strategy_of_its_highest_token(engine: sa.Engine) -> None:
-    """A shared group stays shared, with new tokens; a group that was switched since is exclusive."""
+    """A shared group stays shared, with new tokens; a group that was switched since is
+    exclusive.
+    """
     shared = ConsumeStrategy.SHARED
     statuses = [
         status(1, 0, 512, token=5, consumes=shared),
@@ -114,7 +116,9 @@ def test_operation_before_the_first_seal_is_forgotten() -> None:
 
 
 def test_children_of_a_canceled_operation_are_never_opened() -> None:
-    """A child that is sealed, empty and without children is left out; the operation after it continues."""
+    """A child that is sealed, empty and without children is left out; the operation after it
+    continues.
+    """
     canceled = status(3, 0, 1024, parents=(1, 2), messages=0, sealed=True)
     subject = rebuilt(*HALVES, canceled)
     assert states(subject) == {1: OPEN, 2: OPEN, 3: EXPIRED}
@@ -158,7 +162,9 @@ def test_operation_is_done_when_every_parent_is_sealed() -> None:
 
 
 def test_source_that_was_given_up_is_still_fenced() -> None:
-    """A parent that is open while its child has messages was evacuated without its source: it is still to be sealed."""
+    """A parent that is open while its child has messages was evacuated without its source: it is
+    still to be sealed.
+    """
     subject = rebuilt(status(1, 0, 1024), status(2, 0, 1024, parents=(1,)))
     assert states(subject) == {1: SEALED, 2: OPEN}
     assert subject.partitions[0].abandoned
@@ -291,7 +297,9 @@ def test_database_that_is_not_empty_is_refused(engine: sa.Engine) -> None:
 
 
 def test_cordon_is_kept_when_it_was_given_before_the_rebuild(engine: sa.Engine) -> None:
-    """A broker that reported itself to the empty database and was cordoned stays cordoned; the others do not."""
+    """A broker that reported itself to the empty database and was cordoned stays cordoned; the
+    others do not.
+    """
     report = BrokerHeartbeat(broker_group="g1", broker_id="id-g1", address="g1:1")
     with engine.begin() as connection:
         report_broker(connection, report, ttl_ms=1_000)

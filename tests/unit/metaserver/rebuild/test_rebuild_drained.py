@@ -19,7 +19,9 @@ SESSION = "a" * 16
 
 
 def chain(cursor: int, middle: PartitionStatus) -> tuple[PartitionStatus, ...]:
-    """Ten messages of which the group has acked `cursor`, a child of the partition, and ten more messages."""
+    """Ten messages of which the group has acked `cursor`, a child of the partition, and ten more
+    messages.
+    """
     return (
         status(1, 0, 1024, sealed=True, token=1, cursor=cursor),
         middle,
@@ -33,7 +35,9 @@ EMPTY = status(2, 0, 1024, parents=(1,), sealed=True, messages=0)
 def test_empty_partition_still_blocks_its_children_until_its_parent_is_drained(
     engine: sa.Engine,
 ) -> None:
-    """The group is granted the first partition, then the empty one, then the last: one at a time, in order."""
+    """The group is granted the first partition, then the empty one, then the last: one at a time,
+    in order.
+    """
     granted = []
     with engine.begin() as connection:
         cluster = plan_rebuild([source(*chain(5, heard(EMPTY)))])
@@ -55,7 +59,9 @@ def test_empty_partition_still_blocks_its_children_until_its_parent_is_drained(
 
 
 def test_children_take_over_what_one_of_them_has_begun_to_after_a_rebuild() -> None:
-    """The partition is frozen, so nothing counts as parked there; its other child has taken nothing over."""
+    """The partition is frozen, so nothing counts as parked there; its other child has taken nothing
+    over.
+    """
     first = status(1, 0, 1024, sealed=True, token=1, cursor=10)
     (group,) = first.groups
     frozen = replace(first, groups=(replace(group, left_to_children=True),))
@@ -67,7 +73,9 @@ def test_children_take_over_what_one_of_them_has_begun_to_after_a_rebuild() -> N
 def test_partition_that_children_took_over_counts_as_drained_though_its_parent_was_reset_alone() -> (
     None
 ):
-    """An owner of it could take over nothing of what the parent parks anew, and would wait for ever."""
+    """An owner of it could take over nothing of what the parent parks anew, and would wait for
+    ever.
+    """
     middle = status(2, 0, 1024, parents=(1,), sealed=True, messages=10, token=2, cursor=10)
     (group,) = middle.groups
     frozen = replace(group, left_to_children=True, frozen=True)
@@ -76,7 +84,9 @@ def test_partition_that_children_took_over_counts_as_drained_though_its_parent_w
 
 
 def test_partition_counts_as_drained_when_it_was_granted_and_its_parents_are() -> None:
-    """A group at the end of a partition by a token of its own, as after a reset, still waits for the parent."""
+    """A group at the end of a partition by a token of its own, as after a reset, still waits for
+    the parent.
+    """
     brought = status(2, 0, 1024, parents=(1,), sealed=True, messages=0, token=12)
     assert rebuilt(*chain(5, brought)).groups[0].drained == set()
     assert rebuilt(*chain(10, brought)).groups[0].drained == {1, 2}

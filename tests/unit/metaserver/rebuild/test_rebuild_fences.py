@@ -52,7 +52,9 @@ MOVED_AND_MERGED = (
 def test_fence_and_running_merge_both_end_in_either_order(
     engine: sa.Engine, statuses: tuple[PartitionStatus, ...], first: int
 ) -> None:
-    """In either order of driving, the merge opens its own child alone, and the fence opens no partition."""
+    """In either order of driving, the merge opens its own child alone, and the fence opens no
+    partition.
+    """
     with engine.begin() as connection:
         store_rebuilt(connection, plan_rebuild([source(*statuses)]), route_version=1_000_000)
         report = BrokerHeartbeat(broker_group="g1", broker_id="id-g1", address="g1:1")
@@ -75,7 +77,9 @@ def test_fence_and_running_merge_both_end_in_either_order(
 
 
 def test_partition_counts_as_opened_when_it_has_a_child() -> None:
-    """The child of an abandoned source got no message before it was moved on; the source stays abandoned."""
+    """The child of an abandoned source got no message before it was moved on; the source stays
+    abandoned.
+    """
     subject = rebuilt(
         part(1, 0, 1024), part(2, 0, 1024, 1, sealed=True, messages=0), part(3, 0, 1024, 2)
     )
@@ -87,7 +91,9 @@ def test_partition_counts_as_opened_when_it_has_a_child() -> None:
 
 
 def test_only_the_child_of_the_running_operation_is_planned() -> None:
-    """The merge's child is planned and its parents are open; the source stays sealed and abandoned."""
+    """The merge's child is planned and its parents are open; the source stays sealed and
+    abandoned.
+    """
     subject = rebuilt(*MOVED_AND_MERGED)
     assert states(subject) == {1: SEALED, 2: OPEN, 3: SEALED, 5: OPEN, 6: PLANNED}
     assert subject.operation is not None

@@ -1,4 +1,6 @@
-"""A lost database of a subject with a cut: what was sent stays, and rows count only if they are known to be published."""
+"""A lost database of a subject with a cut: what was sent stays, and rows count only if they are
+known to be published.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def parents(subject: RebuiltSubject) -> dict[int, tuple[int, ...]]:
 
 @pytest.mark.parametrize("sealed", [False, True])
 def test_hidden_subject_is_given_up_when_nothing_before_it_was_dropped(sealed):
-    """Also one whose publication had begun to seal it: its rows were made of messages that are there."""
+    """Also one whose publication had begun to seal it: its rows were made of messages that are
+    there.
+    """
     hidden = [msgspec.structs.replace(each, state=SEALED if sealed else OPEN) for each in HIDDEN]
     subject = rebuilt(*OLD, *hidden, *NEW)
     assert states(subject) == {1: SEALED, 2: SEALED, 3: EXPIRED, 4: EXPIRED, 5: OPEN, 6: OPEN}
@@ -84,7 +88,9 @@ def test_rows_of_a_publication_stay_when_brokers_have_dropped_what_they_replace(
 
 
 def test_hidden_subject_that_was_deleted_is_missed_by_no_one():
-    """Its partitions are facts of those behind it for ever; a parent with messages still has to be named."""
+    """Its partitions are facts of those behind it for ever; a parent with messages still has to be
+    named.
+    """
     subject = rebuilt(*OLD, *NEW)
     assert states(subject) == {1: SEALED, 2: SEALED, 5: OPEN, 6: OPEN}
     assert parents(subject) == {1: (), 2: (), 5: (1,), 6: (2,)}

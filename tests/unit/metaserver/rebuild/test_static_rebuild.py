@@ -52,7 +52,8 @@ def starts(*statuses: PartitionStatus) -> list[tuple[int, int, PartitionState]]:
 
 def test_logic_starts_follow_from_the_ends_of_the_parents():
     """
-    Brokers are not told where a partition begins in its queue; a chain of four gets the same logic starts as before.
+    Brokers are not told where a partition begins in its queue; a chain of four gets the same logic
+    starts as before.
     """
     assert starts(*CHAIN) == [(1, 0, SEALED), (2, 40, SEALED), (4, 41, SEALED), (7, 41, OPEN)]
 
@@ -85,15 +86,24 @@ GROWN = {
 
 
 def test_logic_starts_of_split_queues_follow_from_the_queues_of_the_parents():
-    """A partition that continues its parent's queue begins at the parent's end, the first one of a new queue at 0."""
+    """A partition that continues its parent's queue begins at the parent's end, the first one of a
+    new queue at 0.
+    """
     assert starts(*GROWN.values()) == [
-        (1, 0, SEALED), (2, 40, SEALED), (3, 0, SEALED), (4, 43, OPEN), (5, 7, OPEN), (6, 0, OPEN),
-    ]  # fmt: skip
+        (1, 0, SEALED),
+        (2, 40, SEALED),
+        (3, 0, SEALED),
+        (4, 43, OPEN),
+        (5, 7, OPEN),
+        (6, 0, OPEN),
+    ]
 
 
 @pytest.mark.parametrize("sealed", [False, True])
 def test_interrupted_growth_continues_when_its_parent_is_sealed(sealed: bool):
-    """Before the seal it is canceled, and the queue continues whole; after the seal both halves open."""
+    """Before the seal it is canceled, and the queue continues whole; after the seal both halves
+    open.
+    """
     whole = half(1, queue=0, of=(0, 1024), messages=40, sealed=sealed)
     first = half(2, 1, queue=0, of=(0, 512), messages=0)
     second = half(3, 1, queue=1, of=(512, 1024), messages=0)
@@ -123,7 +133,9 @@ def test_gone_parent_of_both_halves_is_inferred():
 
 
 def test_gone_first_partition_of_a_new_queue_continues_the_split_one():
-    """What the split queue has of the keys is read before what continues behind the gone partition."""
+    """What the split queue has of the keys is read before what continues behind the gone
+    partition.
+    """
     rows = without(*(status for number, status in GROWN.items() if number != 3))
     assert (rows[3].queue, rows[3].range_start, rows[3].range_end) == (1, 512, 1024)
     assert rows[3].parents == (1,)
@@ -142,7 +154,9 @@ def test_gone_partition_that_one_half_alone_tells_of_is_inferred_from_it():
 
 
 def test_interrupted_move_continues():
-    """A parent that is not sealed has no end: its child is planned, and gets its logic start when it opens."""
+    """A parent that is not sealed has no end: its child is planned, and gets its logic start when
+    it opens.
+    """
     (subject,) = plan_rebuild(
         [source(CHAIN[0], segment(2, 1, messages=5), segment(3, 2, messages=0))]
     ).subjects
@@ -187,7 +201,9 @@ def row(number: int, *parents: int, start: int, end: int | None = None, **more) 
 
 
 def test_check_finds_a_gap_in_a_chain():
-    """A contiguous chain passes. A gap, an overlap, a start other than 0, and another queue are each named."""
+    """A contiguous chain passes. A gap, an overlap, a start other than 0, and another queue are
+    each named.
+    """
     assert broken(row(1, start=0, end=40), row(2, 1, start=40, end=1), row(3, 2, start=41)) == []
     assert "logic offset 50" in broken(row(1, start=0, end=40), row(2, 1, start=50))[0]
     assert "logic offset 39" in broken(row(1, start=0, end=40), row(2, 1, start=39))[0]
@@ -196,7 +212,9 @@ def test_check_finds_a_gap_in_a_chain():
 
 
 def test_check_finds_queues_that_were_split_wrongly():
-    """The first half of a range continues its queue, the second half begins another one at 0; each deviation is named."""
+    """The first half of a range continues its queue, the second half begins another one at 0; each
+    deviation is named.
+    """
     whole = row(1, start=0, end=4)
 
     def halves(first: int, second: int, *, begins: int = 0) -> list[str]:
@@ -213,7 +231,9 @@ def test_check_finds_queues_that_were_split_wrongly():
 
 
 def test_check_finds_a_chain_that_begins_before_a_loss():
-    """The child of a lost partition begins where its name says; a child of a present parent may not."""
+    """The child of a lost partition begins where its name says; a child of a present parent may
+    not.
+    """
     gone = PartitionView(
         subject_id=1,
         partition=msgspec.structs.replace(

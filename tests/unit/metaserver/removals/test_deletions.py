@@ -1,4 +1,6 @@
-"""The SQL of deletions: marked in one transaction, ended when no broker has anything left, repeated without a change."""
+"""The SQL of deletions: marked in one transaction, ended when no broker has anything left, repeated
+without a change.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +94,7 @@ def rows() -> DeletionRows:
     return DeletionRows()
 
 
-# ── groups ────────────────────────────────────────────────────────────────────────────────────────────
+# ── groups ────────────────────────────────────────────────────────────────────────────────────────
 def test_group_with_live_sessions_is_not_deleted_unless_forced(rows: DeletionRows):
     rows.join()
     with pytest.raises(GroupBusyError) as busy:
@@ -128,7 +130,9 @@ def test_rows_of_a_group_go_when_every_broker_has_forgotten_it_and_not_before(ro
 
 
 def test_later_group_of_the_name_has_another_id_and_higher_tokens(rows: DeletionRows):
-    """Also above what a broker refuses, which knows more if the database was restored from an older copy."""
+    """Also above what a broker refuses, which knows more if the database was restored from an older
+    copy.
+    """
     group_id = rows.join()
     rows.run(begin_group_deletion, "s", "g", FORCE_GROUP)
     rows.remove(rows.pending(), token=1_000)
@@ -159,7 +163,7 @@ def test_settling_of_a_group_that_is_gone_changes_nothing(rows: DeletionRows):
     assert rows.run(settle_group, group_id).ended == ()
 
 
-# ── subjects ──────────────────────────────────────────────────────────────────────────────────────────
+# ── subjects ──────────────────────────────────────────────────────────────────────────────────────
 def test_rows_of_a_subject_go_when_every_broker_has_dropped_its_partitions(rows: DeletionRows):
     expected = rows.counts()
     rows.create("t", 4)
@@ -261,10 +265,16 @@ def test_verification_shows_deletions_that_are_not_finished(rows: DeletionRows):
 
 
 def test_rows_of_many_groups_go_in_portions(rows: DeletionRows):
-    """PostgreSQL gives a statement 10 s, and each of the groups may have rows for a thousand partitions."""
+    """PostgreSQL gives a statement 10 s, and each of the groups may have rows for a thousand
+    partitions.
+    """
     before = rows.counts()
     for number in range(2 * GROUPS_AT_ONCE + 1):
-        rows.run(join_group, Join(subject="s", group=f"g{number}", session=f"{number:032x}"), sessions_max=10)  # fmt: skip
+        rows.run(
+            join_group,
+            Join(subject="s", group=f"g{number}", session=f"{number:032x}"),
+            sessions_max=10,
+        )
     rows.run(begin_subject_deletion, "s", FORCE_SUBJECT)
     sizes: list[int] = []
 

@@ -1,4 +1,6 @@
-"""A live reset that has begun ends, whatever retention removes before its metaserver goes on with it."""
+"""A live reset that has begun ends, whatever retention removes before its metaserver goes on with
+it.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ SESSION = "a" * 16
 
 
 class RetainingBrokers:
-    """A network with brokers behind it that store `[first_offset, 100)` of each partition, and take cursors or not."""
+    """A network with brokers behind it that store `[first_offset, 100)` of each partition, and take
+    cursors or not.
+    """
 
     def __init__(self) -> None:
         self.first_offset = 0
@@ -62,7 +66,9 @@ class RetainingBrokers:
 
 
 class RefusalClock(SystemClock):
-    """A clock that moves by ANSWER_MS at each refusal of the brokers, and not before: a slow machine ends no wait."""
+    """A clock that moves by ANSWER_MS at each refusal of the brokers, and not before: a slow
+    machine ends no wait.
+    """
 
     def __init__(self, brokers: RetainingBrokers) -> None:
         self._brokers = brokers

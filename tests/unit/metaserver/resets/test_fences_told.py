@@ -1,4 +1,6 @@
-"""A broker's fence raises the tokens: above a database that is behind, and never to where brokers refuse them."""
+"""A broker's fence raises the tokens: above a database that is behind, and never to where brokers
+refuse them.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,9 @@ def test_tokens_continue_above_the_fence_when_the_database_is_behind(
 def test_tokens_stay_where_brokers_accept_them_whatever_the_fence(
     rows: Rows, say: Say, strategy: ConsumeStrategy
 ):
-    """However high the reported fence, a broker that has seen no token accepts the next one, and so does one that has."""
+    """However high the reported fence, a broker that has seen no token accepts the next one, and so
+    does one that has.
+    """
     before = granted(rows, strategy).token
     for fence in (TOKEN_STEP_MAX, 2 * TOKEN_STEP_MAX, MAX_I64, -1):
         for _ in range(5):

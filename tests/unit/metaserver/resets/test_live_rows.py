@@ -1,4 +1,6 @@
-"""The rows of a reset under live sessions: nothing is granted while it is pending, and it begins once nothing is held."""
+"""The rows of a reset under live sessions: nothing is granted while it is pending, and it begins
+once nothing is held.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,9 @@ def rows() -> LiveRows:
 
 
 def test_reset_begins_once_every_partition_is_handed_over(rows: LiveRows):
-    """Also a member that joins meanwhile gets nothing; then all go on under tokens above those of the reset."""
+    """Also a member that joins meanwhile gets nothing; then all go on under tokens above those of
+    the reset.
+    """
     rows.join(A)
     before = rows.held(A)
     reset_id = rows.run(plan_live_reset, 1, ASK)
@@ -136,7 +140,9 @@ def test_second_reset_is_refused_and_the_same_is_the_same(rows: LiveRows):
 
 
 def test_reset_is_given_up_only_before_it_has_begun(rows: LiveRows):
-    """Then the members get their partitions again; later a cursor may be set, and only the end helps."""
+    """Then the members get their partitions again; later a cursor may be set, and only the end
+    helps.
+    """
     rows.join(A)
     held = rows.held(A)
     reset_id = rows.run(plan_live_reset, 1, ASK)
@@ -172,7 +178,9 @@ def test_late_report_of_a_drained_partition_is_ignored_after_a_reset(rows: LiveR
 
 
 def test_canceled_reset_changes_nothing_and_is_not_begun(rows: LiveRows):
-    """What members have handed over they get again; a repeat of the cancellation is told the same, and a later reset begins."""
+    """What members have handed over they get again; a repeat of the cancellation is told the same,
+    and a later reset begins.
+    """
     rows.join(A)
     held = rows.held(A)
     reset_id = rows.run(plan_live_reset, 1, ASK)

@@ -36,7 +36,9 @@ class InMemory:
 
 
 class Brokers:
-    """A network with brokers behind it that take every cursor; whenever the first partition is asked for, something happens."""
+    """A network with brokers behind it that take every cursor; whenever the first partition is
+    asked for, something happens.
+    """
 
     def __init__(self, meanwhile: Callable[[], None]) -> None:
         self._meanwhile = meanwhile
@@ -77,7 +79,9 @@ def rows() -> Rows:
 
 
 def read_all(rows: Rows, *drained: int) -> set[int]:
-    """A consumer joins, reads these to their end, is granted the children, and leaves; returns what it held."""
+    """A consumer joins, reads these to their end, is granted the children, and leaves; returns what
+    it held.
+    """
     ask = Join(subject="s", group="g", session=SESSION)
     group_id = rows.run(join_group, ask, sessions_max=9).group_id
     rows.run(settle_group, group_id)
@@ -96,7 +100,9 @@ async def reset(rows: Rows, brokers: Brokers) -> None:
 
 
 async def test_reset_includes_children_that_were_read_while_it_was_planned(rows: Rows):
-    """The subject was resized, and a consumer read the parent to its end, began the children and left."""
+    """The subject was resized, and a consumer read the parent to its end, began the children and
+    left.
+    """
     held: set[int] = set()
 
     def meanwhile() -> None:

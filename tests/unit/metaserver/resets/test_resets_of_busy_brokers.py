@@ -16,7 +16,9 @@ from keylane.protocol.routing import ConsumeStrategy, Partition, PartitionState
 
 
 class BusyBroker:
-    """A network with one broker behind it, which takes nothing the first `full` times it is asked."""
+    """A network with one broker behind it, which takes nothing the first `full` times it is
+    asked.
+    """
 
     def __init__(self, full: int) -> None:
         self.full = full
@@ -31,17 +33,28 @@ class BusyBroker:
             group=body.group, token=body.token, cursor=body.cursor, acked_above=0, lag=6
         )
         return PartitionStatus(
-            partition_id=1, subject="s", name="p1", state=PartitionState.OPEN,
-            first_offset=0, next_offset=9, groups=(group,),
-        )  # fmt: skip
+            partition_id=1,
+            subject="s",
+            name="p1",
+            state=PartitionState.OPEN,
+            first_offset=0,
+            next_offset=9,
+            groups=(group,),
+        )
 
 
 async def tell(broker: BusyBroker) -> dict[int, int]:
     """The cursors that are reported as set."""
     partition = Partition(
-        partition_id=1, name="p1", queue=0, range_start=0, range_end=1024, broker_group="g1",
-        state=PartitionState.OPEN, address="127.0.0.1:1",
-    )  # fmt: skip
+        partition_id=1,
+        name="p1",
+        queue=0,
+        range_start=0,
+        range_end=1024,
+        broker_group="g1",
+        state=PartitionState.OPEN,
+        address="127.0.0.1:1",
+    )
     ask = ResetGroup(to=ResetTo.EARLIEST)
     scope = ResetScope(
         group_id=1,

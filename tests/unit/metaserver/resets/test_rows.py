@@ -33,7 +33,9 @@ TTL_MS = 5_000
 
 
 class ResetRows(Rows):
-    """A subject of two partitions in memory, the first of them sealed at 10 and drained by group `g`."""
+    """A subject of two partitions in memory, the first of them sealed at 10 and drained by group
+    `g`.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,7 +114,9 @@ def test_reset_tokens_continue_above_the_brokers_fence(rows: ResetRows):
 
 
 def test_reset_is_planned_anew_when_partitions_opened_since(rows: ResetRows):
-    """A consumer may have read the new ones, so nothing is set.  A reset of one partition does not depend on others."""
+    """A consumer may have read the new ones, so nothing is set.  A reset of one partition does not
+    depend on others.
+    """
     all_of_them, alone = rows.scope(), rows.scope(partition_id=2)
     child = {"subject_id": 1, "name": "s.p2", "queue": 2, "range_start": 0, "range_end": 512}
     rows.say(sa.insert(partitions).values(**child, broker_group="g1", state="open"))
@@ -161,7 +165,9 @@ def test_join_is_refused_while_a_reset_runs(rows: ResetRows):
 
 
 def test_partition_is_drained_when_its_cursor_was_set_to_its_end(rows: ResetRows):
-    """It is forgotten first, and noted again only for the sealed partition whose cursor is at its end."""
+    """It is forgotten first, and noted again only for the sealed partition whose cursor is at its
+    end.
+    """
     tokens = rows.begin()
     assert rows.drained() == []
     rows.end(tokens, {1: 10, 2: 10})
@@ -191,7 +197,9 @@ def test_empty_partition_is_drained_after_its_parents(rows: ResetRows):
 
 
 def test_reset_leaves_partitions_granted_since_to_their_owners(rows: ResetRows):
-    """The reset's lease had ended and a consumer was granted the partition: its own report counts."""
+    """The reset's lease had ended and a consumer was granted the partition: its own report
+    counts.
+    """
     tokens = rows.begin()
     rows.clock.advance(2_000)
     rows.join(B)
@@ -224,7 +232,9 @@ def test_duty_has_one_holder_until_it_ends(rows: ResetRows):
 def test_empty_partition_behind_a_loss_waits_for_its_grandparents(
     rows: ResetRows, cursor: int, through: list[int]
 ):
-    """1 ends at 10, 3 continued it and is lost, 4 is sealed empty behind that: it is drained with 1, not before."""
+    """1 ends at 10, 3 continued it and is lost, 4 is sealed empty behind that: it is drained with
+    1, not before.
+    """
     rows.begin()
     for number, state, end in ((3, PartitionState.EXPIRED, None), (4, PartitionState.SEALED, 0)):
         values = {
@@ -307,7 +317,9 @@ def test_reset_of_a_partition_alone_names_its_descendants_behind_a_lost_one(rows
 
 
 def test_reset_sets_what_is_behind_a_lost_partition_as_behind_its_parents(rows: ResetRows):
-    """It is set before them, and no further than its first message while they are not at their end."""
+    """It is set before them, and no further than its first message while they are not at their
+    end.
+    """
     add_descendants(rows)
     lost = {"state": PartitionState.EXPIRED, "lost": True, "abandoned": True, "end_offset": None}
     rows.say(sa.update(partitions).where(partitions.c.partition_id == 3).values(lost))
@@ -376,7 +388,9 @@ def test_partitions_that_are_reset_to_their_end_together_wait_for_what_the_first
 def test_descendants_wait_for_an_ancestor_that_is_reset_alone_and_take_over_what_it_parks(
     rows: ResetRows,
 ):
-    """Also behind a drained child, which has no owner any more; their tokens are above those of its owners."""
+    """Also behind a drained child, which has no owner any more; their tokens are above those of its
+    owners.
+    """
     add_descendants(rows)
     rows.say(sa.insert(drained).values(group_id=1, partition_id=3, parked=True))
     tokens = rows.begin(partition_id=1)

@@ -1,4 +1,6 @@
-"""Rounds of the expirer over SQL: what groups have of gone partitions goes, also what an earlier round has left."""
+"""Rounds of the expirer over SQL: what groups have of gone partitions goes, also what an earlier
+round has left.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ END = 100
 
 
 class ExpiredRows(Rows):
-    """Subjects whose first partition was sealed at END and marked EXPIRED by a metaserver that died behind it."""
+    """Subjects whose first partition was sealed at END and marked EXPIRED by a metaserver that died
+    behind it.
+    """
 
     def __init__(self, *names: str) -> None:
         super().__init__()

@@ -87,7 +87,9 @@ def rows() -> ExpiryRows:
 
 
 def test_partition_expires_after_its_parents(rows: ExpiryRows):
-    """A partition behind one with messages does not expire, not even an empty one: groups would read past the parent."""
+    """A partition behind one with messages does not expire, not even an empty one: groups would
+    read past the parent.
+    """
     assert rows.candidates() == [(1, 10)]
     assert rows.run(mark_expired, {2: 0}) == []
     assert rows.run(mark_expired, {1: 10}) == ["s"]
@@ -144,7 +146,9 @@ def test_partition_does_not_expire_when_its_facts_have_changed(rows: ExpiryRows)
 
 
 def test_progress_is_forgotten_when_its_partition_is_gone(rows: ExpiryRows):
-    """A subject that is resized for years has rows of groups for what it has now, and its groups go on as before."""
+    """A subject that is resized for years has rows of groups for what it has now, and its groups go
+    on as before.
+    """
     assert rows.join() == [1]
     rows.run(note_drained, A, [1])
     assert rows.granted() == [2]

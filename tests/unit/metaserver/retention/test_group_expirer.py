@@ -1,4 +1,6 @@
-"""Groups without consumers are deleted after a time, which the log says before; a consumer that comes keeps its group."""
+"""Groups without consumers are deleted after a time, which the log says before; a consumer that
+comes keeps its group.
+"""
 
 from __future__ import annotations
 

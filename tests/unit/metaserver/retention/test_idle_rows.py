@@ -20,9 +20,16 @@ def test_groups_are_noted_as_idle_when_they_are_more_than_a_statement_has_parame
     rows.create("s", 1)
     numbers = range(PARAMETERS_MAX + 1)
     made = [
-        {"subject_id": 1, "name": f"g{number}", "last_token": 0, "version": 0, "settled": True, "route_version": 1}
+        {
+            "subject_id": 1,
+            "name": f"g{number}",
+            "last_token": 0,
+            "version": 0,
+            "settled": True,
+            "route_version": 1,
+        }
         for number in numbers
-    ]  # fmt: skip
+    ]
     rows.run(lambda connection: connection.execute(sa.insert(groups), made))
     counts: list[int] = []
 

@@ -1,4 +1,6 @@
-"""Rows of what is over go after a time, those that something still needs do not, and late calls change nothing wrong."""
+"""Rows of what is over go after a time, those that something still needs do not, and late calls
+change nothing wrong.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ DAY_MS = 86_400_000
 
 
 class PastRows(Rows):
-    """A database with the subject `s`, and metaservers that remove what has been over for ten days."""
+    """A database with the subject `s`, and metaservers that remove what has been over for ten
+    days.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,7 +109,9 @@ async def test_deletion_is_forgotten_after_its_time_when_brokers_have_done_their
 
 
 async def test_time_counts_only_while_a_metaserver_runs(rows: PastRows):
-    """Neither a time without metaservers, nor another boot of the machine, nor a second metaserver makes a row older."""
+    """Neither a time without metaservers, nor another boot of the machine, nor a second metaserver
+    makes a row older.
+    """
     rows.delete_subject()
     rows.brokers_answer()
     await rows.pass_days(5)
@@ -119,7 +125,9 @@ async def test_time_counts_only_while_a_metaserver_runs(rows: PastRows):
 
 
 async def test_deleted_name_is_remembered_while_programs_ask_for_it(rows: PastRows):
-    """A program that sends each day would make the subject again, once the deletion is forgotten."""
+    """A program that sends each day would make the subject again, once the deletion is
+    forgotten.
+    """
     rows.delete_subject()
     rows.brokers_answer()
     settings = MetaserverSettings(data=Path("meta"), auto_create="*")
@@ -135,7 +143,9 @@ async def test_deleted_name_is_remembered_while_programs_ask_for_it(rows: PastRo
 
 
 async def test_late_clients_get_what_is_there_when_a_deletion_is_forgotten(rows: PastRows):
-    """Who was away for longer joins the group that is there now, with tokens above those of the group it knows."""
+    """Who was away for longer joins the group that is there now, with tokens above those of the
+    group it knows.
+    """
     known = rows.run(join_group, Join(subject="s", group="g", session="a" * 32), sessions_max=9)
     token = rows.run(_token_above)
     rows.run(begin_group_deletion, "s", "g", DeleteGroup(force=True))
@@ -213,7 +223,9 @@ def _ids_of(connection: sa.Connection, subject_id: int) -> list[int]:
 
 
 async def test_publication_is_forgotten_and_a_late_repeat_changes_nothing(rows: PastRows):
-    """It names the hidden subject's id: one that was made under its name since is not published in its place."""
+    """It names the hidden subject's id: one that was made under its name since is not published in
+    its place.
+    """
     first = rows.run(plan_hidden, "t", HideSubject(hidden="h", partitions=1), subjects_max=9)
     rows.run(open_subject, "h")
     ask = PublishSubject(target="t", subject_id=first.subject_id)
@@ -247,7 +259,9 @@ async def test_many_rows_go_in_portions(rows: PastRows, monkeypatch: pytest.Monk
 async def test_publication_stays_until_its_operation_is_done(
     rows: PastRows, canceled: bool, left: int
 ):
-    """A repeat is told how far it is, or that it was canceled; one that is done goes after its time."""
+    """A repeat is told how far it is, or that it was canceled; one that is done goes after its
+    time.
+    """
     hidden = rows.run(plan_hidden, "s", HideSubject(hidden="h"), subjects_max=9)
     rows.run(open_subject, "h")
     ask = PublishSubject(target="s", subject_id=hidden.subject_id)

@@ -1,4 +1,6 @@
-"""A database's clock compared with this machine's: jumps are detected, waits and drift are not jumps."""
+"""A database's clock compared with this machine's: jumps are detected, waits and drift are not
+jumps.
+"""
 
 from __future__ import annotations
 

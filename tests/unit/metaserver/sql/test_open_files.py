@@ -29,7 +29,9 @@ URL_OF_FILE = URL.create("sqlite", database="/data/meta.db")
 
 
 def test_database_error_names_the_limit_of_open_files_when_it_is_reached(no_file_left):
-    """SQLite says only that it is unable to open the file, and the advice was to give another folder."""
+    """SQLite says only that it is unable to open the file, and the advice was to give another
+    folder.
+    """
     error = storage_error(UNABLE, URL_OF_FILE)
     assert not isinstance(error, DataFolderError)
     assert "too many open files" in error.message

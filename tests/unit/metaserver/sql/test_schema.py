@@ -1,4 +1,6 @@
-"""What a table that grows for years costs: rows are found by an index, whether they are asked for or referred to."""
+"""What a table that grows for years costs: rows are found by an index, whether they are asked for
+or referred to.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ LOOKS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
 
 
 def test_reference_has_an_index_for_the_deletion_of_its_row() -> None:
-    """Without one each deleted partition reads every row of each table that refers to partitions."""
+    """Without one each deleted partition reads every row of each table that refers to
+    partitions.
+    """
     missing = [
         f"{table.name}.{key.parent.name}"
         for table in metadata.sorted_tables

@@ -1,4 +1,6 @@
-"""A pooler in transaction mode is told from PostgreSQL by the processes of the server that two connections get."""
+"""A pooler in transaction mode is told from PostgreSQL by the processes of the server that two
+connections get.
+"""
 
 from __future__ import annotations
 

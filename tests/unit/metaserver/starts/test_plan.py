@@ -48,7 +48,9 @@ def test_start_at_latest_is_behind_the_last_message():
 
 
 def test_start_at_a_time_reads_all_children_of_what_it_reads():
-    """A parent that has a message of that time is not at its end: what follows it is read from the first message."""
+    """A parent that has a message of that time is not at its end: what follows it is read from the
+    first message.
+    """
     parts = [offsets(1, at_time=60), offsets(2, parents=(1,), end=30, at_time=20)]
     assert start_cursors(AT_TIME, parts, static=False) == {1: 60, 2: 10}
     late = [offsets(1), offsets(2, parents=(1,), end=30, at_time=20)]
@@ -61,7 +63,9 @@ def test_start_at_earliest_fixes_nothing():
 
 
 def test_group_that_brokers_have_seen_goes_on_where_it_was():
-    """The database was restored from a copy that lacks the group: none of its progress is passed over."""
+    """The database was restored from a copy that lacks the group: none of its progress is passed
+    over.
+    """
     parts = [offsets(1, fence=7, cursor=20), offsets(2, parents=(1,))]
     assert start_cursors(LATEST, parts, static=False) == {}
 
@@ -88,7 +92,9 @@ def first(number: int, *, parents: tuple[int, ...] = (), first_offset: int = 0) 
 
 
 def test_start_behind_a_backfill_goes_on_at_its_ends():
-    """A parent that was read half has its rest read; children that came later begin at their first message."""
+    """A parent that was read half has its rest read; children that came later begin at their first
+    message.
+    """
     parts = [offsets(1), first(2, parents=(1,))]
     assert start_cursors(behind(p1=40), parts, static=False) == {1: 40, 2: 0}
     assert start_cursors(behind(p1=100), parts, static=False) == {1: 100, 2: 0}
@@ -96,7 +102,9 @@ def test_start_behind_a_backfill_goes_on_at_its_ends():
 
 
 def test_start_behind_a_backfill_passes_rows_of_what_the_backfill_has():
-    """1 was cut, 2 has the rows, 3 is behind both; a backfill that ended before the cut has some of them."""
+    """1 was cut, 2 has the rows, 3 is behind both; a backfill that ended before the cut has some of
+    them.
+    """
     rows, behind_cut = offsets(2, parents=(1,)), offsets(3, parents=(1, 2), end=30)
     parts = [replace(each, first_offset=0) for each in (rows, behind_cut)]
     history = [

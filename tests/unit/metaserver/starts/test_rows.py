@@ -1,4 +1,6 @@
-"""New groups in SQL: where they begin is fixed once, and granted once their brokers have stored it."""
+"""New groups in SQL: where they begin is fixed once, and granted once their brokers have stored
+it.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,9 @@ def test_partition_is_granted_once_its_broker_has_stored_the_start(rows: Rows):
 
 
 def test_start_is_fixed_once(rows: Rows):
-    """A second creation finds the group, and plans nothing; the first join keeps its start and strategy."""
+    """A second creation finds the group, and plans nothing; the first join keeps its start and
+    strategy.
+    """
     before = rows.run(start_scope, "s", "g")
     pending = make(rows, {1: 100, 2: 50})
     assert not rows.run(begin_group, before, "g", LATEST, cursors={1: 900, 2: 900})
@@ -94,7 +98,9 @@ def test_start_is_fixed_once(rows: Rows):
 
 
 def test_creation_is_planned_again_when_the_partitions_have_changed(rows: Rows):
-    """Between the brokers' answers and the transaction; children of a resize that comes later have no start."""
+    """Between the brokers' answers and the transaction; children of a resize that comes later have
+    no start.
+    """
     scope = rows.run(start_scope, "s", "g")
     rows.resize("s", 3)
     assert not rows.run(begin_group, scope, "g", LATEST, cursors={1: 100, 2: 100})

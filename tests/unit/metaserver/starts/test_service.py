@@ -52,9 +52,14 @@ class StartBrokers:
                 GroupStatus(group="g", token=body.token, cursor=body.cursor, acked_above=0, lag=0),
             )
         return PartitionStatus(
-            partition_id=partition_id, subject="s", name="p", state=PartitionState.OPEN,
-            first_offset=0, next_offset=end, groups=groups,
-        )  # fmt: skip
+            partition_id=partition_id,
+            subject="s",
+            name="p",
+            state=PartitionState.OPEN,
+            first_offset=0,
+            next_offset=end,
+            groups=groups,
+        )
 
 
 class RowsOfStarts(Rows):

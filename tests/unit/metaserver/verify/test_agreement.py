@@ -1,4 +1,6 @@
-"""A database that lacks what brokers have is noticed, said once, and forgotten when both agree again."""
+"""A database that lacks what brokers have is noticed, said once, and forgotten when both agree
+again.
+"""
 
 from __future__ import annotations
 
@@ -39,16 +41,22 @@ class CountedBroker:
             raise NotSentError("silent", address=address)
         statuses = [
             PartitionStatus(
-                partition_id=number, subject="s", name=f"s.p{number}", state=state,
-                first_offset=0, next_offset=0,
+                partition_id=number,
+                subject="s",
+                name=f"s.p{number}",
+                state=state,
+                first_offset=0,
+                next_offset=0,
             )
             for number, state in self.states.items()
-        ]  # fmt: skip
+        ]
         return PartitionStatusList(broker_group="g1", broker_id="x", partitions=statuses)
 
 
 class ComparedCluster:
-    """A database with the subject `s` of two partitions, which its broker has, and the watch over both."""
+    """A database with the subject `s` of two partitions, which its broker has, and the watch over
+    both.
+    """
 
     def __init__(self) -> None:
         forget_database()
@@ -127,8 +135,11 @@ async def test_deleted_partition_in_an_older_folder_is_no_sign_of_a_database_beh
     plan = CreateSubject(subject="t", partitions=2)
     watched.database.transact(plan_subject, plan, subjects_max=10)
     watched.database.transact(open_subject, "t")
-    watched.database.transact(lambda connection: connection.exec_driver_sql(
-        "DELETE FROM partitions WHERE partition_id = 3"))  # fmt: skip
+    watched.database.transact(
+        lambda connection: connection.exec_driver_sql(
+            "DELETE FROM partitions WHERE partition_id = 3"
+        )
+    )
     watched.broker.states = {1: OPEN, 2: OPEN, 3: OPEN, 4: OPEN}
     await watched.watch.look()
     assert not watched.behind()

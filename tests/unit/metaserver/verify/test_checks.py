@@ -120,7 +120,9 @@ class HealthyCluster:
         self.silent: set[str] = set()
 
     def row(self, number: int, **changes) -> None:
-        """Change a partition's row: the row's own fields, or those of the partition that clients see."""
+        """Change a partition's row: the row's own fields, or those of the partition that clients
+        see.
+        """
         row = self.rows[number]
         mine = {key: changes.pop(key) for key in ("end_offset", "abandoned") if key in changes}
         partition = msgspec.structs.replace(row.partition, **changes)
@@ -352,7 +354,9 @@ def test_fault_is_found_under_its_name(name: str, spoil) -> None:
 
 
 def test_open_parent_of_an_open_child_is_found() -> None:
-    """A child that is open beside its parent, and a route with two open partitions, are two faults."""
+    """A child that is open beside its parent, and a route with two open partitions, are two
+    faults.
+    """
     world = HealthyCluster()
     world.row(1, state=OPEN, end_offset=None)
     world.status(1, state=OPEN)
@@ -383,7 +387,9 @@ def test_changes_between_the_two_reads_are_no_fault() -> None:
 
 
 def test_reset_between_the_two_reads_is_no_fault() -> None:
-    """A reset lowers the cursor of a drained partition; that is no fault, during the reset and after it."""
+    """A reset lowers the cursor of a drained partition; that is no fault, during the reset and
+    after it.
+    """
     for after_it in ((), {1}):
         before, after = HealthyCluster(), HealthyCluster()
         before.at_group(1, token=9, cursor=0)
@@ -405,7 +411,9 @@ def test_abandoned_parent_is_no_fault() -> None:
 
 
 def test_undrained_parent_that_blocks_no_child_is_no_fault() -> None:
-    """Drained before a parent that was abandoned, has expired, or was reset alone by an operator: no fault."""
+    """Drained before a parent that was abandoned, has expired, or was reset alone by an operator:
+    no fault.
+    """
     for how in ("abandoned", "expired", "set"):
         world = HealthyCluster()
         drained_before_its_parent(world)
@@ -432,7 +440,9 @@ def test_violations_are_cut_at_the_limit() -> None:
 
 
 def test_unlisted_groups_are_no_fault_when_they_need_no_messages() -> None:
-    """A drained partition, a group without tokens, and one that brokers were not told, with retention by time, are no faults."""
+    """A drained partition, a group without tokens, and one that brokers were not told, with
+    retention by time, are no faults.
+    """
     world = HealthyCluster()
     world.status(1, groups_told=False)
     assert broken(world) == {}

@@ -1,4 +1,6 @@
-"""Messages for a later delivery, with scripted brokers: which is asked, when again, and what the sender is told."""
+"""Messages for a later delivery, with scripted brokers: which is asked, when again, and what the
+sender is told.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ GROUPS = ("g1", "g2")
 
 
 class ScriptedBrokers:
-    """A metaserver and two brokers; a broker answers with the next entry of `script`, then keeps everything."""
+    """A metaserver and two brokers; a broker answers with the next entry of `script`, then keeps
+    everything.
+    """
 
     def __init__(self, *script: KeylaneError) -> None:
         self.script = list(script)
@@ -327,7 +331,9 @@ async def test_messages_that_no_broker_keeps_are_given_up_at_close():
 
 
 async def test_waiting_messages_are_counted_with_what_helps():
-    """An entry for each subject, and one for those that a broker may keep already, whose answer was lost."""
+    """An entry for each subject, and one for those that a broker may keep already, whose answer was
+    lost.
+    """
     brokers = ScriptedBrokers(OutcomeUnknownError("the answer was lost"))
     sending = brokers.sending()
     begun_ns = CLOCK.wall_ns()
@@ -386,7 +392,9 @@ async def test_cancel_goes_to_the_broker_of_the_receipt():
 
 
 async def test_cancel_raises_closed_error_when_the_producer_is_closed_meanwhile():
-    """The task that cancels was not cancelled itself: a CancelledError would end it without a word."""
+    """The task that cancels was not cancelled itself: a CancelledError would end it without a
+    word.
+    """
     brokers = ScriptedBrokers()
     sending = brokers.sending()
     receipt = await send(sending)
@@ -416,7 +424,9 @@ async def test_cancel_at_an_unknown_broker_group_is_refused():
 
 
 async def test_burst_is_sent_once_when_brokers_take_it_slowly():
-    """All calls were made at once: most timed out while brokers took the others, and came again without an end."""
+    """All calls were made at once: most timed out while brokers took the others, and came again
+    without an end.
+    """
 
     class SlowBrokers(ScriptedBrokers):
         calls = 0
@@ -491,7 +501,9 @@ class HangingBroker(SchedulingBroker):
 
 
 async def test_message_is_sent_at_once_when_only_the_broker_of_others_hangs():
-    """All brokers had 1,000 turns together: behind 20,000 messages for one that hangs, it waited for 100 s."""
+    """All brokers had 1,000 turns together: behind 20,000 messages for one that hangs, it waited
+    for 100 s.
+    """
     brokers = HangingBrokers()
     sending = brokers.sending()
     at_ms = CLOCK.wall_ms() + 3_600_000

@@ -16,7 +16,9 @@ LIMIT = 1 << 20
 
 
 class FrameOfObjects:
-    """As a frame of polars with a column of Python objects, which it hands to Arrow as their addresses."""
+    """As a frame of polars with a column of Python objects, which it hands to Arrow as their
+    addresses.
+    """
 
     schema: ClassVar = {"v": "Object"}
 

@@ -199,7 +199,9 @@ def test_codec_error_is_raised_when_a_receiver_would_not_get_the_value(
     ],
 )
 def test_value_is_encoded_when_its_json_loses_nothing_that_is_sent(codec: Codec[Any], value: Any):
-    """Private attributes, fields excluded on purpose, and tuples that are lists in JSON, are no loss."""
+    """Private attributes, fields excluded on purpose, and tuples that are lists in JSON, are no
+    loss.
+    """
     if isinstance(value, Shown):
         value._used = 7
     received = codec.decode(codec.encode(value))
@@ -248,5 +250,8 @@ def test_decode_returns_the_bytes_when_no_client_delivered_the_message():
 
 
 def test_keylane_never_imports_pydantic():
-    text = "import keylane, sys; keylane.PydanticCodec; keylane.Producer; print('pydantic' in sys.modules)"
+    text = (
+        "import keylane, sys; keylane.PydanticCodec; keylane.Producer; print('pydantic' in "
+        "sys.modules)"
+    )
     assert subprocess.check_output([sys.executable, "-I", "-c", text], text=True) == "False\n"

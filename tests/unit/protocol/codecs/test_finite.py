@@ -1,4 +1,6 @@
-"""A codec of JSON refuses what it would store as another value: NaN and infinity, which encoders write as null."""
+"""A codec of JSON refuses what it would store as another value: NaN and infinity, which encoders
+write as null.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,17 @@ from keylane.protocol.errors import CodecError
 
 BAD = (math.nan, math.inf, -math.inf)
 NESTED = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats() | st.text(max_size=5) | st.just("null"),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats()
+    | st.text(max_size=5)
+    | st.just("null"),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
     max_leaves=8,
-)  # fmt: skip
+)
 
 
 @dataclass

@@ -94,7 +94,9 @@ def test_classes_are_not_known_of_a_protocol():
     ("codec", "value"), [(JsonCodec(), {"a": 1}), (JsonCodec(Shipped), Shipped(3))]
 )
 def test_json_codec_works_when_it_was_pickled_or_copied(way, codec, value):
-    """A pickled message has its codec with it, which raised "cannot pickle 'msgspec.json.Encoder' object"."""
+    """A pickled message has its codec with it, which raised "cannot pickle 'msgspec.json.Encoder'
+    object".
+    """
     carried = way(codec)
     assert carried.decode(carried.encode(value)) == value
     if value == Shipped(3):

@@ -1,4 +1,6 @@
-"""Bodies of calls: values of derived classes go as what they are, text that no wire carries is refused."""
+"""Bodies of calls: values of derived classes go as what they are, text that no wire carries is
+refused.
+"""
 
 from __future__ import annotations
 

@@ -56,7 +56,9 @@ def test_failure_with_a_text_over_the_limit_is_refused():
 
 
 def test_failure_of_an_error_of_keylane_has_its_message_without_the_advice():
-    """A log line and a table had the name of the error twice, and the advice behind an escaped line end."""
+    """A log line and a table had the name of the error twice, and the advice behind an escaped line
+    end.
+    """
     failure = failure_of(HandlerTimeoutError("the handler is slow"), client="", at_ms=7, attempts=1)
     assert (failure.kind, failure.text) == ("HandlerTimeoutError", "the handler is slow")
 

@@ -23,8 +23,15 @@ NOW_MS = 1_700_000_000_000
 
 @pytest.mark.parametrize(
     ("text", "ms"),
-    [("-500ms", 500), ("-30s", 30_000), ("-15m", 900_000), ("-1h", 3_600_000), ("-2d", 172_800_000), ("-1w", 604_800_000)],
-)  # fmt: skip
+    [
+        ("-500ms", 500),
+        ("-30s", 30_000),
+        ("-15m", 900_000),
+        ("-1h", 3_600_000),
+        ("-2d", 172_800_000),
+        ("-1w", 604_800_000),
+    ],
+)
 def test_text_says_how_long_ago(text, ms):
     assert ago_ms(text) == ms
     assert instant_ms(text, now_ms=NOW_MS) == NOW_MS - ms

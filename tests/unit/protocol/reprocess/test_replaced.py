@@ -1,4 +1,6 @@
-"""Rows in the place of messages: which partitions have them, and where live reading begins behind a backfill."""
+"""Rows in the place of messages: which partitions have them, and where live reading begins behind a
+backfill.
+"""
 
 from __future__ import annotations
 

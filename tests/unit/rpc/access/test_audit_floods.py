@@ -1,4 +1,6 @@
-"""Lines about refusals and reads are bounded: of a kind, of a host, of a server; what is left out is counted."""
+"""Lines about refusals and reads are bounded: of a kind, of a host, of a server; what is left out
+is counted.
+"""
 
 from __future__ import annotations
 

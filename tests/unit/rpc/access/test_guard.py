@@ -1,4 +1,6 @@
-"""What a server's access control keeps of its callers, and what counts against limits of subjects."""
+"""What a server's access control keeps of its callers, and what counts against limits of
+subjects.
+"""
 
 from __future__ import annotations
 
@@ -49,9 +51,12 @@ def guarding(caller: Caller = SHOP) -> Guard:
         return [AccessTarget(params["subject"])]
 
     return Guard(
-        identify, targets, clock=SystemClock(), judge=ShopsCapabilities(),
+        identify,
+        targets,
+        clock=SystemClock(),
+        judge=ShopsCapabilities(),
         subject_rate=lambda subject: RATE * (subject == "orders.eu"),
-    )  # fmt: skip
+    )
 
 
 async def connection() -> ConnectionAccess:
@@ -71,7 +76,9 @@ async def connection() -> ConnectionAccess:
     ids=lambda frame: type(frame).__name__,
 )
 async def test_name_that_is_none_is_refused_and_not_kept(frame: Any):
-    """A connection keeps 10,000 decisions, each with its names; a frame has up to 256 KiB of them."""
+    """A connection keeps 10,000 decisions, each with its names; a frame has up to 256 KiB of
+    them.
+    """
     access = await connection()
     with pytest.raises(InvalidNameError):
         access.check(frame)
@@ -112,7 +119,9 @@ async def test_posted_messages_count_against_the_limit_of_their_subject(endpoint
 
 
 async def test_call_has_the_rights_of_when_its_body_has_come():
-    """A caller may take 30 s with a body: a right that was revoked meanwhile was good for the call."""
+    """A caller may take 30 s with a body: a right that was revoked meanwhile was good for the
+    call.
+    """
     rights = [SHOP]
     calls: list[Any] = []
 

@@ -121,5 +121,8 @@ def test_limit_of_a_subject_is_its_own_or_of_the_longest_pattern():
 def test_every_pattern_that_means_a_subject_counts_it():
     limits = {"shop.*": 5, "shop.eu.*": 2, "shop.eu.a": 1, "*": 9, "sho": 3, "Shop.*": 4, "s*": 0}
     assert limits_of("shop.eu.a", limits) == [
-        ("shop.*", 5), ("shop.eu.*", 2), ("shop.eu.a", 1), ("*", 9),
-    ]  # fmt: skip
+        ("shop.*", 5),
+        ("shop.eu.*", 2),
+        ("shop.eu.a", 1),
+        ("*", 9),
+    ]

@@ -14,7 +14,9 @@ META, BROKER = "127.0.0.1:7000", "127.0.0.1:8000"
 
 
 async def test_wallet_raises_closed_error_in_every_call_when_it_is_closed_meanwhile():
-    """The tasks of these calls were not cancelled themselves: a CancelledError would end them without a word."""
+    """The tasks of these calls were not cancelled themselves: a CancelledError would end them
+    without a word.
+    """
     asked: list[str] = []
 
     async def ask(address: str, _token: str | None, _public: bytes) -> Capabilities:

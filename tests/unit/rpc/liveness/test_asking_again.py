@@ -1,4 +1,6 @@
-"""Control calls over connections that may be dead: which are made again, on which connection, and what is raised."""
+"""Control calls over connections that may be dead: which are made again, on which connection, and
+what is raised.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a network keeps of addresses: brokers may come back at others for as long as a client lives."""
+"""What a network keeps of addresses: brokers may come back at others for as long as a client
+lives.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""When a silent connection is given up: a new connection decides, and a server that pauses loses none."""
+"""When a silent connection is given up: a new connection decides, and a server that pauses loses
+none.
+"""
 
 from __future__ import annotations
 

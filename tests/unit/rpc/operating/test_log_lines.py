@@ -92,15 +92,27 @@ def test_audit_line_is_one_object_with_its_own_fields_when_the_log_is_json():
     for stream, log_format in zip(streams, ("json", "text"), strict=True):
         log_to(stream, level="WARNING", log_format=log_format, fields={"program": "broker"})
         note(
-            at_ms=1_700_000_000_123, who="shop", remote="10.0.0.1", did="POST /v1/subjects",
-            target=AccessTarget("orders", "billing"), error=AccessDeniedError("no"), detail="id 7",
-        )  # fmt: skip
+            at_ms=1_700_000_000_123,
+            who="shop",
+            remote="10.0.0.1",
+            did="POST /v1/subjects",
+            target=AccessTarget("orders", "billing"),
+            error=AccessDeniedError("no"),
+            detail="id 7",
+        )
     told = json.loads(streams[0].getvalue())
     own = {
-        "at": "2023-11-14T22:13:20.123Z", "who": "shop", "from": "10.0.0.1", "did": "POST /v1/subjects",
-        "subject": "orders", "group": "billing", "outcome": "refused", "detail": "id 7",
-        "error": "AccessDeniedError", "code": 1351,
-    }  # fmt: skip
+        "at": "2023-11-14T22:13:20.123Z",
+        "who": "shop",
+        "from": "10.0.0.1",
+        "did": "POST /v1/subjects",
+        "subject": "orders",
+        "group": "billing",
+        "outcome": "refused",
+        "detail": "id 7",
+        "error": "AccessDeniedError",
+        "code": 1351,
+    }
     assert {name: told[name] for name in own} == own
     assert told["message"] == "shop: POST /v1/subjects: refused"
     assert (told["logger"], told["program"]) == ("keylane.audit", "broker")

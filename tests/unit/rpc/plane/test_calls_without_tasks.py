@@ -1,4 +1,6 @@
-"""Requests that are answered without a task, over real sockets: at once, later, by hand-over, and not at all."""
+"""Requests that are answered without a task, over real sockets: at once, later, by hand-over, and
+not at all.
+"""
 
 from __future__ import annotations
 
@@ -129,7 +131,9 @@ async def test_calls_are_answered_in_any_order(channel, desk):
 
 
 async def test_frames_keep_their_order_behind_one_that_needs_a_task(channel, desk):
-    """What needs a task is begun in its turn; what came later waits until the reader has seen it."""
+    """What needs a task is begun in its turn; what came later waits until the reader has seen
+    it.
+    """
     desk.begins = False
     futures = [channel.begin(PULL, timeout_ms=5_000) for _ in range(5)]
     answers = [(await future)[1] for future in futures]
@@ -283,7 +287,7 @@ async def test_pulls_over_their_limit_are_refused_also_without_tasks(channel, de
     await asyncio.gather(futures[1], third)
 
 
-# ── a connection without a network ────────────────────────────────────────────────────────────────────
+# ── a connection without a network ────────────────────────────────────────────────────────────────
 class StillTransport(asyncio.Transport):
     """Takes bytes, and keeps them."""
 

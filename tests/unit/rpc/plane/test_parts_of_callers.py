@@ -1,4 +1,6 @@
-"""Parts of a pull, and what their caller may: a caller whose rights or quota change gets no further part."""
+"""Parts of a pull, and what their caller may: a caller whose rights or quota change gets no further
+part.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ class NamedCallers:
 
 @pytest.fixture
 async def member():
-    """The connection of a member whose pull is open, the call of that pull, and how to say another caller."""
+    """The connection of a member whose pull is open, the call of that pull, and how to say another
+    caller.
+    """
     nothing: Any = None
     begun: asyncio.Queue[PromptCall] = asyncio.Queue()
 

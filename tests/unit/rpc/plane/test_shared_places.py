@@ -167,7 +167,9 @@ async def test_connection_over_its_quota_takes_no_place(plane):
 
 
 async def test_connection_that_was_closed_before_it_is_known_takes_no_place_of_others(plane, judge):
-    """It had left by the time that a metaserver had told its broker the key; another principal lost a connection."""
+    """It had left by the time that a metaserver had told its broker the key; another principal lost
+    a connection.
+    """
     connect, guard, server = plane
     greedy = [(await connect("greedy"))[0] for _ in range(PLACES)]
     async with aiohttp.ClientSession() as session:

@@ -1,4 +1,6 @@
-"""Connections of the data plane that say no Hello, or say it again and again, at a server without access control."""
+"""Connections of the data plane that say no Hello, or say it again and again, at a server without
+access control.
+"""
 
 from __future__ import annotations
 
@@ -77,12 +79,15 @@ async def test_oldest_connection_without_hello_is_closed_when_there_are_too_many
 
 @pytest.mark.slow
 async def test_connections_stay_when_over_a_thousand_come_at_once(connect, monkeypatch):
-    """As behind a restart of their broker: all have had their handshakes before the first Hello is read."""
+    """As behind a restart of their broker: all have had their handshakes before the first Hello is
+    read.
+    """
     monkeypatch.setattr(data_plane, "AUTHENTICATE_S", 60.0)
     first = await connect()
     there = first.get_extra_info("peername")
     request = (
-        f"GET {DATA_PATH} HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: upgrade\r\n"
+        f"GET {DATA_PATH} HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: "
+        f"upgrade\r\n"
         "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
     ).encode()
     writers = []

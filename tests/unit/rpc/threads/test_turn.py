@@ -11,7 +11,9 @@ from keylane.rpc.threads.turn import at_end, in_turn
 
 
 async def test_calls_left_in_a_callback_run_at_its_end_in_order():
-    """Also those that are left by one of them; nothing of it waits for the next turn of the loop."""
+    """Also those that are left by one of them; nothing of it waits for the next turn of the
+    loop.
+    """
     loop = asyncio.get_running_loop()
     told: list[str] = []
 
@@ -56,7 +58,7 @@ async def test_failing_call_leaves_the_others_to_run(caplog: pytest.LogCaptureFi
     with caplog.at_level(logging.ERROR), pytest.raises(KeyError):
         in_turn(callback)
     assert told == ["runs"]
-    assert "the end of a callback failed" in caplog.text
+    assert "a callback failed at its end" in caplog.text
 
 
 async def test_calls_behind_one_that_ends_the_program_run_in_the_next_turn():

@@ -1,4 +1,6 @@
-"""Files of certificates and keys: what cannot be used is refused with its path, and changes nothing."""
+"""Files of certificates and keys: what cannot be used is refused with its path, and changes
+nothing.
+"""
 
 from __future__ import annotations
 

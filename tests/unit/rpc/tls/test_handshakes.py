@@ -1,4 +1,6 @@
-"""Connections with TLS on one side only, and certificates that are not accepted: real servers, one typed error each."""
+"""Connections with TLS on one side only, and certificates that are not accepted: real servers, one
+typed error each.
+"""
 
 from __future__ import annotations
 
@@ -277,7 +279,9 @@ async def test_authority_is_trusted_no_longer_when_it_is_taken_out_and_the_files
 
 
 async def test_client_uses_its_replaced_certificate_when_it_connects_again(shelf, caplog) -> None:
-    """A client that stays open; half of a pair, and files that are gone, leave the old ones in use."""
+    """A client that stays open; half of a pair, and files that are gone, leave the old ones in
+    use.
+    """
     live = endpoints.LIVE
     accepted = CertificateShelf(shelf.folder, "accepted")
     cert, key = shelf.put("client", shelf.authority.issue(["client"]))

@@ -40,9 +40,12 @@ class HalfOpened:
         serving = self.shelf.serving()
         route = ControlRoute(Endpoint("GET", "/v1/x", None, Done, Rights.OPEN, ""), done)
         self.server = Server(
-            [route], limits=HttpLimits(connections_max=MOST), on_refusal=self.refused.append,
-            serving=serving, tls=ServerTls(serving),
-        )  # fmt: skip
+            [route],
+            limits=HttpLimits(connections_max=MOST),
+            on_refusal=self.refused.append,
+            serving=serving,
+            tls=ServerTls(serving),
+        )
         self.writers: list[asyncio.StreamWriter] = []
         self.readers: list[asyncio.StreamReader] = []
 
@@ -104,9 +107,12 @@ def test_refused_handshake_is_told_with_the_host_that_began_it(new_loop, tmp_pat
         wanting = ServingSettings(**shelf.files(), tls_client_ca=shelf.ca)
         context = ServerTls(wanting).context
         openings = TlsOpenings(
-            lambda: context, asyncio.Protocol, most=MOST, handshake_s=5,
+            lambda: context,
+            asyncio.Protocol,
+            most=MOST,
+            handshake_s=5,
             on_refused=lambda error, host: told.append((type(error).__name__, host)),
-        )  # fmt: skip
+        )
         listeners = await listen("127.0.0.1", 0, backlog=MOST, on_accepted=openings.enter)
         try:
             port = listeners.sockets[0].getsockname()[1]

@@ -1,4 +1,6 @@
-"""Sessions that a client resumes: offered to the server that began them, and only while their certificate is valid."""
+"""Sessions that a client resumes: offered to the server that began them, and only while their
+certificate is valid.
+"""
 
 from __future__ import annotations
 
@@ -162,7 +164,9 @@ async def test_times_of_a_session_are_those_of_the_first_handshake(
 async def test_client_looks_at_a_session_once_for_a_whole_handshake(
     shelf: CertificateShelf,
 ) -> None:
-    """Each look leaves a copy in memory for good, with versions of Python that are in use (gh-116810)."""
+    """Each look leaves a copy in memory for good, with versions of Python that are in use
+    (gh-116810).
+    """
     context = client_context(shelf.client)
     looks: list[object] = []
 
@@ -231,7 +235,9 @@ def test_clients_with_the_same_files_share_sessions_and_others_do_not(
 
 
 def test_client_has_contexts_of_the_addresses_that_it_used_last(shelf: CertificateShelf) -> None:
-    """Brokers come back at other addresses: a client of months kept a context of each, of 17 KiB and more."""
+    """Brokers come back at other addresses: a client of months kept a context of each, of 17 KiB
+    and more.
+    """
     contexts = ClientContexts(shelf.client)
     first = contexts.of("a.example:1")
     for number in range(2 * SHARED_MAX):

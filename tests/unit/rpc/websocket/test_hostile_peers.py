@@ -1,4 +1,6 @@
-"""Peers that send what programs of keylane never do: what they make the other end hold has a bound."""
+"""Peers that send what programs of keylane never do: what they make the other end hold has a
+bound.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,9 @@ def run(request):
 
 
 async def sent(theirs: DataSocket, data: bytes, size: int) -> None:
-    """Send `data` again and again, `size` bytes of it, or as many as the other end reads in a second."""
+    """Send `data` again and again, `size` bytes of it, or as many as the other end reads in a
+    second.
+    """
     many = data * max(1, LANDING_BYTES // len(data))
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(1.0):
@@ -240,7 +244,9 @@ def test_message_is_not_given_up_for_others_when_the_server_reads_nothing(run):
 
 
 def test_peer_that_sends_many_small_frames_leaves_turns_to_others(run):
-    """Between two turns of the event loop a bounded number of its frames is taken, and none is lost."""
+    """Between two turns of the event loop a bounded number of its frames is taken, and none is
+    lost.
+    """
 
     async def body():
         async with both_ends() as (theirs, ours):

@@ -1,4 +1,6 @@
-"""Messages whose end has not come: what they hold together has a bound, and the slowest are given up."""
+"""Messages whose end has not come: what they hold together has a bound, and the slowest are given
+up.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def test_slowest_message_is_given_up_when_all_hold_too_much():
 
 
 def test_no_message_is_given_up_when_all_come_at_an_honest_rate():
-    """260 clients with frames of 135 kB that take 4 s, at limits a tenth of a broker's: those nearest their end were cut."""
+    """260 clients with frames of 135 kB that take 4 s, at limits a tenth of a broker's: those
+    nearest their end were cut.
+    """
     senders = Senders(12 * MIB)
     frame_bytes, steps = 135_000, 40
     most = 0

@@ -78,7 +78,9 @@ class EchoingDesk:
 
 @contextlib.asynccontextmanager
 async def serving(desk: EchoingDesk, path: str = ""):
-    """A session of a client, and the URL of the desk: over TCP, or over the Unix socket at `path`."""
+    """A session of a client, and the URL of the desk: over TCP, or over the Unix socket at
+    `path`.
+    """
     app = web.Application()
     app.router.add_get("/", desk.serve)
     runner = web.AppRunner(app, shutdown_timeout=1.0)
@@ -105,7 +107,9 @@ def run(new_loop, body):
 
 @pytest.mark.parametrize("hold_back", [True, False])
 def test_messages_of_every_size_go_there_and_back(new_loop, hold_back, monkeypatch):
-    """In order, many under way at once, with small ones beside large ones; also where `writelines` is not used."""
+    """In order, many under way at once, with small ones beside large ones; also where `writelines`
+    is not used.
+    """
     monkeypatch.setattr(socket_module, "WRITELINES_HOLD_BACK", hold_back)
 
     async def body():
@@ -321,11 +325,13 @@ async def test_small_messages_of_a_turn_share_a_write(monkeypatch):
         {},
         {"Upgrade": "websocket", "Connection": "Upgrade"},
         {
-            "Upgrade": "websocket", "Connection": "Upgrade",
-            "Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": "short",
+            "Upgrade": "websocket",
+            "Connection": "Upgrade",
+            "Sec-WebSocket-Version": "13",
+            "Sec-WebSocket-Key": "short",
         },
     ],
-)  # fmt: skip
+)
 async def test_request_that_is_no_handshake_is_refused(headers):
     async with serving(EchoingDesk()) as (session, url):
         async with session.get(url, headers=headers) as response:

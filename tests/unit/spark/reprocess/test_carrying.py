@@ -59,7 +59,9 @@ def test_row_without_its_source_is_refused():
 
 
 def test_messages_that_the_backfill_lacks_are_told():
-    """Behind its end, in a partition that was opened later, and before its start if a group has not handled them."""
+    """Behind its end, in a partition that was opened later, and before its start if a group has not
+    handled them.
+    """
     manifest = Manifest(
         job="j",
         code="c",

@@ -27,7 +27,8 @@ def test_code_of_a_job_changes_when_its_source_does(tmp_path, monkeypatch):
 
 
 FILES = {
-    "job_of_a_test.py": "import json, rules_of_a_test\nfrom parts_of_a_test import first\nimport numpy, keylane\n\n\n"
+    "job_of_a_test.py": "import json, rules_of_a_test\nfrom parts_of_a_test import first\nimport "
+    "numpy, keylane\n\n\n"
     "def run(rows):\n    from parts_of_a_test.inner import late\n    return rows\n",
     "rules_of_a_test.py": "from deep_of_a_test import LIMIT\n",
     "deep_of_a_test.py": "LIMIT = 15\n",
@@ -41,7 +42,9 @@ FILES = {
 
 @pytest.fixture
 def modules(tmp_path, monkeypatch):
-    """A job with modules of its own: imported, from a package, within a function, through another one, not at all."""
+    """A job with modules of its own: imported, from a package, within a function, through another
+    one, not at all.
+    """
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     for name, text in FILES.items():

@@ -53,7 +53,9 @@ def test_message_says_its_job_and_what_it_was_made_of():
 
 @pytest.mark.parametrize("names", [["value", "properties", "offset"], ["value", "properties"]])
 def test_row_made_of_rows_says_its_own_job_and_source(names):
-    """What the message that was read says of itself is not true of its row, also of a function that leaves out the offset."""
+    """What the message that was read says of itself is not true of its row, also of a function that
+    leaves out the offset.
+    """
     of_message = [
         ("a", "b"),
         ("keylane.source", "1/7"),

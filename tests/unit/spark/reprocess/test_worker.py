@@ -1,4 +1,6 @@
-"""A function that fails for some messages of a piece: each of them is parked alone, and the others make their rows."""
+"""A function that fails for some messages of a piece: each of them is parked alone, and the others
+make their rows.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ def test_messages_that_fail_are_parked_and_the_others_keep_their_order(bad):
 
 
 def test_function_that_fails_for_too_many_ends_the_job(monkeypatch):
-    """It is broken itself; so is one that gives no table, or raises an error of keylane, as of a broker that is away."""
+    """It is broken itself; so is one that gives no table, or raises an error of keylane, as of a
+    broker that is away.
+    """
     monkeypatch.setattr(worker, "PARKED_MAX", 5)
     with pytest.raises(JobFailedError, match="for over 5 messages of this piece"):
         made_of_good(job(set(range(20, 26))), messages(), PLANNED)

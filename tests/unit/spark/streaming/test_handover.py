@@ -37,7 +37,9 @@ def view(*partitions: tuple[int, tuple[int, ...], int | None]) -> View:
 
 
 def test_partition_that_is_gone_is_lost_unless_the_backfill_has_it():
-    """1 was gone before the backfill, 2 was read by half, 3 wholly, 4 was opened later; 5 is there."""
+    """1 was gone before the backfill, 2 was read by half, 3 wholly, 4 was opened later; 5 is
+    there.
+    """
     gone = view((1, (), 90), (2, (1,), 80), (3, (1,), 70), (4, (2,), 60), (5, (4, 3), None))
     start = ReadBound(0, {2: 50, 3: 70}, manifest="backfill")
     assert list(lost_behind(gone, start)) == [LostRange(2, 50, 80), LostRange(4, 0, 60)]

@@ -23,7 +23,9 @@ def progress(end: str | None, latest: str | None) -> Any:
 
 
 def test_lag_counts_what_is_stored_and_not_read():
-    """Partitions that wait for their parents count from where they begin; a partition that is new from its start."""
+    """Partitions that wait for their parents count from where they begin; a partition that is new
+    from its start.
+    """
     end = text({3: 120, 4: 80}, {9: 5})
     latest = text({3: 130, 4: 80, 9: 25, 11: 7})
     assert lag_by_partition([(end, latest)]) == {3: 10, 4: 0, 9: 20, 11: 7}

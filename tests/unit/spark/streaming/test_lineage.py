@@ -58,7 +58,9 @@ def test_planned_partitions_are_not_read():
 
 
 def test_child_of_an_abandoned_partition_waits_only_for_its_grandparents():
-    """Until the end of the abandoned partition is known; what it has is read when its broker is back."""
+    """Until the end of the abandoned partition is known; what it has is read when its broker is
+    back.
+    """
     history = [CHAIN[0], past(2, 1, abandoned=True), CHAIN[2]]
     view = View(
         Lineage(branches_of("s", history)), {1: StoredOffsets(0, 4, True), 3: StoredOffsets(0, 9)}
@@ -106,7 +108,9 @@ def test_stream_that_begins_after_a_loss_does_not_report_it():
 
 
 def test_partition_that_is_not_read_makes_no_rows_of_another_one():
-    """1 is split into 2 and 3, which are merged: without 2, partition 4 continues both 1 and 3, and 3 has messages."""
+    """1 is split into 2 and 3, which are merged: without 2, partition 4 continues both 1 and 3, and
+    3 has messages.
+    """
     history = [
         past(1, end_offset=4),
         past(2, 1, end_offset=5),
@@ -127,7 +131,9 @@ def test_partition_that_is_not_read_makes_no_rows_of_another_one():
 
 
 def cut_over(*, messages: int) -> View:
-    """Rows (2) took the place of the messages of 1, and what was sent meanwhile (3) lies behind both."""
+    """Rows (2) took the place of the messages of 1, and what was sent meanwhile (3) lies behind
+    both.
+    """
     history = [
         past(1, state=PartitionState.EXPIRED, end_offset=4),
         past(2, 1, end_offset=8),
@@ -138,7 +144,9 @@ def cut_over(*, messages: int) -> View:
 
 
 def test_stream_that_had_all_messages_goes_on_behind_the_rows_that_took_their_place():
-    """Also where nothing was sent behind them yet; one that had a part of them gets all rows, and is told of its loss."""
+    """Also where nothing was sent behind them yet; one that had a part of them gets all rows, and
+    is told of its loss.
+    """
     before = View(Lineage(branches_of("s", [past(1, end_offset=4)])), {1: StoredOffsets(0, 4)})
     start = first_offset(before, {1: 0}, {"s": 1})
     whole, part = next_offset(before, start), next_offset(before, start, rows_max=3)
@@ -152,7 +160,9 @@ def test_stream_that_had_all_messages_goes_on_behind_the_rows_that_took_their_pl
 
 
 def test_stream_goes_on_behind_the_rows_when_the_last_partition_before_them_was_empty():
-    """An empty partition is never in an offset; a stream that lacks messages before it gets the rows."""
+    """An empty partition is never in an offset; a stream that lacks messages before it gets the
+    rows.
+    """
     expired = PartitionState.EXPIRED
     before = [past(1, end_offset=4), past(2, 1, state=PartitionState.OPEN)]
     stored = {1: StoredOffsets(0, 4, True), 2: StoredOffsets(0, 0)}
@@ -182,7 +192,9 @@ def test_stream_that_begins_behind_a_cut_over_reads_the_rows():
 
 
 def test_tasks_of_a_batch_stay_when_it_is_replayed_after_a_resize_and_a_loss():
-    """A sink knows rows again by their task: what continues partitions, and what has expired, changes none."""
+    """A sink knows rows again by their task: what continues partitions, and what has expired,
+    changes none.
+    """
     ranges = [BatchRange(1, 0, 4), BatchRange(2, 0, 6), BatchRange(4, 0, 5), BatchRange(5, 2, 9)]
     history = [past(1, end_offset=4), past(2, 1), past(4), past(5)]
     first = task_ranges(View(Lineage(branches_of("s", history))), ranges, rows_max=12)
@@ -202,7 +214,9 @@ def test_tasks_of_a_batch_stay_when_it_is_replayed_after_a_resize_and_a_loss():
 
 @pytest.mark.parametrize(("rows_max", "ahead_max"), [(100, 0), (350, 0), (1_000, 0), (None, 0)])
 def test_batch_holds_back_a_partition_when_others_have_more_behind_them(rows_max, ahead_max):
-    """1 was moved twice, 4 never: read up to now at once, 4 would have a watermark drop the rows of 2 and 3."""
+    """1 was moved twice, 4 never: read up to now at once, 4 would have a watermark drop the rows of
+    2 and 3.
+    """
     history = [*CHAIN, past(4, state=PartitionState.OPEN)]
     stored = {
         1: StoredOffsets(0, 40, True),

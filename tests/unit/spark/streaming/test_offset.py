@@ -23,26 +23,29 @@ OFFSET = StreamOffset(
     subjects={"flights": 7, "airports": 0}, offsets={12: 80, 3: 120}, waiting={9: 5}
 )
 GOLDEN = {
-    '{"keylane": 1, "subjects": {"airports": 0, "flights": 7}, "offsets": {"3": 120, "12": 80}, "waiting": {"9": 5}}': (
-        OFFSET
-    ),
-    '{"keylane": 1, "subjects": {"airports": 0, "flights": 7}, "offsets": {"3": 100, "12": 4}, "initial": true}': (
-        replace(ORIGIN, initial=True)
-    ),
-    '{"keylane": 1, "subjects": {"airports": 0, "flights": 7}, "offsets": {"3": 120, "12": 80}, "waiting": {"9": 5}, '
+    '{"keylane": 1, "subjects": {"airports": 0, "flights": 7}, "offsets": {"3": 120, "12": 80}, '
+    '"waiting": {"9": 5}}': (OFFSET),
+    '{"keylane": 1, "subjects": {"airports": 0, "flights": 7}, "offsets": {"3": 100, "12": 4}, '
+    '"initial": true}': (replace(ORIGIN, initial=True)),
+    '{"keylane": 1, "subjects": {"airports": 0, "flights": 7}, "offsets": {"3": 120, "12": 80}, '
+    '"waiting": {"9": 5}, '
     '"origin": {"offsets": {"3": 100, "12": 4}}}': replace(OFFSET, origin=ORIGIN),
-    '{"keylane": 2, "subjects": {"airports": 0, "flights": 7}, "keys": "", "offsets": {"3": 100, "12": 4}}': (
-        replace(ORIGIN, keys="")
-    ),
-    '{"keylane": 2, "subjects": {"airports": 0, "flights": 7}, "keys": "2 keys, digest 178968c0798615fd", '
+    '{"keylane": 2, "subjects": {"airports": 0, "flights": 7}, "keys": "", "offsets": '
+    '{"3": 100, "12": 4}}': (replace(ORIGIN, keys="")),
+    '{"keylane": 2, "subjects": {"airports": 0, "flights": 7}, "keys": "2 keys, digest '
+    '178968c0798615fd", '
     '"offsets": {"3": 100, "12": 4}}': replace(ORIGIN, keys=keys_text({b"k1", b"k2"})),
 }
-"""These texts are in checkpoints: a version that writes or reads others needs another number in `keylane`."""
+"""These texts are in checkpoints: a version that writes or reads others needs another number in
+`keylane`.
+"""
 
 
 @pytest.mark.parametrize("text", GOLDEN)
 def test_offset_is_the_golden_text_in_both_directions(text):
-    """An offset has one text, whatever the order of its maps, and the text is read as that offset."""
+    """An offset has one text, whatever the order of its maps, and the text is read as that
+    offset.
+    """
     assert json.dumps(to_json(GOLDEN[text])) == text
     assert from_json(json.loads(text)) == GOLDEN[text]
 

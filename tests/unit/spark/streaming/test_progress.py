@@ -1,4 +1,6 @@
-"""Where a group is whose stream is at an offset; that it is set there is in tests/integration/reading/test_stream_progress.py."""
+"""Where a group is whose stream is at an offset; that it is set there is in
+tests/integration/reading/test_stream_progress.py.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def view() -> View:
 
 
 def test_group_is_at_the_offset_and_behind_what_is_finished():
-    """A partition that is gone has no cursor; one that was read to its end, and left the offset, has its end."""
+    """A partition that is gone has no cursor; one that was read to its end, and left the offset,
+    has its end.
+    """
     offset = StreamOffset(subjects=SUBJECTS, offsets={2: 20, 4: 5})
     assert committed(view(), offset) == {2: 20, 3: 30, 4: 5}
     assert committed(view(), StreamOffset(subjects=SUBJECTS, offsets={2: 20, 3: 7})) == {

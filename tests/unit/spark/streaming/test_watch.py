@@ -1,4 +1,6 @@
-"""What looks at the partitions of a stream closes the connections that it has opened, and no others."""
+"""What looks at the partitions of a stream closes the connections that it has opened, and no
+others.
+"""
 
 from __future__ import annotations
 

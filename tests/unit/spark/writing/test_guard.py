@@ -15,7 +15,9 @@ PAIR = ("partition", "offset")
 def look(
     *batches: list[tuple[int, int]], subject: list[str] | None = None, of_one_key: bool = False
 ) -> dict[str, int]:
-    """The sources after rows of (partition, offset), whose logical partition is their offset; or 7, of one key."""
+    """The sources after rows of (partition, offset), whose logical partition is their offset; or 7,
+    of one key.
+    """
     guard, first = OrderGuard(PAIR, task=2), 0
     for rows in batches:
         columns = {
@@ -49,7 +51,9 @@ def test_rows_of_several_partitions_may_alternate():
     ],
 )
 def test_offset_that_does_not_rise_is_refused(batches, row: int, offset: int, before: int):
-    """Within a record batch and from one to the next; the error names the row, and the offset before it."""
+    """Within a record batch and from one to the next; the error names the row, and the offset
+    before it.
+    """
     with pytest.raises(RowOrderError) as caught:
         look(*batches, of_one_key=True)
     assert (caught.value.row, caught.value.offset, caught.value.task) == (row, offset, 2)
@@ -57,7 +61,9 @@ def test_offset_that_does_not_rise_is_refused(batches, row: int, offset: int, be
 
 
 def test_rows_of_one_logical_partition_after_another_are_taken():
-    """As `ordered` gives them: the order of each key is kept, whatever lies between; so from one record batch to the next."""
+    """As `ordered` gives them: the order of each key is kept, whatever lies between; so from one
+    record batch to the next.
+    """
     assert look([(1, 5), (1, 4)], [(1, 3)]) == {"1": 1 << 3 | 1 << 4 | 1 << 5}
 
 
@@ -68,7 +74,9 @@ def test_partitions_of_two_subjects_are_two_sources():
 
 
 def test_rows_without_key_are_in_no_logical_partition():
-    """They are spread by chance, and two tasks of one source partition may spread them alike; their offsets rise still."""
+    """They are spread by chance, and two tasks of one source partition may spread them alike; their
+    offsets rise still.
+    """
     guard = OrderGuard(PAIR, task=2)
     columns = {"partition": pa.array([1, 1, 2]), "offset": pa.array([4, 5, 0])}
     logical, keyed = np.array([7, 8, 9], np.uint16), np.array([False, True, False])
@@ -94,7 +102,9 @@ def test_columns_are_looked_at_when_they_are_there():
 
 
 def test_columns_dropped_from_rows_of_a_subject_are_missed():
-    """The key says that the rows had an order.  Nothing is missed with order=none, or while the columns are there."""
+    """The key says that the rows had an order.  Nothing is missed with order=none, or while the
+    columns are there.
+    """
     for names in (["key", "value"], ["key", "value", "partition"]):
         with pytest.raises(RowOrderError, match="partition and offset"):
             guarded_columns(names, "auto", key_was_read=True)

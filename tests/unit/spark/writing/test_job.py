@@ -70,7 +70,9 @@ def test_option_that_cannot_be_is_named(name: str, value: str):
 
 
 def test_job_has_the_name_and_the_number_of_its_batch():
-    """A name of its own and a hidden subject of the options cannot be together; a number is one however it is written."""
+    """A name of its own and a hidden subject of the options cannot be together; a number is one
+    however it is written.
+    """
     assert parse_write_options({**GIVEN, "once": "a-1.b/7"}).once == "a-1.b-7"
     assert parse_write_options({**GIVEN, "ONCE": "a-1.b/07"}).once == "a-1.b-7"
     for other in ({"hidden": "flights.new"}, {"publish": "true"}):
@@ -79,7 +81,9 @@ def test_job_has_the_name_and_the_number_of_its_batch():
 
 
 def test_write_without_any_option_says_that_sql_hands_none_over():
-    """Spark gives the writer of an INSERT its own options at most; one of ours shows that the caller can give them."""
+    """Spark gives the writer of an INSERT its own options at most; one of ours shows that the
+    caller can give them.
+    """
     with pytest.raises(ConfigError, match=r"INSERT.*frame\.write\.format"):
         parse_write_options({"path": "/warehouse/orders"})
     with pytest.raises(ConfigError, match="subject: required") as caught:
@@ -88,7 +92,9 @@ def test_write_without_any_option_says_that_sql_hands_none_over():
 
 
 def test_hidden_subject_that_another_job_has_filled_is_refused():
-    """A job that fails deletes its hidden subject, so it may not begin in one with rows of another."""
+    """A job that fails deletes its hidden subject, so it may not begin in one with rows of
+    another.
+    """
     check_unused("flights.new", "flights", {1: 0, 2: 0})
     with pytest.raises(
         ConfigError, match=r"'flights\.new' has 7 messages of another job"
@@ -106,7 +112,9 @@ def test_id_of_a_task_is_the_same_for_each_attempt_and_of_no_other_task():
 
 
 def test_job_has_as_many_messages_as_its_tasks_have_rows():
-    """More are rows of an attempt that was another one; fewer are lost.  A task without rows may say nothing."""
+    """More are rows of an attempt that was another one; fewer are lost.  A task without rows may
+    say nothing.
+    """
     reports = [TaskReport(task=0, rows={1: 5, 2: 1}), TaskReport(task=1, rows={2: 3}), None]
     assert check_job(reports, {1: 5, 2: 4}) == 9
     assert check_job([], {1: 0}) == 0
@@ -116,7 +124,9 @@ def test_job_has_as_many_messages_as_its_tasks_have_rows():
 
 
 def test_two_tasks_with_rows_of_one_key_are_refused():
-    """They run at the same time.  Tasks with other logical partitions of the source keep the order of each key."""
+    """They run at the same time.  Tasks with other logical partitions of the source keep the order
+    of each key.
+    """
     first, second = (
         TaskReport(task=0, sources={"1": 0b0110}),
         TaskReport(task=1, sources={"1": 0b1000}),

@@ -1,4 +1,6 @@
-"""Lanes of a task, over a virtual cluster: every row stored once and in order, whatever the order of events."""
+"""Lanes of a task, over a virtual cluster: every row stored once and in order, whatever the order
+of events.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ CHUNK = 3_000
 
 @pytest.mark.parametrize("seed", range(12))
 def test_sender_stores_each_row_once_and_ends(seed: int):
-    """More batches than a lane takes at once, cut off and repeated: the waits end, the rows are in order."""
+    """More batches than a lane takes at once, cut off and repeated: the waits end, the rows are in
+    order.
+    """
     count = BATCH_ROWS * (QUEUE_MAX + 3)
 
     async def story(cluster: VirtualCluster) -> None:
@@ -116,7 +120,9 @@ async def wait_for(cluster: VirtualCluster, *ids: int) -> None:
 
 
 def test_sender_stores_all_rows_when_one_of_two_parents_has_expired():
-    """The child takes over at once what an empty parent had, and behind the other one what that had."""
+    """The child takes over at once what an empty parent had, and behind the other one what that
+    had.
+    """
 
     async def story(cluster: VirtualCluster) -> None:
         await cluster.create_subject("rows", partitions=2)
@@ -175,7 +181,9 @@ def test_sender_stores_each_row_once_when_all_merged_parents_expire_between_two_
 
 
 class TickingBroker:
-    """A broker, and its channel, that answers each append after its number of turns of the event loop."""
+    """A broker, and its channel, that answers each append after its number of turns of the event
+    loop.
+    """
 
     def __init__(self, *turns: int, refusals: Iterable[KeylaneError | None] = ()) -> None:
         self._turns = list(turns)
@@ -197,7 +205,9 @@ class TickingBroker:
 
 
 async def finished(broker: TickingBroker, *, turns: int = 0) -> int:
-    """How many rows of two batches are stored, when the end is waited for after `turns` turns of the event loop."""
+    """How many rows of two batches are stored, when the end is waited for after `turns` turns of
+    the event loop.
+    """
     environment = environment_of(None)
     sender = TaskSender(
         environment.network,
@@ -238,7 +248,9 @@ def test_lane_ends_whenever_its_last_answers_come(before: int):
 
 
 def test_lane_sends_a_batch_again_that_was_refused_before_the_first_was_stored():
-    """A gap says what the broker had when it looked; only the first batch that is sent shows whether it forgot rows."""
+    """A gap says what the broker had when it looked; only the first batch that is sent shows
+    whether it forgot rows.
+    """
     gap = SequenceGapError(expected=0, sequence=BATCH_ROWS, count=BATCH_ROWS)
     assert asyncio.run(finished(TickingBroker(refusals=[None, gap]))) == 2 * BATCH_ROWS
     with pytest.raises(SequenceGapError):

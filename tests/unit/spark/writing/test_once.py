@@ -88,7 +88,9 @@ async def test_job_is_refused_when_its_name_is_that_of_something_else():
 
 @pytest.mark.parametrize("error", [HiddenTakenError(), SubjectDeletedError()], ids=repr)
 async def test_job_gives_up_when_its_name_is_not_free_in_time(error):
-    """Drivers that delete what the other one has made end, and so does one that waits for a broker."""
+    """Drivers that delete what the other one has made end, and so does one that waits for a
+    broker.
+    """
     names = Names(*(3 * ([error, None] if isinstance(error, HiddenTakenError) else [error])))
     with pytest.raises(type(error)):
         await made(names, timeout_ms=30)

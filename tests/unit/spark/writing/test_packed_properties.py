@@ -48,7 +48,8 @@ def test_worker_imports_no_pandas_when_it_packs():
     with pa.ipc.new_stream(sink, maps.schema) as stream:
         stream.write_batch(maps)
     program = (
-        "import sys, pyarrow as pa; from keylane.spark.writing.packed_properties import packed_maps;"
+        "import sys, pyarrow as pa; from keylane.spark.writing.packed_properties import "
+        "packed_maps;"
         "(batch,) = pa.ipc.open_stream(sys.stdin.buffer);"
         "print(packed_maps(batch.column(0)).nbytes > 5, 'pandas' in sys.modules)"
     )

@@ -1,4 +1,6 @@
-"""Rows as columns: the same batches however Spark cuts its record batches, and errors that name a row."""
+"""Rows as columns: the same batches however Spark cuts its record batches, and errors that name a
+row.
+"""
 
 from __future__ import annotations
 
@@ -212,7 +214,9 @@ def test_row_that_cannot_be_sent_is_named(column: str, table: dict):
 
 
 def test_properties_of_keylane_are_taken_from_a_job():
-    """Rows of a job say what they were made of, and those of a user may be sent on with their tags."""
+    """Rows of a job say what they were made of, and those of a user may be sent on with their
+    tags.
+    """
     made = maps([("keylane.source", "3/1")], [("keylane.tags", "paid")])
     table = pa.record_batch({"value": [b"a", b"b"], "properties": made})
     job = RowReader(salt=b"job", message_bytes_max=1 << 20, task=3, of_a_job=True)

@@ -1,4 +1,6 @@
-"""The oldest partition with data of each logical partition: all are covered, whatever has expired."""
+"""The oldest partition with data of each logical partition: all are covered, whatever has
+expired.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ def test_shares_end_where_ranges_of_expired_partitions_end():
 
 @pytest.mark.parametrize("seed", range(60))
 def test_shares_are_the_same_whatever_has_expired(seed: int):
-    """The shares of each partition that is left are some of those of an attempt that met all partitions, and all are covered."""
+    """The shares of each partition that is left are some of those of an attempt that met all
+    partitions, and all are covered.
+    """
     rng = random.Random(seed)
     story, parents = history(rng)
     met = walked(story, gone=frozenset())
@@ -110,7 +114,9 @@ def history(rng: random.Random) -> tuple[list[Partition], dict[int, set[int]]]:
 
 
 def walked(story: list[Partition], *, gone: frozenset[int]) -> set[tuple[int, int, int]]:
-    """Every share that the rows of a task come to: of the oldest partitions, and behind each sealed one."""
+    """Every share that the rows of a task come to: of the oldest partitions, and behind each sealed
+    one.
+    """
     states = [
         msgspec.structs.replace(each, state=EXPIRED) if each.partition_id in gone else each
         for each in story
@@ -127,7 +133,9 @@ def walked(story: list[Partition], *, gone: frozenset[int]) -> set[tuple[int, in
 
 
 def test_past_ranges_are_asked_for_until_they_are_told():
-    """Those that a hidden subject continues are of another subject, and told by no history of it."""
+    """Those that a hidden subject continues are of another subject, and told by no history of
+    it.
+    """
     child = msgspec.structs.replace(MERGED, parents=(1, 2))
     gone = partition(1, 0, 300, EXPIRED)
     past = PastRanges()
@@ -141,7 +149,9 @@ def test_past_ranges_are_asked_for_until_they_are_told():
 
 
 def test_shares_pass_over_a_child_that_is_gone_to_what_continues_it():
-    """Of a disk whose loss was accepted nothing is left, while what it continued still has its messages."""
+    """Of a disk whose loss was accepted nothing is left, while what it continued still has its
+    messages.
+    """
     parent, sibling = partition(1, 0, 1024), partition(3, 512, 1024, OPEN)
     anew = partition(5, 0, 512, OPEN)
     assert shares(parent, sibling, anew, behind=1) == [(5, 0, 512), (3, 512, 1024)]

@@ -14,7 +14,9 @@ ALL = 1 << 60
 
 
 def test_blocks_written_while_their_file_is_synced(monkeypatch):
-    """Blocks that go into a file after its sync, and before the next file is begun, are synced by the next checkpoint."""
+    """Blocks that go into a file after its sync, and before the next file is begun, are synced by
+    the next checkpoint.
+    """
     monkeypatch.setattr(file_blocks, "FILE_BLOCKS", 8)
     disk = SimDisk()
     queues = FileConsumeQueues(disk)

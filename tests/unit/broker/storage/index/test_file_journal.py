@@ -15,7 +15,9 @@ def units(first: int, count: int) -> list[tuple[int, Unit]]:
 
 
 def test_new_journal_that_did_not_fit():
-    """A journal begun on a full disk is not added to by a later start: everything is found after every start."""
+    """A journal begun on a full disk is not added to by a later start: everything is found after
+    every start.
+    """
     disk = SimDisk()
     queues = FileConsumeQueues(disk)
     queues.dispatch(units(0, 300))

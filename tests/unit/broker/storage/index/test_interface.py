@@ -89,13 +89,19 @@ def test_single_batch_is_found_by_offset_and_time(queues):
         for bound in TimeBound
     }
     assert bounds == {
-        (999, LOWER): 0, (1000, LOWER): 0, (1001, LOWER): None,
-        (999, UPPER): None, (1000, UPPER): 2, (1001, UPPER): 2,
-    }  # fmt: skip
+        (999, LOWER): 0,
+        (1000, LOWER): 0,
+        (1001, LOWER): None,
+        (999, UPPER): None,
+        (1000, UPPER): 2,
+        (1001, UPPER): 2,
+    }
 
 
 def test_every_offset_and_budget(queues):
-    """Reads begin at the batch that holds the offset and end at the budget of bytes, at the end, or both."""
+    """Reads begin at the batch that holds the offset and end at the budget of bytes, at the end, or
+    both.
+    """
     model = ListIndex()
     fill(queues, model, batches=900)
     rng = random.Random(2)
@@ -128,7 +134,9 @@ def test_gap_is_refused(queues):
 
 
 def test_partition_may_begin_anywhere(queues):
-    """The first batch known of a partition need not be its first one: the log before it may be gone."""
+    """The first batch known of a partition need not be its first one: the log before it may be
+    gone.
+    """
     queues.dispatch([(1, Unit(40, 2, 700, 100, 1)), (1, Unit(42, 2, 800, 100, 1))])
     assert queues.bounds(1) == (40, 44)
     assert queues.find(1, 39, end=ALL, bytes_max=ALL) == []
@@ -139,16 +147,34 @@ def test_bounds_find_the_first_and_last_batch_of_equal_times(queues):
     """Of many batches of one time LOWER is the first and UPPER the last, across blocks too."""
     times = [10] * 3 + [20] * 400 + [30] * 3
     queues.dispatch([(1, Unit(n, 1, 100 * n, 100, at)) for n, at in enumerate(times)])
-    assert [offset_at(queues.by_time(1, at, LOWER), LOWER) for at in (9, 10, 15, 20, 21, 30, 31)] == [
-        0, 0, 3, 3, 403, 403, None,
-    ]  # fmt: skip
-    assert [offset_at(queues.by_time(1, at, UPPER), UPPER) for at in (9, 10, 15, 20, 21, 30, 31)] == [
-        None, 2, 2, 402, 402, 405, 405,
-    ]  # fmt: skip
+    assert [
+        offset_at(queues.by_time(1, at, LOWER), LOWER) for at in (9, 10, 15, 20, 21, 30, 31)
+    ] == [
+        0,
+        0,
+        3,
+        3,
+        403,
+        403,
+        None,
+    ]
+    assert [
+        offset_at(queues.by_time(1, at, UPPER), UPPER) for at in (9, 10, 15, 20, 21, 30, 31)
+    ] == [
+        None,
+        2,
+        2,
+        402,
+        402,
+        405,
+        405,
+    ]
 
 
 def test_clock_that_goes_back(queues):
-    """A batch stamped before the one it follows counts as of that one's time, also when it comes later."""
+    """A batch stamped before the one it follows counts as of that one's time, also when it comes
+    later.
+    """
     queues.dispatch([(1, Unit(n, 1, 100 * n, 100, at)) for n, at in enumerate((100, 200, 150))])
     queues.dispatch([(1, Unit(3, 1, 300, 100, 120)), (1, Unit(4, 1, 400, 100, 250))])
     times = [unit.appended_at_ms for unit in queues.find(1, 0, end=ALL, bytes_max=ALL)]
@@ -193,7 +219,9 @@ def test_retained_index_keeps_the_batches_above_the_position_over_a_restart(reop
 
 
 def test_partition_whose_batches_are_all_gone_goes_on(reopen):
-    """Retention of everything keeps the numbers: the next batch takes the next offset, the first is no gap."""
+    """Retention of everything keeps the numbers: the next batch takes the next offset, the first is
+    no gap.
+    """
     queues = reopen()
     queues.dispatch([(1, Unit(0, 5, 0, 100, 10))])
     assert retained(queues, 100) == {1: 5}
@@ -212,7 +240,9 @@ def test_partition_whose_batches_are_all_gone_goes_on(reopen):
 
 @pytest.mark.parametrize("batches", [1, 300])
 def test_dropped_partition_is_forgotten_when_its_batches_are_gone(reopen, batches):
-    """Subjects that come and go leave nothing behind; other partitions keep their numbers, also without batches."""
+    """Subjects that come and go leave nothing behind; other partitions keep their numbers, also
+    without batches.
+    """
     queues, end = reopen(), 300 * batches
     for n in range(batches):
         queues.dispatch(
@@ -257,7 +287,9 @@ def test_batches_are_retained_when_the_log_was_cut_below_what_retention_had_remo
 
 @pytest.mark.parametrize("batches", [0, 1, 126, 127, 128, 800])
 def test_restart_after_a_checkpoint_needs_nothing_again(reopen, batches):
-    """What was there at a checkpoint is there after a restart, and only what is newer is asked for."""
+    """What was there at a checkpoint is there after a restart, and only what is newer is asked
+    for.
+    """
     queues, model = reopen(), ListIndex()
     fill(queues, model, batches=batches, partitions=1)
     queues.checkpoint(model.position + 1000)
@@ -268,7 +300,9 @@ def test_restart_after_a_checkpoint_needs_nothing_again(reopen, batches):
 
 @pytest.mark.parametrize("part", [0.0, 0.2, 0.7, 0.99])
 def test_older_snapshot_takes_the_index_back(reopen, part):
-    """What lies at or after the position that the log is replayed from is forgotten, then dispatched again."""
+    """What lies at or after the position that the log is replayed from is forgotten, then
+    dispatched again.
+    """
     queues, model = reopen(), ListIndex()
     last_ms = fill(queues, model, batches=1000)
     queues.checkpoint(model.position)
@@ -282,7 +316,9 @@ def test_older_snapshot_takes_the_index_back(reopen, part):
 
 
 def test_log_that_begins_behind_the_index_rebuilds_it(reopen):
-    """If the log no longer has what the index lacks, the index begins anew with what the log has."""
+    """If the log no longer has what the index lacks, the index begins anew with what the log
+    has.
+    """
     queues = reopen()
     queues.dispatch([(1, Unit(0, 5, 0, 100, 10))])
     queues.checkpoint(100)

@@ -13,7 +13,9 @@ from keylane.broker.storage.index.rocksdb_waiting import End
 
 PARTITIONS = 60_000
 CACHE_BYTES = 64 << 10
-"""Less than the filter of all partitions in one piece, as the share of a big cache is with a million of them."""
+"""Less than the filter of all partitions in one piece, as the share of a big cache is with a
+million of them.
+"""
 
 
 def read_bytes() -> int:

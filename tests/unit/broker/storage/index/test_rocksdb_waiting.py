@@ -1,4 +1,6 @@
-"""A RocksDB index on a full disk: messages are refused until there is room, and nothing that was acked is lost or doubled."""
+"""A RocksDB index on a full disk: messages are refused until there is room, and nothing that was
+acked is lost or doubled.
+"""
 
 from __future__ import annotations
 
@@ -46,15 +48,20 @@ def unit(number: int) -> Unit:
 
 
 def test_units_that_wait_are_found(no_room, tmp_path):
-    """What the index has no room for is found as if it were there, by offset and by time, and written later."""
+    """What the index has no room for is found as if it were there, by offset and by time, and
+    written later.
+    """
     queues = RocksConsumeQueues(str(tmp_path / "rocksdb"))
     for number in range(5):
         queues.dispatch([(1, unit(number))])
     no_room(True)
     for number in range(5, 10):
         with pytest.raises(DiskFullError):
-            queues.dispatch([(1, unit(number)), (2, unit(number)._replace(base_offset=number - 5))]
-                            if number == 5 else [(1, unit(number))])  # fmt: skip
+            queues.dispatch(
+                [(1, unit(number)), (2, unit(number)._replace(base_offset=number - 5))]
+                if number == 5
+                else [(1, unit(number))]
+            )
     with pytest.raises(DiskFullError):
         queues.checkpoint(1000)
 
@@ -98,7 +105,9 @@ async def all_there(desk: Desk, count: int) -> None:
 
 @pytest.mark.parametrize("killed", [False, True])
 async def test_full_index_refuses_and_heals(no_room, tmp_path, killed):
-    """The commit that met the full index is acked, for the log has it; later ones are refused until there is room."""
+    """The commit that met the full index is acked, for the log has it; later ones are refused until
+    there is room.
+    """
     clock = ManualClock()
     files = RealFiles(tmp_path)
     desk = Desk(open_store(files, clock=clock, index="rocksdb", cache_bytes=0), clock)
@@ -144,7 +153,9 @@ def free(folder: Path) -> int:
 
 
 async def test_small_disk_that_others_fill(no_room, tmp_path):
-    """On a real disk that fills the broker refuses, and takes messages again once there is room; nothing acked is lost."""
+    """On a real disk that fills the broker refuses, and takes messages again once there is room;
+    nothing acked is lost.
+    """
     clock, rng = ManualClock(), random.Random(1)
     with small_disk(tmp_path / "disk") as disk:
         folder = disk or tmp_path

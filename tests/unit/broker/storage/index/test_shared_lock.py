@@ -1,4 +1,6 @@
-"""Threads share the lock, or one thread has it alone; a thread that waits to be alone keeps newer ones out."""
+"""Threads share the lock, or one thread has it alone; a thread that waits to be alone keeps newer
+ones out.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Reading while the broker runs: nothing wrong is served, whatever happened to the files behind its back."""
+"""Reading while the broker runs: nothing wrong is served, whatever happened to the files behind its
+back.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def disk_of(desk: Desk) -> SimDisk:
 
 
 async def test_damaged_batch_is_never_served(desk):
-    """Up to the damage everything is served, the damaged batch is a typed error, behind it reading goes on."""
+    """Up to the damage everything is served, the damaged batch is a typed error, behind it reading
+    goes on.
+    """
     length = len(batch())
     data = disk_of(desk).contents[SEGMENT].data
     data[len(data) - 5 * length + 120] ^= 4
@@ -50,7 +54,9 @@ async def test_damaged_batch_is_never_served(desk):
 @pytest.mark.parametrize("checked", [False, True])
 @pytest.mark.parametrize("place", [0, 8, 24, 28])
 async def test_unit_that_lies_is_found(desk, place, checked):
-    """A unit of the index whose offset, position, length or count was changed, its checksum too, leads to no batch."""
+    """A unit of the index whose offset, position, length or count was changed, its checksum too,
+    leads to no batch.
+    """
     units = disk_of(desk).contents[BLOCKS].data
     for start in range(0, len(units), BLOCK_BYTES):
         for index in range(1, 1 + BLOCK_UNITS):

@@ -1,4 +1,6 @@
-"""Where records go in the log: positions without a gap, rolls between records, barriers where all before is durable."""
+"""Where records go in the log: positions without a gap, rolls between records, barriers where all
+before is durable.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from sim.machines.store import batch
 
 
 def test_records_follow_each_other_and_segments_join():
-    """Positions are contiguous, a record is never cut by a segment, and each segment begins with a barrier."""
+    """Positions are contiguous, a record is never cut by a segment, and each segment begins with a
+    barrier.
+    """
     record = batch()
     length = len(record)
     plan = WritePlan(base=0, end=0, segment_bytes=2 * length + 10)
@@ -99,7 +103,9 @@ def planned(log: CommitLog, *records: bytes) -> WritePlan:
 
 
 def test_small_plans_are_written_into_reserved_bytes():
-    """The first one reserves them with its own sync; those behind it leave the size of the file as it is."""
+    """The first one reserves them with its own sync; those behind it leave the size of the file as
+    it is.
+    """
     disk = disk_that_reserves()
     log = open_log(disk)
     first, second = batch(), batch(sequence=2)

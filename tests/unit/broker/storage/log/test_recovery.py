@@ -1,4 +1,6 @@
-"""What recovery makes of bytes that are no record: a hole where they were durable, a cut where they never were."""
+"""What recovery makes of bytes that are no record: a hole where they were durable, a cut where they
+never were.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ class Visits:
 
 
 def log_of(*commits: int, segment_bytes: int = LARGE) -> dict[int, bytearray]:
-    """The segments, by base, of commits with these numbers of records; only barriers tell how far they are durable."""
+    """The segments, by base, of commits with these numbers of records; only barriers tell how far
+    they are durable.
+    """
     segments: dict[int, bytearray] = {}
     base = end = 0
     for count in commits:
@@ -62,7 +66,9 @@ def spoil(segments: dict[int, bytearray], record: int, *, base: int = 0) -> None
 
 
 def test_damage_is_cut_when_no_barrier_follows():
-    """The commit with the damaged record never became durable, so no record behind the damage is kept either."""
+    """The commit with the damaged record never became durable, so no record behind the damage is
+    kept either.
+    """
     segments = log_of(3)
     spoil(segments, 1)
     visits = Visits()
@@ -91,7 +97,9 @@ def test_reserved_bytes_are_cut_and_are_no_unfinished_write():
 
 
 def test_unfinished_write_ends_with_its_last_byte_before_reserved_ones():
-    """A commit of which a block is missing is cut with the zeros behind it, and only its own bytes are told."""
+    """A commit of which a block is missing is cut with the zeros behind it, and only its own bytes
+    are told.
+    """
     segments = log_of(1, 2)
     spoil(segments, 1)
     visits = Visits()
@@ -102,7 +110,9 @@ def test_unfinished_write_ends_with_its_last_byte_before_reserved_ones():
 
 
 def test_durable_end_that_became_zeros_is_a_hole():
-    """A snapshot knows of two records more than there are: their bytes are lost, and not cut as reserved ones."""
+    """A snapshot knows of two records more than there are: their bytes are lost, and not cut as
+    reserved ones.
+    """
     visits = Visits()
     recovered = recover_log(with_zeros(log_of(1)), visits, durable=3 * LENGTH)
     assert (recovered.end, visits.records) == (3 * LENGTH, [0])

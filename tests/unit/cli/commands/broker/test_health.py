@@ -29,7 +29,9 @@ def test_value_is_shown_in_words_when_it_is_of_json(value, words):
 
 
 def test_table_has_a_row_for_each_value_when_some_are_together():
-    """Off a terminal, where nothing is folded, one long cell made each line of the table 300 columns wide."""
+    """Off a terminal, where nothing is folded, one long cell made each line of the table 300
+    columns wide.
+    """
     scheduled = {"count": 2, "next_ms": 1_795_807_466_000, "problem": "", "late": {"orders": "why"}}
     assert health_rows({"writable": True, "scheduled": scheduled, "damage": ["one", "two"]}) == [
         ("damage", "one"),

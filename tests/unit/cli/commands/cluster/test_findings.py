@@ -1,4 +1,6 @@
-"""What a cluster check tells: each thing that does not fit once, with advice; nothing where all fits."""
+"""What a cluster check tells: each thing that does not fit once, with advice; nothing where all
+fits.
+"""
 
 import pytest
 
@@ -46,6 +48,8 @@ def test_finding_names_the_problem_and_the_advice(change, problem) -> None:
     [(-0.4, "within 1 s"), (0.6, "within 1 s"), (-2.3, "-2 s"), (3600.0, "+3600 s"), (None, None)],
 )
 def test_clock_is_shown_by_the_second_when_it_differs(difference_s, shown) -> None:
-    """The answer's header has whole seconds: a server of the same host seemed to be off by tenths."""
+    """The answer's header has whole seconds: a server of the same host seemed to be off by
+    tenths.
+    """
     row = ServerReport(**{**FINE, "clock_difference_s": difference_s}).row()
     assert row[3] == shown

@@ -1,4 +1,6 @@
-"""Files of a new cluster: the programs read the settings as they are, and hosts that cannot be are told at once."""
+"""Files of a new cluster: the programs read the settings as they are, and hosts that cannot be are
+told at once.
+"""
 
 import tomllib
 from pathlib import Path

@@ -45,7 +45,8 @@ def reset_with(*parked: int | None) -> GroupReset:
 
 def test_line_says_how_many_messages_stay_parked_and_where():
     assert still_parked_line(reset_with(1, 0)) == (
-        "1 message of partitions before these stays parked on 1 partition (7): keylane parked list orders billing"
+        "1 message of partitions before these stays parked on 1 partition (7): keylane parked list "
+        "orders billing"
     )
     assert "5 messages of partitions before these stay parked on 2 partitions (7, 9)" in (
         still_parked_line(reset_with(2, 0, 3))

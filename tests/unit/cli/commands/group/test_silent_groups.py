@@ -30,7 +30,10 @@ GROUP = GroupDescription(
         (
             None,
             (0, 5),
-            "no consumer has sent a heartbeat; the leases on 1 partition have ended: none is running",
+            (
+                "no consumer has sent a heartbeat; the leases on 1 partition have "
+                "ended: none is running"
+            ),
         ),
     ],
 )

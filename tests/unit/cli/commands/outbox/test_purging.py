@@ -67,7 +67,10 @@ def test_rows_are_told_before_they_are_deleted(capsys, url):
     assert shown.out == "1 failed row is deleted\n"
 
 
-@pytest.mark.parametrize(("options", "what"), [((), "1 failed row of"), (("--waiting", "--force"), "2 waiting rows and 1 halted row of")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [((), "1 failed row of"), (("--waiting", "--force"), "2 waiting rows and 1 halted row of")],
+)
 def test_rows_stay_when_the_answer_on_the_terminal_is_no(capsys, monkeypatch, url, options, what):
     monkeypatch.setattr(sys, "stdin", Keyboard("n\n"))
     before = left(url)

@@ -25,9 +25,15 @@ FAILURE = Failure("ValueError", "no " + "x" * 200, "host-1:worker", 7, 5)
 
 def view(key: bytes | None, **changes: object) -> ParkedKeyView:
     facts = {
-        "partition_id": 7, "key": key, "state": ParkState.PARKED, "messages": 2, "since_ms": 0,
-        "failure": FAILURE, "first_source": 3, "first_offset": 9,
-    }  # fmt: skip
+        "partition_id": 7,
+        "key": key,
+        "state": ParkState.PARKED,
+        "messages": 2,
+        "since_ms": 0,
+        "failure": FAILURE,
+        "first_source": 3,
+        "first_offset": 9,
+    }
     return ParkedKeyView(**(facts | changes))
 
 
@@ -100,8 +106,12 @@ def test_age_that_cannot_be_is_refused(text: str):
 def test_selection_is_what_an_admin_is_asked_for():
     asked = Selection(key="a", error="E", partition=3, among_dead=True).asked
     assert asked == {
-        "key": b"a", "dead": True, "partition_id": 3, "older_than_ms": None, "error": "E",
-    }  # fmt: skip
+        "key": b"a",
+        "dead": True,
+        "partition_id": 3,
+        "older_than_ms": None,
+        "error": "E",
+    }
 
 
 @pytest.mark.parametrize(
@@ -152,7 +162,9 @@ def test_table_shows_what_waits_for_retry_with_its_tries_and_its_next_time():
 
 
 def test_table_calls_dead_letters_dead():
-    """The list of dead letters called each of them parked, and so sent its reader to the other list."""
+    """The list of dead letters called each of them parked, and so sent its reader to the other
+    list.
+    """
     (row,) = cells(parked_table("g on s", [view(None)]))
     assert row[1:3] == ["(dead letters)", "dead"]
 

@@ -1,4 +1,6 @@
-"""The bars of `keylane spark reprocess`: one for each partition, moved by the pieces that are done."""
+"""The bars of `keylane spark reprocess`: one for each partition, moved by the pieces that are
+done.
+"""
 
 from __future__ import annotations
 

@@ -26,7 +26,9 @@ def history_entry(
 
 
 def test_parents_stand_above_their_children():
-    """Trees in the order of ranges; a child of two stands under the oldest, the other one names it."""
+    """Trees in the order of ranges; a child of two stands under the oldest, the other one names
+    it.
+    """
     drawn = lineage(
         [
             history_entry(1, 512, 1024, end_offset=7),
