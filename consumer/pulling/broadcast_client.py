@@ -186,8 +186,7 @@ class BroadcastClient(PullClient):
         missed = self._offsets.skip_removed(first_offset)
         self._acked_here.add(start, first_offset)
         log.warning(
-            "%s: retention removed %s before a broadcast consumer got them; it "
-            "continues at offset %d",
+            "%s: %s removed before a broadcast consumer got them; it continues at offset %d",
             self.log_name,
             counted(missed, "message was", "messages were"),
             first_offset,

@@ -649,7 +649,7 @@ class Reader(Resident, Generic[V]):
         if place.next_offset >= first:
             raise error
         log.warning(
-            "partition %d of %s: retention removed %s before the reader got to them",
+            "partition %d of %s: %s removed before the reader got to them",
             place.partition.partition_id,
             self._subject,
             counted(first - place.next_offset, "message was", "messages were"),

@@ -108,7 +108,7 @@ class TokenFile:
             gone = isinstance(error.__cause__, FileNotFoundError)
             problem = f"the file {self._path} is gone" if gone else error.message
         if problem and problem != self.problem:
-            log.warning("cannot read the token file %s; the last token stays in use", problem)
+            log.warning("%s; the last token stays in use", problem)
         elif self.problem and not problem:
             log.info("read the token in %s again", self._path)
         self.problem = problem

@@ -129,6 +129,7 @@ HOME_OF: dict[str, list[str]] = {
 # The contract only computes: its allowed imports are listed.
 PROTOCOL_MAY_IMPORT = {
     *("__future__", "abc", "array", "base64", "bisect", "collections", "dataclasses", "enum"),
+    "difflib",
     *("functools", "hashlib", "heapq", "itertools", "json", "math", "operator", "re", "struct"),
     *("types", "typing", "unicodedata"),
     "random",  # for the type of the generator that is passed in

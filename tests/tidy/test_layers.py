@@ -111,7 +111,7 @@ LAYERS: dict[str, set[str]] = {
         "protocol/reprocess",
     },
     "protocol/membership": {"protocol/errors"},
-    "protocol/parked": set(),
+    "protocol/parked": {"protocol/errors"},
     "protocol/reading": {"protocol/errors", "protocol/groups"},
     "protocol/reprocess": {"protocol/errors", "protocol/groups"},
     "protocol/scheduled": {"protocol/errors"},

@@ -1,4 +1,4 @@
-"""A module whose first docstring line ends in "Pure." imports nothing that could do I/O: values,
+"""A module whose first docstring paragraph ends in "Pure." imports nothing that could do I/O: values,
 and pure modules.
 """
 
@@ -68,7 +68,7 @@ BY_NAME = {source.name: source for source in FILES}
 
 def is_pure(source: Source) -> bool:
     """A package without code of its own is as pure as what is imported from it."""
-    first = (ast.get_docstring(source.tree) or "").partition("\n")[0]
+    first = (ast.get_docstring(source.tree) or "").partition("\n\n")[0].rstrip()
     empty = source.path.name == "__init__.py" and len(source.tree.body) == 1
     return first.endswith("Pure.") or empty
 

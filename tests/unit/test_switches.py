@@ -90,7 +90,7 @@ def called(make: Callable[[], Any] | None, call: Any, **given: Any) -> None:
             await client.__aenter__()
         try:
             result = function(**needed | given)
-            if inspect.isasyncgen(result):
+            if hasattr(result, "__anext__"):
                 await anext(result)
             elif inspect.isawaitable(result):
                 await result

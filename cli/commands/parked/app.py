@@ -13,7 +13,7 @@ from .selection import (
     DeadSelection,
     DeadSkipping,
     FirstOption,
-    Place,
+    ParkedPlace,
     Redriving,
     Selection,
     Skipping,
@@ -86,7 +86,7 @@ def parked_edit(
     subject: SubjectArgument,
     group: ConsumerGroupArgument,
     *,
-    place: Place,
+    place: ParkedPlace,
     change: Change,
     answer: Answer,
 ) -> None:
@@ -123,7 +123,7 @@ _OF_DEAD = {
     Selection: DeadSelection,
     Redriving: DeadRedriving,
     Skipping: DeadSkipping,
-    Place: DeadPlace,
+    ParkedPlace: DeadPlace,
 }
 _DEAD_COMMANDS = (
     (

@@ -19,7 +19,7 @@ from .editor import edited_text
 from .keys import selected
 from .selection import (
     Change,
-    Place,
+    ParkedPlace,
     Selection,
     Skipping,
     confirm,
@@ -123,7 +123,7 @@ async def edit_parked(
     output: OutputFormat,
     subject: str,
     group: str,
-    place: Place,
+    place: ParkedPlace,
     change: Change,
 ) -> None:
     """

@@ -174,7 +174,7 @@ class DeadSkipping(Skipping):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ParkedPlace:
     """The options that name one message."""
 
     key: Annotated[
@@ -210,7 +210,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class DeadPlace(Place):
+class DeadPlace(ParkedPlace):
     """The same of a dead letter."""
 
     key: Annotated[

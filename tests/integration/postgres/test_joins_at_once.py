@@ -27,7 +27,7 @@ PARTITIONS = 120
 TTL_MS = 60_000
 
 
-class Group:
+class JoinedGroup:
     """A group of a subject with many partitions, at one metaserver."""
 
     def __init__(self, meta: MetaClient, url: str) -> None:
@@ -52,7 +52,7 @@ class Group:
 
 
 @pytest.fixture
-async def group(tmp_path: Path, postgres: Postgres) -> AsyncIterator[Group]:
+async def group(tmp_path: Path, postgres: Postgres) -> AsyncIterator[JoinedGroup]:
     network = HttpNetwork()
     url = postgres.url()
     settings = MetaserverSettings(data=tmp_path, port=0, poll_ms=100, database_url=url)
@@ -62,10 +62,10 @@ async def group(tmp_path: Path, postgres: Postgres) -> AsyncIterator[Group]:
         meta = MetaClient(network, [running.address])
         await stack.enter_async_context(hosting_broker(meta, "left"))
         await meta.create_subject(CreateSubject(subject="s", partitions=PARTITIONS))
-        yield Group(meta, url)
+        yield JoinedGroup(meta, url)
 
 
-async def test_partitions_are_granted_once_when_many_sessions_join_at_once(group: Group):
+async def test_partitions_are_granted_once_when_many_sessions_join_at_once(group: JoinedGroup):
     """Settled one by one, each session would take partitions from those before it, under further
     tokens.
     """
@@ -77,7 +77,7 @@ async def test_partitions_are_granted_once_when_many_sessions_join_at_once(group
     assert await group.count("SELECT max(last_token) FROM groups") == PARTITIONS
 
 
-async def test_heartbeat_is_answered_when_what_it_reports_waits_for_a_held_row(group: Group):
+async def test_heartbeat_is_answered_when_what_it_reports_waits_for_a_held_row(group: JoinedGroup):
     """Its answer would come when the lease of its session has ended at the consumer."""
     session = await group.join(1)
     async with group.engine.connect() as connection, connection.begin():

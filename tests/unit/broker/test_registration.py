@@ -120,9 +120,9 @@ async def test_start_is_no_trouble(caplog, monkeypatch):
     silent = NotSentError("no answer")
     told = await told_of(caplog, monkeypatch, [silent] * 3, more=[silent] * 2)
     assert told == [
-        ("INFO", "not registered: no answer"),
+        ("INFO", "cannot register with the metaserver: no answer"),
         ("INFO", "registered after 3 failures in 0.0 s"),
-        ("WARNING", "not registered: no answer"),
+        ("WARNING", "cannot register with the metaserver: no answer"),
         ("WARNING", "registered again after 2 failures in 0.0 s"),
     ]
 
@@ -131,8 +131,8 @@ async def test_start_that_lasts_is_trouble(caplog, monkeypatch):
     """After some seconds without a metaserver the broker warns, once."""
     told = await told_of(caplog, monkeypatch, [NotSentError("no answer")] * 9, take_ms=1_000)
     assert told == [
-        ("INFO", "not registered: no answer"),
-        ("WARNING", "not registered: no answer"),
+        ("INFO", "cannot register with the metaserver: no answer"),
+        ("WARNING", "cannot register with the metaserver: no answer"),
         ("WARNING", "registered after 9 failures in 9.0 s"),
     ]
 
@@ -140,7 +140,7 @@ async def test_start_that_lasts_is_trouble(caplog, monkeypatch):
 async def test_refusal_is_trouble_at_once(caplog, monkeypatch):
     """What the metaserver refuses is warned of at once."""
     told = await told_of(caplog, monkeypatch, [WrongBrokerError("another folder")])
-    assert told[0] == ("WARNING", "not registered: another folder")
+    assert told[0] == ("WARNING", "cannot register with the metaserver: another folder")
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ async def test_refusal_of_a_folder_names_the_way_out(caplog, monkeypatch, error,
     refusal = error("this folder is not the one", broker_group="g1")
     ((level, text), *_) = await told_of(caplog, monkeypatch, [refusal])
     assert level == "WARNING"
-    assert text.startswith("not registered: this folder is not the one; ")
+    assert text.startswith("cannot register with the metaserver: this folder is not the one; ")
     assert way_out in text
 
 

@@ -30,7 +30,7 @@ async def test_start_waits_until_folder_and_port_are_free(tmp_path: Path, caplog
     with caplog.at_level(logging.WARNING):
         await asyncio.sleep(0.1)
     assert [record.message for record in caplog.records] == [
-        f"ready to take over: stop the broker that has {tmp_path}"
+        f"ready to take over: stop the broker that uses {tmp_path}"
     ]
     listener.close()
     await asyncio.sleep(0.1)

@@ -142,7 +142,7 @@ async def test_refusal_of_heartbeats_is_told_once_and_its_end_too(
     told += [record.message for record in caplog.records if "again" in record.message]
     assert told == [
         (
-            "consumer of s in group g is refused by the metaserver, and keeps asking: "
+            "the metaserver refuses consumer of s in group g, which keeps trying: "
             "the token was revoked"
         ),
         "consumer of s in group g is taken again, after 3 failures in 0.0 s",
@@ -211,7 +211,7 @@ async def test_failed_heartbeats_and_the_end_of_a_session_name_subject_and_group
         await eventually(lambda: not meta.versions)
         await membership.stop()
     assert caplog.messages[:2] == [
-        "consumer of s in group g: heartbeat: no answer",
+        "consumer of s in group g: a heartbeat failed: no answer",
         "consumer of s in group g lost its session: it was silent",
     ]
 

@@ -178,9 +178,9 @@ async def test_reason_is_logged_once_when_rounds_fail_for_it_again(
         while len(rounds) < 25:
             await asyncio.sleep(0.01)
     assert without_counts(caplog) == [
-        "will try again: it only reads",
-        "will try again: it is away",
-        "the periodic work succeeds again, after N failures",
+        "periodic work failed and will be retried: it only reads",
+        "periodic work failed and will be retried: it is away",
+        "periodic work succeeds again after N failures",
     ]
 
 
@@ -203,8 +203,8 @@ async def test_log_is_not_filled_when_rounds_fail_and_succeed_in_turn(
         while len(rounds) < 20:
             await asyncio.sleep(0.01)
     assert without_counts(caplog) == [
-        "will try again: it is away",
-        "the periodic work succeeds again, after N failures",
+        "periodic work failed and will be retried: it is away",
+        "periodic work succeeds again after N failures",
     ]
 
 
@@ -238,8 +238,8 @@ async def test_end_is_logged_when_a_duty_has_told_the_reason(
         while len(rounds) < before + 3:
             await asyncio.sleep(0.01)
     assert without_counts(caplog) == [
-        "will try again: it is away",
-        "the periodic work succeeds again, after N failures",
+        "periodic work failed and will be retried: it is away",
+        "periodic work succeeds again after N failures",
     ]
 
 
@@ -288,6 +288,6 @@ async def test_groups_are_settled_when_one_before_them_cannot_be(
             await asyncio.sleep(0.01)
     assert settled[:2] == [3, 3]
     assert caplog.messages == [
-        "will try again: too much",
-        "will try again: consumer group number 1 is not settled after 0.05 s",
+        "periodic work failed and will be retried: too much",
+        "periodic work failed and will be retried: consumer group number 1 is not settled after 0.05 s",
     ]

@@ -311,4 +311,4 @@ async def test_wait_is_logged_after_seconds_and_once_when_it_is_over(caplog, mon
 
     waiting, over = caplog.messages
     assert waiting.startswith("p1 at broker-1: 3 messages wait, the oldest for 0 s: cannot reach")
-    assert over.startswith("p1: messages wait no longer")
+    assert over.startswith("p1: messages flow again")

@@ -319,7 +319,7 @@ async def test_end_of_a_wait_is_not_shorter_than_its_report_when_the_first_try_t
         waits.over()
     reported, ended = caplog.messages
     assert "the oldest for 10 s: away" in reported
-    assert ended == "p1: messages wait no longer, after 11 s"
+    assert ended == "p1: messages flow again after 11 s"
 
 
 # ── errors that nothing foresaw ───────────────────────────────────────────────────────────────────

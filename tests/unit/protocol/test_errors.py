@@ -275,8 +275,8 @@ def test_error_keeps_its_notes_and_what_a_program_has_set(way):
 @pytest.mark.parametrize(
     ("subject", "command"),
     [
-        ("orders", "keylane subject create orders makes one"),
-        ("a b; c", "keylane subject create NAME makes one"),
+        ("orders", "keylane subject create orders creates one"),
+        ("a b; c", "keylane subject create NAME creates one"),
     ],
 )
 def test_hint_names_the_subject_when_it_is_a_name(subject, command):

@@ -114,4 +114,4 @@ async def test_call_that_times_out_is_not_done_only_if_it_reads(network, method,
             await network.control(method, address, path, Health, timeout_ms=200)
         await asyncio.wait_for(came.wait(), 60)
     assert caught.value.fate is fate
-    assert ("may have been done" in caught.value.hint) == (fate is Fate.UNKNOWN)
+    assert ("may have taken effect" in caught.value.hint) == (fate is Fate.UNKNOWN)

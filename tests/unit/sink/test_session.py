@@ -320,7 +320,7 @@ async def test_async_session_and_connection_are_fenced(tmp_path):
 @pytest.mark.parametrize(
     ("message", "text"),
     [
-        ("message", "a str"),
+        ("message", "not str"),
         (delivered(3, token=0), "no lease"),
         (delivered(3, delivery=GroupDelivery(group="")), "no lease"),
         (delivered(3, delivery=GroupDelivery(exclusive=False)), "is shared"),
@@ -509,7 +509,7 @@ def test_pickled_message_is_fenced_as_the_message(engine):
 def test_batch_takes_a_list_of_messages(engine, messages):
     with Session(engine) as session:
         with pytest.raises(
-            InvalidRequestError, match="fenced_batch takes a list of messages, not a"
+            InvalidRequestError, match="fenced_batch takes a list of messages, not "
         ):
             fenced_batch(session, messages)
 

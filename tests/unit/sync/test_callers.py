@@ -88,7 +88,7 @@ def test_client_is_closed_when_a_callback_of_its_loop_ends_the_program(
         client.thread.run(exit_soon)
     assert client.closed.wait(10)
     client.thread.stop()
-    assert "the client is closed: a callback on its event loop ended" in caplog.text
+    assert "closing the client, because a callback ended its event loop" in caplog.text
     with pytest.raises(ClosedError):
         client.thread.run(number)
     client.thread.start()

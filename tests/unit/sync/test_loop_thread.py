@@ -209,7 +209,7 @@ def test_thread_ends_and_the_log_says_why_when_the_client_cannot_be_closed(
     thread = LoopThread("client", end=end)
     thread.start()
     thread.stop()
-    assert "closing it failed" in caplog.text
+    assert "could not be closed" in caplog.text
     assert "LookupError: told" in caplog.text
     thread.start()
     assert thread.run(number) == 7

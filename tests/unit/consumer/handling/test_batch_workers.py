@@ -139,11 +139,11 @@ async def test_failed_batch_is_logged_as_a_message_is(
         client.give(workers, b"a", b"b")
         await eventually(lambda: len(client.handled) == 2)
         await workers.close()
-    where = f"s partition 1 offset 0 in group billing, {key_digest(b'a')}"
+    where = f"s partition 1 offset 0 in group billing ({key_digest(b'a')})"
     failed, handled = caplog.messages
     assert failed.startswith(f"handler of batches failed with ValueError on {where}: attempt 1, ")
     assert ("later messages of its key wait" in failed) is not loose
-    assert handled.startswith(f"{where} is handled: ")
+    assert handled.startswith(f"{where} is handled after ")
 
 
 @pytest.mark.parametrize("ask", ["raise", "return"])

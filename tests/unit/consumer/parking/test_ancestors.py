@@ -114,7 +114,9 @@ async def test_child_goes_on_when_its_parent_has_expired(caplog):
     home = HomeBroker()
     await adopted_from(home, KnowingOwner(state=PartitionState.EXPIRED))
     assert home.changes == [Adopt(ANCESTOR, (), True)]
-    assert f"parent {ANCESTOR} had parked is gone" in caplog.text
+    assert (
+        f"messages parked at parent partition {ANCESTOR} were removed by retention" in caplog.text
+    )
 
 
 async def test_child_waits_for_what_its_grant_says_next_when_its_parent_is_lost():

@@ -64,7 +64,7 @@ def test_following_reader_goes_on_when_a_broker_was_down_for_minutes(caplog):
     told = [each.getMessage() for each in caplog.records if "reader of" in each.getMessage()]
     assert 3 <= len(told) <= 8
     assert "has waited for" in told[0]
-    assert "goes on after" in told[-1]
+    assert "continues after" in told[-1]
     assert sorted(late_s)[len(late_s) * 9 // 10] < 0.2
 
 
@@ -202,5 +202,5 @@ def test_patience_tells_of_each_broker_when_others_have_been_away_for_long(caplo
         (False, False),
     ]
     assert "has waited for 10 s" in told[1]
-    assert "goes on after 15 s" in told[2]
+    assert "continues after 15 s" in told[2]
     assert all(other.message in each for each in told[1:])

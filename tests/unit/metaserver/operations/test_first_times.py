@@ -105,7 +105,7 @@ async def test_operation_goes_on_and_the_log_says_so_when_a_broker_is_not_told(c
         assert not await tell_first_times([(child, 7) for child in children], tell, pauses)
     assert heard == [3]
     for said in (
-        "'g4', which was not told when its parents ended: the disk is broken",
+        "'g4', because that could not be given the times of its parents: the disk is broken",
         "'g5'",
         "'g6'",
     ):

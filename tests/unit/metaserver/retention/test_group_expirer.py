@@ -69,7 +69,7 @@ async def test_group_is_deleted_after_its_time_and_told_before(caplog: pytest.Lo
         assert not caplog.messages
         assert [await rows.after(days) for days in (0.2, 0.5)] == [0, 0]
         assert len(caplog.messages) == 1
-        assert "is deleted in 77760 s if none joins" in caplog.messages[0]
+        assert "will be deleted in 77760 s unless one joins" in caplog.messages[0]
         assert await rows.after(0.5) == 1
     assert rows.deleted == ["a"]
     assert await rows.after(20) == 0, "it is on its way"

@@ -35,12 +35,12 @@ def test_token_file_tells_once_when_it_is_gone_and_when_it_is_back(path, caplog)
     with caplog.at_level(logging.INFO):
         assert {source() for _ in range(5)} == {token}
         assert [record.getMessage() for record in caplog.records] == [
-            f"the file {path} is gone: the last token of it is used"
+            f"the file {path} is gone; the last token stays in use"
         ]
         path.write_text(token)
         assert {source() for _ in range(5)} == {token}
     assert [record.getMessage() for record in caplog.records][1:] == [
-        f"the token in {path} is read again"
+        f"read the token in {path} again"
     ]
 
 

@@ -33,7 +33,7 @@ def test_reload_takes_over_what_is_allowed_and_names_the_rest(adopted, caplog):
     assert adopted == [ReloadedSettings(port=1, retention_ms=20, log_level="INFO")]
     assert logging.getLogger().level == logging.INFO
     assert "settings reloaded: log_level, retention_ms" in caplog.text
-    assert "a restart is needed: port" in caplog.text
+    assert "these settings need a restart: port" in caplog.text
 
 
 def test_reload_warns_of_nothing_when_no_setting_has_changed(adopted, caplog):

@@ -303,7 +303,7 @@ async def test_client_uses_its_replaced_certificate_when_it_connects_again(shelf
             for _ in range(2):
                 with pytest.raises(ClientCertificateError):
                     await ask()
-            assert caplog.text.count("TLS goes on with the files of before") == 1
+            assert caplog.text.count("TLS keeps using the previous files") == 1
             key.write_bytes(renewed.key)
             assert await ask() == Done()
             key.unlink()
