@@ -293,7 +293,7 @@ def assert_error(done: subprocess.CompletedProcess[str], name: str, code: int) -
 def test_misspelt_subject_is_answered_with_where_the_names_are(dev):
     """The advice to create it alone would have made a second subject of a slip."""
     done = dev.run("produce", "raedy", "value")
-    assert "keylane subject list shows all of them" in done.stderr
+    assert "keylane subject list shows all subjects" in done.stderr
     assert "keylane subject create" in done.stderr
 
 
