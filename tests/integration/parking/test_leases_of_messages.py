@@ -128,7 +128,6 @@ def test_lease_is_known_in_every_style(shared: bool):
     """Handlers, batch handlers, loops, several at once, and Arrow batches; a reader and a broadcast
     consumer have none.
     """
-    pytest.importorskip("pyarrow")
 
     async def story(cluster: VirtualCluster) -> None:
         await cluster.create_subject("s", partitions=1)
