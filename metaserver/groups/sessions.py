@@ -207,7 +207,7 @@ class JoinAsk(NamedTuple):
         """Equal for joins of one group that differ in nothing that is checked."""
         ask = self.join
         own = ask.session if ask.instance else ""
-        return ask.strategy, ask.filter, ask.group_id, ask.start, self.principal, own
+        return ask.strategy, ask.filter, ask.group_id, repr(ask.start), self.principal, own
 
 
 def join_together(

@@ -12,7 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from keylane import Admin, Consumer, ConsumerSettings, LeaseLostError, Message, Producer
+from keylane import (
+    Admin,
+    Consumer,
+    ConsumerSettings,
+    InvalidRequestError,
+    LeaseLostError,
+    Message,
+    Producer,
+)
 from keylane.consumer.handling import workers
 from keylane.errors import ForkedError
 from support.cluster import Cluster, eventually
@@ -94,7 +102,7 @@ async def test_handler_that_forks_is_the_parents_alone(shared_cluster: Cluster):
         if child == 0:
             try:
                 message.ack().send(None)
-            except ForkedError:
+            except (ForkedError, InvalidRequestError):
                 os._exit(7)
             finally:
                 os._exit(1)

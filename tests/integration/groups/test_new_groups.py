@@ -72,7 +72,7 @@ async def test_first_join_of_a_group_takes_two_commits(
 
     monkeypatch.setattr(GroupWriter, "submit", noted)
     assert await cluster.granted(SESSION) == PARTITIONS
-    assert written == ["SessionRow", "_FirstGrants"]
+    assert written == ["dict", "_FirstGrants"]
     assert cluster.broker.known == {key: {"g"} for key in cluster.broker.hosted}
 
 

@@ -78,7 +78,7 @@ async def test_stored_policy_is_followed_by_running_consumers(
                 forgotten = await admin.set_group("policy-live", "g", forget=True)
                 assert forgotten.policy.on_failure is None
                 await eventually(lambda: "its own code counts" in caplog.text)
-    assert "follows the group's stored policy: on_failure=park, tries_max=5" in caplog.text
+    assert "follows the group's stored policy, on_failure=park, tries_max=5" in caplog.text
 
 
 async def test_stored_policy_counts_more_than_the_code(

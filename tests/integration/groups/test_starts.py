@@ -56,7 +56,10 @@ async def test_group_that_starts_at_latest_gets_what_is_sent_once_it_is_open(
         async with consumer("earliest"):
             await eventually(lambda: len(seen) == 40)
     assert numbers(seen) == list(range(20, 60))
-    assert "already exists and began at latest; start=earliest applies to new groups only" in caplog.text
+    assert (
+        "already exists and began at latest; start=earliest applies to new groups only"
+        in caplog.text
+    )
 
 
 async def test_created_group_gets_everything_sent_after_its_creation(shared_cluster: Cluster):

@@ -104,7 +104,7 @@ async def test_empty_database_is_not_ready_beside_brokers_with_partitions(
             for call in (
                 lambda: meta.create_subject(CreateSubject(subject="new", partitions=1)),
                 lambda: meta.create_subject(CreateSubject(subject="old", partitions=2)),
-                meta.subjects,
+                lambda: meta.call(endpoints.SUBJECTS),
                 lambda: meta.route("old"),
                 lambda: meta.call(
                     endpoints.RESHAPE,

@@ -417,9 +417,9 @@ async def test_subject_is_refused_when_it_exists_with_other_settings(house: Meta
 async def test_unknown_names_are_refused(house: MetaAndBroker) -> None:
     """Unknown subjects, groups, sessions and tokens are refused by name."""
     await house.meta.create_subject(CreateSubject(subject="s"))
-    for call in (house.meta.subject, house.meta.route, house.meta.groups):
+    for endpoint in (endpoints.SUBJECT, endpoints.ROUTE, endpoints.GROUPS):
         with pytest.raises(SubjectUnknownError):
-            await call("unknown")
+            await house.meta.call(endpoint, subject="unknown")
     with pytest.raises(SubjectUnknownError):
         await house.meta.call(endpoints.JOIN, Join(subject="unknown", group="g", session=A))
     with pytest.raises(GroupUnknownError):

@@ -178,7 +178,7 @@ async def test_operation_ends_when_its_metaserver_is_killed_for_good(
             cluster.meta_program.restart_to_die_after("sealing")
             await begun(first, resize("passed", 5))
             await cluster.meta_program.died()
-            (view,) = (await second.operations("passed")).operations
+            (view,) = (await second.call(endpoints.OPERATIONS, subject="passed")).operations
             await done_operation(second, view)
             await load.progress(300)
             await load.finish()

@@ -45,7 +45,7 @@ class LoggedDatabase:
     async def write(self, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         def logged(connection: Any) -> Any:
             result = work(connection, *args, **kwargs)
-            self._events.append(work.__name__)
+            self._events.append(getattr(work, "__name__", "a call"))
             if self.version:
                 version = read_route(connection, "s").version
                 if version != self.version:

@@ -8,7 +8,7 @@ import asyncio
 
 import pytest
 
-from keylane import Admin, Consumer, ConsumerSettings, Message, Producer
+from keylane import Admin, Consumer, ConsumerSettings, InvalidRequestError, Message, Producer
 from keylane.errors import GroupDeletedError, OffsetOutOfRangeError
 from keylane.protocol.backoff import Backoff
 from support.cluster import Cluster, eventually
@@ -104,7 +104,8 @@ async def test_handler_that_acks_the_message_of_another_settles_nothing(shared_c
         if message.key == b"thief":
             await eventually(lambda: victims)
             for _ in range(2):
-                await victims[0].ack()
+                with pytest.raises(InvalidRequestError):
+                    await victims[0].ack()
             acked.set()
         if message.key == b"victim":
             victims.append(message)

@@ -94,7 +94,7 @@ async def test_poison_is_named_everywhere_when_it_holds_a_resize_up(
             await asyncio.sleep(0.05)
     lines = [record.getMessage() for record in caplog.records]
     assert any(
-        f"ValueError on {subject} partition {part.partition_id} offset 1 in group g, " in line
+        f"ValueError on {subject} partition {part.partition_id} offset 1 in group g (" in line
         and "the error says: cannot take 0" in line
         for line in lines
     )

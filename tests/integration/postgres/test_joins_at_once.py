@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from keylane.metaserver.running import running_metaserver
 from keylane.metaserver.settings import MetaserverSettings
+from keylane.protocol import endpoints
 from keylane.protocol.control import CreateSubject, Heartbeat, Join
 from keylane.protocol.errors import OutcomeUnknownError
 from keylane.rpc.client import MetaClient
@@ -40,7 +41,7 @@ class JoinedGroup:
         async with asyncio.timeout(60):
             while True:
                 try:
-                    await self.meta.join(ask)
+                    await self.meta.call(endpoints.JOIN, ask)
                 except OutcomeUnknownError:  # on a busy machine; a repeat begins no other session
                     continue
                 return session
@@ -83,7 +84,9 @@ async def test_heartbeat_is_answered_when_what_it_reports_waits_for_a_held_row(g
     async with group.engine.connect() as connection, connection.begin():
         await connection.execute(sa.text("SELECT 1 FROM groups FOR UPDATE"))
         async with asyncio.timeout(5):
-            grants = await group.meta.heartbeat(Heartbeat(session=session, unreached=("left",)))
+            grants = await group.meta.call(
+                endpoints.HEARTBEAT, Heartbeat(session=session, unreached=("left",))
+            )
     assert grants.group_id
     async with asyncio.timeout(60):
         while not await group.count("SELECT count(*) FROM sessions WHERE unreached = 'left'"):

@@ -150,7 +150,7 @@ def test_group_with_consumers_is_left_alone_until_they_are_gone(shared_cluster, 
         query = Query(reader)
         asyncio.run(beside(query))
         query.check(range(300))
-        assert "commitGroup: spark of" in caplog.text
+        assert "commitGroup: cannot set group spark of" in caplog.text
         assert lag(shared_cluster, subject) > 0
         assert not query.construct()
         assert lag(shared_cluster, subject) == 0

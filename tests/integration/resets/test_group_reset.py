@@ -435,7 +435,7 @@ async def test_reset_command_sets_what_describe_shows(shared_cluster: Cluster):
         assert "logic offset" in done.stdout
     for words, text in (
         (("--to", "3"), "an offset needs a queue"),
-        (("--to", "soon"), "neither earliest, latest, an offset"),
+        (("--to", "soon"), "is not a position: give earliest, latest, an offset"),
         (("--to", "99", "--queue", "0"), "OffsetOutOfRangeError"),
     ):
         refused = await keylane(shared_cluster, "reset", "cmds", "g", *words)

@@ -109,7 +109,8 @@ class LiveResetting(Feature):
             ask = self._of_one_partition(ask)
         fields = asdict(ask)
         fields |= {"live": True}
-        call = partial(world._operator_meta.reset_group, SUBJECT, GROUP)
+        meta = world._operator_meta
+        call = partial(meta.call, endpoints.RESET_GROUP, subject=SUBJECT, group=GROUP)
         world.faults.done += 1
         self.reset_count += 1
         world.trace(f"live reset {fields!r}")
