@@ -424,7 +424,9 @@ async def test_unknown_names_are_refused(house: MetaAndBroker) -> None:
         await house.meta.call(endpoints.JOIN, Join(subject="unknown", group="g", session=A))
     with pytest.raises(GroupUnknownError):
         await house.meta.call(endpoints.GROUP, subject="s", group="unknown")
-    for session in (C, "short", "a\0b", "x" * 1000, ""):
+    with pytest.raises(InvalidRequestError, match=r"U\+0000"):
+        await house.meta.call(endpoints.HEARTBEAT, Heartbeat(session="a\0b"))
+    for session in (C, "short", "x" * 1000, ""):
         with pytest.raises(SessionUnknownError):
             await house.meta.call(endpoints.HEARTBEAT, Heartbeat(session=session))
         with pytest.raises(SessionUnknownError):
