@@ -180,7 +180,7 @@ async def test_reason_is_logged_once_when_rounds_fail_for_it_again(
     assert without_counts(caplog) == [
         "periodic work failed and will be retried: it only reads",
         "periodic work failed and will be retried: it is away",
-        "periodic work succeeds again after N failures",
+        "the periodic work succeeds again, after N failures",
     ]
 
 
@@ -204,7 +204,7 @@ async def test_log_is_not_filled_when_rounds_fail_and_succeed_in_turn(
             await asyncio.sleep(0.01)
     assert without_counts(caplog) == [
         "periodic work failed and will be retried: it is away",
-        "periodic work succeeds again after N failures",
+        "the periodic work succeeds again, after N failures",
     ]
 
 
@@ -239,7 +239,7 @@ async def test_end_is_logged_when_a_duty_has_told_the_reason(
             await asyncio.sleep(0.01)
     assert without_counts(caplog) == [
         "periodic work failed and will be retried: it is away",
-        "periodic work succeeds again after N failures",
+        "the periodic work succeeds again, after N failures",
     ]
 
 
