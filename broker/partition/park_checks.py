@@ -114,6 +114,10 @@ class _Checks:
         """
         self._cleared = False
         """What is parked is forgotten before the changes that follow."""
+        self._changed = False
+        """The request changes what is parked otherwise than by an adoption."""
+        self._adopted: dict[tuple[ParkKey, int], OffsetRuns] = {}
+        """Key and source → messages that the request adopts."""
         self._alive, self._dead = _rooms(parked)
         self._checks: dict[type[Any], Callable[[Any], ParkChange | None]] = {
             Park: self._park,
@@ -138,6 +142,7 @@ class _Checks:
             frozen = self._parked.frozen and not self._cleared
             if frozen and not isinstance(change, Freeze | Clear | Unneeded):
                 raise ParkMovedError(partition_id=self._parked.own)
+            self._changed = self._changed or not isinstance(change, Adopt)
             checked = self._checks[type(change)](change)
             if checked is not None:
                 wanted.append(checked)
@@ -353,7 +358,40 @@ class _Checks:
             _check_ranges(((start, end),), MAX_I64)
             if not 1 <= source <= MAX_I64:
                 raise InvalidRequestError(f"no partition {source}")
-        return replace(change, keys=tuple(map(self._beside_known, change.keys)))
+        return replace(
+            change, keys=tuple(self._beside_known(self._of_held(k)) for k in change.keys)
+        )
+
+    def _of_held(self, key: AdoptedKey) -> AdoptedKey:
+        """
+        A key with the marks and the edits of those messages alone that are parked under it.
+
+        Those of other messages do nothing, but would do something where a start folds this change
+        a second time, and the messages have come meanwhile.
+        """
+        for source, start, end in key.rows:
+            self._adopted.setdefault((key.key, source), OffsetRuns()).add(start, end)
+        if not (key.marks or key.edits):
+            return key
+        marks = tuple(
+            replace(mark, start=low, end=high)
+            for mark in key.marks
+            for runs in self._held(key.key, mark.source)
+            for low, high in runs.within(mark.start, mark.end)
+        )
+        edits = tuple(
+            edited
+            for edited in key.edits
+            if any(edited.offset in runs for runs in self._held(key.key, edited.source))
+        )
+        return replace(key, marks=marks, edits=edits)
+
+    def _held(self, key: ParkKey, source: int) -> list[OffsetRuns]:
+        """Messages that are parked under a key before a change of the request."""
+        adopted = self._adopted.get((key, source))
+        parked = None if self._changed else self._parked.get(key)
+        known = None if parked is None else parked.pieces.get(source)
+        return [runs for runs in (adopted, known) if runs is not None]
 
     def _beside_known(self, key: AdoptedKey) -> AdoptedKey:
         """

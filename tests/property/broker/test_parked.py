@@ -75,7 +75,7 @@ ADOPTED = st.builds(
     AdoptedKey,
     KEYS,
     st.sampled_from(ParkState),
-    st.integers(-5, 50),
+    st.integers(-5, 10),  # parents park before the first request here, which is at 10
     st.none() | FAILURES,
     st.lists(
         st.tuples(st.sampled_from([3, 5]), RANGES).map(lambda row: (row[0], *row[1])), max_size=3
@@ -170,8 +170,44 @@ def served(requests: list[list[AskedChange]]) -> tuple[Log, Parked, AckedOffsets
     return log, parked, acked
 
 
+MARKED_EARLY = AdoptedKey(
+    b"",
+    ParkState.PARKED,
+    0,
+    None,
+    (),
+    (),
+    (Fault("E", "text", "c", 1),),
+    (FailureMark(3, 0, 1, 1, 0, 0, 0),),
+)
+"""Says how a message failed that comes later."""
+
+
 @settings(max_examples=examples(60), deadline=None)
 @given(REQUESTS, st.integers(0, 40), st.integers(0, 40))
+@example(
+    [[Adopt(3, (MARKED_EARLY, AdoptedKey(b"", ParkState.PARKED, 0, None, ((3, 0, 1),))), False)]],
+    0,
+    1,
+)
+@example(
+    [
+        [
+            Adopt(
+                3,
+                (
+                    AdoptedKey(
+                        b"a", ParkState.PARKED, 0, None, (), (EditedMessage(3, 0, b"v", b""),)
+                    ),
+                ),
+                False,
+            )
+        ],
+        [Adopt(3, (AdoptedKey(b"a", ParkState.PARKED, 0, None, ((3, 0, 1),)),), False)],
+    ],
+    0,
+    2,
+)
 def test_changes_folded_twice_lead_to_the_same_state(requests, first, last):
     """A snapshot has changes that the log behind its position says again: of any part of the
     log.
