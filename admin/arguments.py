@@ -92,7 +92,7 @@ def grant_change(principal: str, right: Rights | str, subject: str, group: str) 
 
 
 def principal_query(principal: str | None) -> dict[str, str] | None:
-    """The query of a call about one principal, or about all of them.  Raises InvalidNameError."""
+    """The query of a call about one principal, or about all.  Raises InvalidRequestError."""
     return None if principal is None else {"principal": check_principal(principal)}
 
 

@@ -43,12 +43,10 @@ from ..protocol.errors import (
     GroupUnknownError,
     InvalidRequestError,
     KeylaneError,
+    NotFoundError,
     NotSentError,
-    OperationUnknownError,
-    ParkedKeyUnknownError,
-    ParkedMessageUnknownError,
     PartitionUnknownError,
-    ScheduledUnknownError,
+    Reason,
     UnauthenticatedError,
 )
 from ..protocol.frames import EditParked, ParkedEdited
@@ -158,13 +156,13 @@ class Admin(Resident):
     needs.  An admin works in the event loop and the process in which it was opened.
 
     Besides the errors that are named there, each call raises
-        InvalidNameError, InvalidRequestError: an argument cannot be right; nothing was done.
+        InvalidRequestError: an argument cannot be right; nothing was done.
         NotSentError: no metaserver was reached; nothing was done.
         OutcomeUnknownError: no answer came; a call that changes something may have done so.
         ForeignServerError: what answers at the address is no keylane server.
-        ClosedError, ForkedError, OtherLoopError: the admin is not open, or not here.
+        ClosedError, UsageError: the admin is not open, or not here.
 
-    Calls about access need the right administer on `*`, and raise AccessOffError where the
+    Calls about access need the right administer on `*`, and raise InvalidRequestError where the
     metaserver has access control off.
     """
 
@@ -211,7 +209,7 @@ class Admin(Resident):
         return self
 
     async def close(self) -> None:
-        """Close every connection.  Raises OtherLoopError: the admin was opened in another event
+        """Close every connection.  Raises UsageError: the admin was opened in another event
         loop.
         """
         await clean_up(self._connections.close)
@@ -238,9 +236,9 @@ class Admin(Resident):
             message_bytes_max: key, value and properties of one message; 1 KiB to 1 MiB.
 
         Raises:
-            SubjectExistsError: it exists with other settings.
-            NotEnoughBrokersError: no broker group is available.
-            CreationRunningError, CreationFailedError: an earlier creation has not ended, or cannot
+            ConflictError: it exists with other settings.
+            UnavailableError: no broker group is available.
+            BusyError, ConflictError: an earlier creation has not ended, or cannot
                 end.
         """
         body = checked(
@@ -302,8 +300,8 @@ class Admin(Resident):
         `message_bytes_max`.
 
         Raises:
-            SubjectUnknownError, NotEnoughBrokersError
-            OperationRunningError: another operation on the subject has not changed the route yet.
+            SubjectUnknownError, UnavailableError
+            BusyError: another operation on the subject has not changed the route yet.
         """
         check_name("subject", subject)
         asked = {
@@ -331,8 +329,8 @@ class Admin(Resident):
 
         Raises:
             SubjectUnknownError
-            GroupBusyError: it has live consumers.
-            OperationRunningError: its partitions are being changed.
+            BusyError: it has live consumers.
+            BusyError: its partitions are being changed.
         """
         check_name("subject", subject)
         body = checked(DeleteSubject, {"force": force, "subject_id": subject_id})
@@ -363,10 +361,10 @@ class Admin(Resident):
                 before.  Returns before the cut is done.
 
         Raises:
-            SubjectUnknownError, SubjectDeletedError, NotEnoughBrokersError
-            PublishTargetError: `hidden` exists and is another subject, or was published.
-            OperationRunningError: the partitions of `subject` are being changed.
-            PublishOutdatedError: they have changed since the hidden subject was made, and are to be
+            SubjectUnknownError, SubjectDeletedError, UnavailableError
+            PublishError: `hidden` exists and is another subject, or was published.
+            BusyError: the partitions of `subject` are being changed.
+            PublishError: they have changed since the hidden subject was made, and are to be
             cut.
         """
         check_name("subject", subject)
@@ -412,13 +410,13 @@ class Admin(Resident):
             wait: return when the route has changed, not at once.
 
         Raises:
-            SubjectUnknownError, SubjectDeletedError, PublishTargetError
-            PublishOutdatedError: the partitions of `subject` have changed since the hidden subject
-            was made. OperationRunningError: they are being changed. PublishGroupsError,
-            GroupBusyError: a group of a subject that is replaced has no position, or live
-            consumers. PublishCursorsError: a group was reset, or had a consumer, since the look at
-            its `revisions`; nothing is changed. PublishBehindError: a subject that is replaced has
-            messages behind `ends`; nothing is changed.
+            SubjectUnknownError, SubjectDeletedError
+            BusyError: the partitions of `subject` are being changed, or a group of a subject that
+                is replaced has live consumers.
+            PublishError: nothing is changed.  The partitions of `subject` have changed since the
+                hidden subject was made; a group of a subject that is replaced has no position, or
+                was reset, or had a consumer, since the look at its `revisions`; or such a subject
+                has messages behind `ends`.
         """
         check_name("subject", hidden)
         refuse_call(flag_problems(wait=wait))
@@ -468,9 +466,9 @@ class Admin(Resident):
         Raises:
             SubjectUnknownError
             OffsetOutOfRangeError: messages behind a cursor are gone.
-            GroupExistsError: it exists, with another start or strategy.
+            ConflictError: it exists, with another start or strategy.
             GroupDeletedError: a group of this name is being deleted.
-            GroupStartUnfinishedError: it is made, and a broker has not stored its start yet.
+            UnfinishedError: it is made, and a broker has not stored its start yet.
             OverloadedError: the subject has as many groups as it may have.
         """
         check_where("start", start, time="at_ms", cursors="cursors")
@@ -567,7 +565,7 @@ class Admin(Resident):
 
         Raises:
             SubjectUnknownError, GroupUnknownError
-            PolicyInvalidError: the fields do not work together; nothing has changed.
+            InvalidRequestError: the fields do not work together; nothing has changed.
         """
         fields = {"on_failure": on_failure, "on_full": on_full, "tries_max": tries_max}
         fields |= {
@@ -593,7 +591,7 @@ class Admin(Resident):
 
         Raises:
             SubjectUnknownError, GroupUnknownError
-            SuspendedClientsError: too many clients are suspended by name.
+            OverloadedError: too many clients are suspended by name.
         """
         return await self._switch(subject, group, client, suspended=True)
 
@@ -646,14 +644,14 @@ class Admin(Resident):
                 `handover_ms` to end.
 
         Raises:
-            SubjectUnknownError, GroupUnknownError, QueueUnknownError, PartitionUnknownError
-            SubjectNotStaticError: `queue` for a subject without queues.
+            SubjectUnknownError, GroupUnknownError, NotFoundError, PartitionUnknownError
+            ConflictError: `queue` for a subject without queues.
             InvalidRequestError: `partition_id` for a subject with queues; arguments that do not go
-            together. GroupBusyError: it has live consumers, or had some until a moment ago.
-            OffsetOutOfRangeError: `offset` is not stored. ResetUnfinishedError: some cursors are
+            together. BusyError: it has live consumers, or had some until a moment ago.
+            OffsetOutOfRangeError: `offset` is not stored. UnfinishedError: some cursors are
             set; the same call again sets the rest.  After a "shift" another shift
                 would count from the new cursors: the text has the "cursors" that set the rest.
-            ResetCanceledError: `cancel_reset` was called; nothing was changed.
+            ConflictError: `cancel_reset` was called; nothing was changed.
         """
         return await reset_group(
             partial(self._of_group, endpoints.RESET_GROUP, subject, group),
@@ -671,7 +669,7 @@ class Admin(Resident):
 
         Raises:
             SubjectUnknownError, GroupUnknownError
-            ResetForwardError: cursors may be set already, and the reset goes on by itself; it is
+            ConflictError: cursors may be set already, and the reset goes on by itself; it is
             done; or there is none.
         """
         return await self._of_group(endpoints.CANCEL_RESET, subject, group)
@@ -705,7 +703,7 @@ class Admin(Resident):
 
         Raises:
             SubjectUnknownError, GroupUnknownError
-            GroupBusyError: it has live consumers, or its progress is being set.
+            BusyError: it has live consumers, or its progress is being set.
         """
         body = checked(DeleteGroup, {"force": force, "group_id": group_id})
         return await self._of_group(endpoints.DELETE_GROUP, subject, group, body)
@@ -723,9 +721,9 @@ class Admin(Resident):
             nothing is done; then, and if there is nothing to change, `operation_id` is 0.
 
         Raises:
-            SubjectUnknownError, NotEnoughBrokersError
-            OperationRunningError: another operation on the subject has not changed the route yet.
-            StaticSubjectError: the subject has logic queues; see `grow_subject`.
+            SubjectUnknownError, UnavailableError
+            BusyError: another operation on the subject has not changed the route yet.
+            ConflictError: the subject has logic queues; see `grow_subject`.
         """
         check_name("subject", subject)
         return await self._change(
@@ -746,8 +744,8 @@ class Admin(Resident):
             queues: the numbers of the queues to cut in the middle, in place of `count`.
 
         Raises:
-            QueueUnknownError: the subject has no such queue.
-            SubjectNotStaticError: the subject has no logic queues; see `resize`.
+            NotFoundError: the subject has no such queue.
+            ConflictError: the subject has no logic queues; see `resize`.
         """
         check_name("subject", subject)
         return await self._change(
@@ -781,8 +779,8 @@ class Admin(Resident):
 
         Raises:
             PartitionUnknownError: no open partition has one of these ids.
-            BrokerGroupUnknownError: `to` never reported itself.
-            BrokerCordonedError: `to` gets no new partitions.
+            NotFoundError: `to` never reported itself.
+            ConflictError: `to` gets no new partitions.
         """
         check_name("broker group", to)
         return await self._change(
@@ -814,7 +812,7 @@ class Admin(Resident):
             something stays there, and why.
 
         Raises:
-            BrokerGroupUnknownError, NotEnoughBrokersError
+            NotFoundError, UnavailableError
         """
         check_name("broker group", broker_group)
         body = checked(
@@ -849,7 +847,7 @@ class Admin(Resident):
         Raises:
             InvalidRequestError: `operation` is not one operation as `resize`, `move` and the like
                 return it.
-            OperationUnknownError: the metaserver does not list it: its database is another, or
+            NotFoundError: the metaserver does not list it: its database is another, or
                 older.
             UnreachableError: no metaserver answers; the operation continues, and may be followed
                 again.
@@ -863,8 +861,9 @@ class Admin(Resident):
             latest = await self.list_operations(view.subject)
             listed = {operation.operation_id: operation for operation in latest}
             if view.operation_id not in listed:
-                raise OperationUnknownError(
-                    f"operation {view.operation_id} of subject {view.subject} is not listed"
+                raise NotFoundError(
+                    Reason.OPERATION_UNKNOWN,
+                    f"operation {view.operation_id} of subject {view.subject} is not listed",
                 )
             if listed[view.operation_id] != view:
                 view = listed[view.operation_id]
@@ -878,7 +877,7 @@ class Admin(Resident):
         A plan, and an operation that has nothing to do, are returned as they are.
 
         Raises:
-            InvalidRequestError, OperationUnknownError, UnreachableError: as `follow`.
+            InvalidRequestError, NotFoundError, UnreachableError: as `follow`.
         """
         async for latest in self.follow(operation):
             operation = latest
@@ -889,8 +888,8 @@ class Admin(Resident):
         Cancel an operation that has not begun to seal; a repetition changes nothing.
 
         Raises:
-            OperationUnknownError
-            OperationForwardError: it has begun to seal, and can only be completed.
+            NotFoundError
+            ConflictError: it has begun to seal, and can only be completed.
         """
         refuse_call(range_problems({"operation_id": operation_id}, {"operation_id": (1, MAX_I64)}))
         return await self._meta.call(endpoints.CANCEL_OPERATION, id=operation_id)
@@ -1036,7 +1035,7 @@ class Admin(Resident):
             first: the number of messages of each key on a partition, from the oldest on; None: all.
 
         Raises:
-            ParkedKeyUnknownError: nothing of this key is parked.
+            NotFoundError: nothing of this key is parked.
             As `parked`.
         """
         most = _checked_count(first)
@@ -1044,7 +1043,7 @@ class Admin(Resident):
         for view in await self._views(subject, group, wanted, partition_id):
             left = most
             # What ends while it is read is passed over, as if it had ended before the call.
-            with contextlib.suppress(ParkedKeyUnknownError):
+            with contextlib.suppress(NotFoundError):
                 async for read in self._messages_of(subject, group, view, wanted):
                     if not left:
                         break
@@ -1074,8 +1073,8 @@ class Admin(Resident):
             The keys that were parked and are redriven now, as they were before.
 
         Raises:
-            ParkedKeyUnknownError: nothing of `key` is parked.
-            ParkMovedError: a partition was sealed, and its children have these messages since: ask
+            NotFoundError: nothing of `key` is parked.
+            StaleRouteError: a partition was sealed, and its children have these messages since: ask
                 again.
             As `parked`.
         """
@@ -1137,7 +1136,7 @@ class Admin(Resident):
             The number of skipped messages.
 
         Raises:
-            ParkedKeyUnknownError, ParkMovedError
+            NotFoundError, StaleRouteError
             As `parked`.
         """
         if not _said(key, dead, partition_id, older_than_ms, error):
@@ -1175,8 +1174,8 @@ class Admin(Resident):
             partition_id, offset, key, dead: as of `edit_parked`.
 
         Raises:
-            ParkedMessageUnknownError: it is not parked, or not stored any more.
-            ParkedKeyUnknownError, ParkedKeyAmbiguousError: as of `edit_parked`.
+            NotFoundError: it is not parked, or not stored any more.
+            NotFoundError, ConflictError: as of `edit_parked`.
             As `parked`.
         """
         place = await self._place(subject, group, partition_id, offset, key=key, dead=dead)
@@ -1214,14 +1213,14 @@ class Admin(Resident):
             The message as consumers will get it.
 
         Raises:
-            ParkedMessageUnknownError: it is not parked, or not stored any more.
-            ParkedKeyUnknownError: nothing of `key` is parked.
-            ParkedKeyAmbiguousError: partitions that do not follow each other have it: say
+            NotFoundError: it is not parked, or not stored any more.
+            NotFoundError: nothing of `key` is parked.
+            ConflictError: partitions that do not follow each other have it: say
                 `partition_id`.
-            ParkedRedrivenError: messages of its key are being handled.
+            BusyError: messages of its key are being handled.
             MessageTooLargeError: it would be over the limit of the subject.
-            EditsFullError: the group has too many edited messages.
-            ParkMovedError: the partition was sealed, and its children have it since: ask again.
+            OverloadedError: the group has too many edited messages.
+            StaleRouteError: the partition was sealed, and its children have it since: ask again.
             As `parked`.
         """
         if value is None and properties is None:
@@ -1307,8 +1306,8 @@ class Admin(Resident):
 
         Raises:
             InvalidRequestError: not an id.
-            ScheduledUnknownError: no broker that was asked knows the message, or no longer.
-            ScheduledTakenError: it is on its way to its subject, which does not answer; ask again.
+            NotFoundError: no broker that was asked knows the message, or no longer.
+            BusyError: it is on its way to its subject, which does not answer; ask again.
             ConfigError: `broker` is not one address.
             KeylaneError: what else the last broker answered, if none knows the message.
         """
@@ -1322,7 +1321,7 @@ class Admin(Resident):
             try:
                 client = self._connections.broker_at(address)
                 return (await client.control(endpoints.CANCEL_SCHEDULED, id=scheduled_id)).outcome
-            except ScheduledUnknownError:
+            except NotFoundError:
                 continue
             except KeylaneError as error:
                 failure = error
@@ -1331,7 +1330,7 @@ class Admin(Resident):
         text = f"no broker that was asked knows scheduled message {scheduled_id}"
         if problems:
             text += f"; not asked: {', '.join(problems)}"
-        raise ScheduledUnknownError(text, scheduled_id=scheduled_id)
+        raise NotFoundError(Reason.SCHEDULED_UNKNOWN, text, scheduled_id=scheduled_id)
 
     # ── access ────────────────────────────────────────────────────────────────────────────────────
     async def create_token(
@@ -1372,7 +1371,7 @@ class Admin(Resident):
         nothing.
 
         Raises:
-            TokenIdUnknownError
+            NotFoundError
         """
         return await self._meta.call(endpoints.REVOKE_TOKEN, id=token_id)
 
@@ -1516,7 +1515,7 @@ class Admin(Resident):
         Keep a broker group from new partitions; those it has stay.
 
         Raises:
-            BrokerGroupUnknownError
+            NotFoundError
         """
         return await self._cordon(broker_group, cordoned=True)
 
@@ -1525,7 +1524,7 @@ class Admin(Resident):
         Let a broker group have new partitions again.
 
         Raises:
-            BrokerGroupUnknownError
+            NotFoundError
         """
         return await self._cordon(broker_group, cordoned=False)
 
@@ -1541,7 +1540,7 @@ class Admin(Resident):
             dry_run: only answer which folder would be accepted.
 
         Raises:
-            BrokerGroupUnknownError
+            NotFoundError
         """
         check_name("broker group", broker_group)
         body = checked(AcceptFolder, {"address": address, "dry_run": dry_run})
@@ -1715,7 +1714,7 @@ class Admin(Resident):
         try:
             for body in bodies:
                 await broker.control(endpoints.CHANGE_PARKED, body, id=view.partition_id)
-        except ParkedKeyUnknownError:
+        except NotFoundError:
             return None
         return view
 
@@ -1812,7 +1811,7 @@ class Admin(Resident):
         self, subject: str, group: str, partition_id: int, offset: int
     ) -> tuple[ParkedMessage, ParkedKeyView]:
         """A parked message, with what was edited, and the key under which it is parked.  Raises
-        ParkedMessageUnknownError.
+        NotFoundError.
         """
         if not is_within(offset, 0, MAX_I64):
             raise InvalidRequestError(f"not an offset: {offset!r:.40}")
@@ -1821,7 +1820,8 @@ class Admin(Resident):
             each.partition_id: each for each in await self._partitions(subject, group, None)
         }
         read = await ParkedReader(subject, served, self._broker).read(partition_id, offset)
-        unknown = ParkedMessageUnknownError(
+        unknown = NotFoundError(
+            Reason.PARKED_MESSAGE_UNKNOWN,
             f"offset {offset} of partition {partition_id}: {read.problem or 'it is not parked'}",
             partition_id=partition_id,
             offset=offset,
@@ -1831,14 +1831,14 @@ class Admin(Resident):
         for key in dict.fromkeys((read.message.key, None)):
             async for view in self.parked(subject, group, key=key):
                 broker = await self._broker_of(subject, group, view, served)
-                with contextlib.suppress(ParkedMessageUnknownError):
+                with contextlib.suppress(NotFoundError):
                     return await with_edit(broker, group, view, read), view
         raise unknown
 
     async def _views(
         self, subject: str, group: str, wanted: WantedKeys, partition_id: int | None
     ) -> list[ParkedKeyView]:
-        """The keys that are asked for, where they are parked.  Raises ParkedKeyUnknownError."""
+        """The keys that are asked for, where they are parked.  Raises NotFoundError."""
         until_s = asyncio.get_running_loop().time() + ADOPTION_S
         while True:
             passed_on: set[int] = set()
@@ -1850,7 +1850,9 @@ class Admin(Resident):
                 break
             await asyncio.sleep(ADOPTION_PAUSE_S)
         what = "these keys" if isinstance(wanted.key, EllipsisType) else _named(wanted.key)
-        raise ParkedKeyUnknownError(f"{what} of group {group!r}: nothing is parked")
+        raise NotFoundError(
+            Reason.PARKED_KEY_UNKNOWN, f"{what} of group {group!r}: nothing is parked"
+        )
 
     async def _messages_of(
         self, subject: str, group: str, view: ParkedKeyView, wanted: WantedKeys
@@ -1863,7 +1865,7 @@ class Admin(Resident):
                 if (row.source, offset) in row.edited:
                     try:
                         read = await with_edit(broker, group, view, read)
-                    except ParkedMessageUnknownError:
+                    except NotFoundError:
                         continue  # it has ended since
                 yield replace(read, failure=row.failure, since_ms=row.since_ms, next_ms=row.next_ms)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from ..protocol.errors import ResetUnfinishedError
+from ..protocol.errors import Reason, UnfinishedError
 from ..protocol.progress import GroupReset, ResetGroup, ResetTo
 from ..protocol.reading.instants import check_unit
 from .arguments import check_where, checked, mapping_of
@@ -25,7 +25,7 @@ async def reset_group(
 
     Raises:
         InvalidRequestError: a field cannot be used.
-        ResetUnfinishedError: after a shift, the text has the cursors that finish it.
+        UnfinishedError: after a shift, the text has the cursors that finish it.
         What `call` raises.
     """
     check_where("to", fields["to"], offset="offset", time="at_ms", shift="shift", cursors="cursors")
@@ -46,8 +46,9 @@ async def reset_group(
                 live=fields["live"],
             )
         )
-    except ResetUnfinishedError as error:
-        raise ResetUnfinishedError(
+    except UnfinishedError as error:
+        raise UnfinishedError(
+            Reason.RESET_UNFINISHED,
             f"{error.message}; to finish it: reset_group(…, 'cursors', cursors={cursors})",
             **error.details,
         ) from error

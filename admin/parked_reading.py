@@ -205,7 +205,7 @@ async def with_edit(
     broker: BrokerClient, group: str, view: ParkedKeyView, read: ParkedMessage
 ) -> ParkedMessage:
     """A parked message with what an operator has put in its place.  Raises
-    ParkedMessageUnknownError.
+    NotFoundError.
     """
     ask = ReadEdited(view.partition_id, group, view.key, read.partition_id, read.offset)
     answer, value = await broker.call(ask)

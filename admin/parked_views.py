@@ -8,11 +8,7 @@ from types import EllipsisType
 
 from msgspec import Struct
 
-from ..protocol.errors import (
-    InvalidRequestError,
-    ParkedKeyAmbiguousError,
-    ParkedKeyUnknownError,
-)
+from ..protocol.errors import ConflictError, InvalidRequestError, NotFoundError, Reason
 from ..protocol.ids import MAX_I64
 from ..protocol.limits import KEY_BYTES_MAX
 from ..protocol.message import Message
@@ -187,18 +183,19 @@ def first_in_lineage(
         parents: of each partition that has data.
 
     Raises:
-        ParkedKeyUnknownError: no message of the key is left.
-        ParkedKeyAmbiguousError: partitions that do not follow each other have it, as of a
+        NotFoundError: no message of the key is left.
+        ConflictError: partitions that do not follow each other have it, as of a
             best_tried subject.
     """
     left = [view for view in views if view.first_offset >= 0]
     if not left:
-        raise ParkedKeyUnknownError
+        raise NotFoundError(Reason.PARKED_KEY_UNKNOWN)
     holders = sorted({view.partition_id for view in left})
     for earlier, later in pairwise(holders):
         if earlier not in _ancestors(later, parents):
             ids = ", ".join(map(str, holders))
-            raise ParkedKeyAmbiguousError(
+            raise ConflictError(
+                Reason.PARKED_KEY_AMBIGUOUS,
                 f"the key is parked on partitions {ids}, and none of them comes first",
                 partition_ids=ids,
             )

@@ -3,7 +3,7 @@
     values   {"carrier":"AA","delay":3}  {"carrier":"BA"}  {"carrier":            the third is cut
                     │ joined by newlines, parsed at once; halved where that fails, then value by value
                     ▼
-    struct   {AA, 3}                     {BA, null}        null, or a JsonValueError
+    struct   {AA, 3}                     {BA, null}        null, or a CodecError
 
 A field that the schema lacks is left out; one that a value lacks is null.
 
@@ -35,7 +35,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from ..protocol.errors import ConfigError, JsonValueError
+from ..protocol.errors import CodecError, ConfigError, Reason
 from .json_schema import json_type
 from .selection import ReadOptions
 
@@ -79,13 +79,14 @@ class JsonValues:
             partition_id, first_offset: where the first of them comes from, for errors.
 
         Raises:
-            JsonValueError: a value does not fit, and `bad_values` is "fail".
+            CodecError: a value does not fit, and `bad_values` is "fail".
         """
         try:
             chunks = self._chunks(values, 0)
         except _BadValueError as bad:
             offset = first_offset + bad.row
-            raise JsonValueError(
+            raise CodecError(
+                Reason.JSON_VALUE,
                 f"partition {partition_id}, offset {offset}: the value is not JSON of the schema: "
                 f"{bad.reason}",
                 partition_id=partition_id,

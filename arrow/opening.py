@@ -41,7 +41,7 @@ def open_network(secured: Secured) -> HttpNetwork:
     try:
         return client_network(secured.tls, _source_of(secured))
     except ConfigError as error:
-        raise type(error)(f"{error.message}, on {platform.node()}", **error.details) from error
+        raise error.copy(message=f"{error.message}, on {platform.node()}") from error
 
 
 def _source_of(secured: Secured) -> TokenSource | None:

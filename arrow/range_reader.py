@@ -24,8 +24,9 @@ from ..protocol.errors import (
     CorruptBatchError,
     KeylaneError,
     OffsetOutOfRangeError,
-    RangeUnreadableError,
+    Reason,
     RetryRule,
+    UnreachableError,
 )
 from ..protocol.frames import Batches, Read
 from ..protocol.limits import PULL_BYTES_MAX
@@ -64,9 +65,9 @@ def read_ranges(options: ReadOptions, ranges: Sequence[PlannedRange]) -> Iterato
         OffsetOutOfRangeError: rows of a range are no longer stored; its details name the partition
             and what is.
         CorruptBatchError: what a broker sent is damaged, or not the range.
-        RangeUnreadableError: a broker was away or refused for PATIENCE_S; the cause is the last
+        UnreachableError: a broker was away or refused for PATIENCE_S; the cause is the last
             error.
-        JsonValueError: a value does not fit `options.json_schema`.
+        CodecError: a value does not fit `options.json_schema`.
     """
     left = [planned for planned in ranges if planned.start < planned.end]
     if not left:
@@ -217,8 +218,9 @@ def _now_s() -> float:
 
 def _unreadable(
     planned: PlannedRange, offset: int, seconds: float, error: KeylaneError
-) -> RangeUnreadableError:
-    return RangeUnreadableError(
+) -> UnreachableError:
+    return UnreachableError(
+        Reason.RANGE_UNREADABLE,
         f"{_named(planned)}: nothing came from offset {offset} on for {seconds:.0f} s; "
         f"the last try: {error.message}",
         subject=planned.subject,

@@ -88,8 +88,8 @@ def read(
         RefusedError, UnreachableError: what is asked for does not exist; a server does not answer.
     The reader raises
         DataLossError: rows of the range are no longer stored.
-        RangeUnreadableError: a broker was away for a minute.
-        JsonValueError: a value does not fit.
+        UnreachableError: a broker was away for a minute.
+        CodecError: a value does not fit.
     """
     options = ReadOptions(
         meta=tuple(addresses_of(meta)),

@@ -60,7 +60,7 @@ class RowBuilder:
 
         Raises:
             CorruptBatchError: damaged, of another partition, or not the next offsets.
-            JsonValueError: a value is not JSON of the schema.
+            CodecError: a value is not JSON of the schema.
         """
         for start, header in batch_starts(payload):
             if self.next_offset >= self._end:

@@ -138,7 +138,10 @@ async def _routes(meta: MetaClient, options: ReadOptions) -> list[Route]:
             raise await _with_suggestion(meta, error) from None
         except UnreachableError as error:
             await patience.wait_or_raise(
-                _retold(error, f"meta: no metaserver answers at {', '.join(options.meta)}")
+                error.copy(
+                    message=f"meta: no metaserver answers at {', '.join(options.meta)}: "
+                    f"{error.message}"
+                )
             )
 
 
@@ -182,15 +185,8 @@ async def _ask_broker(
     except UnreachableError as error:
         group = asked[0].partition.broker_group
         ids = [str(each.partition.partition_id) for each in asked]
-        raise _retold(
-            error,
+        text = (
             f"broker group {group} does not answer, which has partition {listed(ids)}; "
-            f"with the option `partitions` others can be read without it",
-        ) from error
-
-
-def _retold(error: UnreachableError, text: str) -> UnreachableError:
-    """The error, with what it means to the reader before its own words."""
-    told = type(error)(f"{text}: {error.message}", **error.details)
-    told.fate = error.fate
-    return told
+            "with the option `partitions` others can be read without it"
+        )
+        raise error.copy(message=f"{text}: {error.message}") from error

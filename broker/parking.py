@@ -22,13 +22,14 @@ from msgspec.structs import replace
 from ..protocol.clock import Clock
 from ..protocol.endpoints import CHANGE_PARKED, PARKED, PARKED_OFFSETS
 from ..protocol.errors import (
+    BusyError,
     CorruptBatchError,
     FencedError,
-    GroupBusyError,
     GroupUnknownError,
     InvalidRequestError,
-    ParkedKeyUnknownError,
-    ParkMovedError,
+    NotFoundError,
+    Reason,
+    StaleRouteError,
 )
 from ..protocol.frames import (
     ChangeParked,
@@ -201,8 +202,9 @@ class Parking:
                 self._check_folder(partition)
             return ParkedTaken(None), encode_parked(())
         if not (partition.ended and group.drained(partition.next_offset)):
-            raise GroupBusyError(
-                f"group {group.name!r} has not handled all of partition {partition.partition_id}"
+            raise BusyError(
+                Reason.GROUP_BUSY,
+                f"group {group.name!r} has not handled all of partition {partition.partition_id}",
             )
         await self._changed(partition, group, [Freeze()])
         loose = request.start <= partition.facts.partition.range_start < request.end
@@ -219,16 +221,17 @@ class Parking:
 
     def _check_folder(self, partition: HostedPartition) -> None:
         """
-        Raises GroupBusyError if no metaserver has accepted this data folder: it may be an older
+        Raises BusyError if no metaserver has accepted this data folder: it may be an older
         copy.
 
         The child of a group that has not drained its parent here asks.  Of an accepted copy,
         nothing more will come.
         """
         if self._standing is not None and not self._standing.accepted:
-            raise GroupBusyError(
+            raise BusyError(
+                Reason.GROUP_BUSY,
                 f"the broker of partition {partition.partition_id} knows nothing that is parked "
-                f"there, and {MAYBE_OLDER_COPY}"
+                f"there, and {MAYBE_OLDER_COPY}",
             )
 
     async def _leave(self, request: LeaveParked, _payload: memoryview) -> Handled:
@@ -285,7 +288,7 @@ class Parking:
         if "tries" in params:
             key = whole_number(params, "tries", 0, low=-TRIES_MAX_MAX, high=TRIES_MAX_MAX)
         if group.parked is None or group.parked.get(key) is None:
-            raise ParkedKeyUnknownError(partition_id=partition.partition_id)
+            raise NotFoundError(Reason.PARKED_KEY_UNKNOWN, partition_id=partition.partition_id)
         after = params.get("after")
         if after is None:
             return parked_offsets(group.parked, key, count=count, first=first)
@@ -301,7 +304,7 @@ class Parking:
         changes = operators_change(body)
         parked = group.parked
         if parked is None or parked.get(key_of(body.key_hex)) is None:
-            raise ParkedKeyUnknownError(partition_id=partition.partition_id)
+            raise NotFoundError(Reason.PARKED_KEY_UNKNOWN, partition_id=partition.partition_id)
         _check_whole(parked)
         await self._changed(partition, group, changes)
         # The log's end rises over restarts, so that no version comes twice.
@@ -361,11 +364,12 @@ class Parking:
 
 
 def _check_whole(parked: Parked | None) -> None:
-    """Raises ParkMovedError while a parent's messages are here in part: if the owner ends now, the
+    """Raises StaleRouteError while a parent's messages are here in part: if the owner ends now, the
     next takes all again.
     """
     if parked is not None and parked.taking:
-        raise ParkMovedError(
+        raise StaleRouteError(
+            Reason.PARK_MOVED,
             f"parked messages of partition {min(parked.taking)} are being taken over by partition "
             f"{parked.own}: ask again",
             partition_id=parked.own,

@@ -60,7 +60,7 @@ class Peers:
         The route of a subject, which may be out of date.
 
         Raises:
-            SubjectUnknownError, InvalidNameError
+            SubjectUnknownError, InvalidRequestError
             UnreachableError: the route is not known here, and no metaserver answers.
         """
         kept = self._routes.get(subject)

@@ -27,14 +27,15 @@ from ..protocol.clock import Clock
 from ..protocol.control import ErrorBody, PartlyPosted, Posted, PostReceipt
 from ..protocol.endpoints import POST_MESSAGES
 from ..protocol.errors import (
+    DeliveryError,
     Fate,
     KeylaneError,
     MessageTooLargeError,
-    NoPartitionError,
     NotSentError,
-    PartlyStoredError,
+    Reason,
     RetryRule,
     SequenceGapError,
+    StaleRouteError,
     UnreachableError,
 )
 from ..protocol.frames import Append, Appended
@@ -151,7 +152,9 @@ class MessagePosting:
             route = await self._peers.new_route(subject, subject_id=subject_id)
             partition = self._any(route.open_partitions())
         if partition is None:
-            raise NoPartitionError(f"subject {subject!r} has no open partition now")
+            raise StaleRouteError(
+                Reason.NO_PARTITION, f"subject {subject!r} has no open partition now"
+            )
         return self._rng.randrange(partition.range_start, partition.range_end)
 
     async def store(
@@ -232,7 +235,7 @@ class MessagePosting:
         try:
             post.check_sizes(route)
             parts = self._parts(post, route).values()
-        except (MessageTooLargeError, NoPartitionError) as error:
+        except (MessageTooLargeError, StaleRouteError) as error:
             return [error]
         return await self._append_all(post, parts)
 
@@ -250,7 +253,9 @@ class MessagePosting:
             logical = post.logical[index]
             partition = anywhere if logical == ANYWHERE else by_logical.get(logical)
             if partition is None:
-                raise NoPartitionError(f"subject {post.subject!r} has no open partition now")
+                raise StaleRouteError(
+                    Reason.NO_PARTITION, f"subject {post.subject!r} has no open partition now"
+                )
             parts.setdefault(partition.partition_id, (partition, []))[1].append(index)
         return parts
 
@@ -320,7 +325,8 @@ def _partly(post: _Post, error: KeylaneError) -> Reply:
     if not stored:
         raise error
     partly = ErrorBody.of(
-        PartlyStoredError(
+        DeliveryError(
+            Reason.PARTLY_STORED,
             f"{stored} of {counted(len(post.messages), 'message')} are stored; then: "
             f"{error.message}",
             stored=stored,

@@ -12,14 +12,15 @@ from ..protocol.batch import batch_starts, columns
 from ..protocol.control import MessagePage, MessageView
 from ..protocol.endpoints import READ_MESSAGES
 from ..protocol.errors import (
+    ConflictError,
     InvalidRequestError,
     KeylaneError,
+    NotFoundError,
     NotSentError,
     OffsetOutOfRangeError,
     PartitionUnknownError,
-    QueueUnknownError,
+    Reason,
     RetryRule,
-    SubjectNotStaticError,
 )
 from ..protocol.frames import Batches, Read
 from ..protocol.http.message_json import bytes_field, properties_fields
@@ -66,8 +67,8 @@ class MessageReading:
         A page of messages.
 
         Raises:
-            InvalidRequestError, SubjectUnknownError, PartitionUnknownError, SubjectNotStaticError,
-            QueueUnknownError OffsetOutOfRangeError: nothing is stored at this offset; its details
+            InvalidRequestError, SubjectUnknownError, PartitionUnknownError, ConflictError,
+            NotFoundError OffsetOutOfRangeError: nothing is stored at this offset; its details
             have the first one and the end. UnreachableError: the broker of the partition does not
             answer.
         """
@@ -77,7 +78,7 @@ class MessageReading:
         try:
             page = await self._read_by(route, asked)
         except KeylaneError as error:
-            stale = isinstance(error, NotSentError | QueueUnknownError | OffsetOutOfRangeError)
+            stale = isinstance(error, NotSentError | NotFoundError | OffsetOutOfRangeError)
             if not stale and error.retry is not RetryRule.AFTER_NEW_ROUTE:
                 raise
             newer = await self._peers.new_route(asked.subject)
@@ -170,11 +171,12 @@ def _located(route: Route, asked: _Asked) -> tuple[Partition, int]:
 
 def _located_in_queue(route: Route, queue: int, offset: int) -> tuple[Partition, int]:
     if not route.static:
-        raise SubjectNotStaticError(subject=route.subject)
+        raise ConflictError(Reason.SUBJECT_NOT_STATIC, subject=route.subject)
     chain = _chain(route, queue)
     if not chain:
         queues = {partition.queue for partition in route.partitions}
-        raise QueueUnknownError(
+        raise NotFoundError(
+            Reason.QUEUE_UNKNOWN,
             f"subject {route.subject!r} has queues 0 to {max(queues, default=0)}, not {queue}",
             subject=route.subject,
             queue=queue,

@@ -18,9 +18,7 @@ from ..protocol.backoff import Backoff
 from ..protocol.clock import Clock, SystemClock
 from ..protocol.control import BrokerHeartbeat, BrokerWelcome, quiet_limit_ms
 from ..protocol.errors import (
-    BrokerGroupTakenError,
-    FolderBehindError,
-    FolderGivenUpError,
+    FolderRefusedError,
     KeylaneError,
     RefusedError,
     RetryRule,
@@ -36,10 +34,6 @@ FIRST_REPORT_MS_MAX = 2_000
 START_MS = 5_000
 """For this time after the start, a metaserver that does not answer is logged at INFO, not
 WARNING.
-"""
-_SET_ASIDE = (BrokerGroupTakenError, FolderBehindError, FolderGivenUpError)
-"""Refusals because the broker group belongs to another data folder; only an operator can end them,
-and the hint says how.
 """
 
 
@@ -145,13 +139,12 @@ class Registration:
                     await self._on_fence(welcome.fence)
             except KeylaneError as error:
                 self.problem = error.message
-                if isinstance(error, _SET_ASIDE):
+                if isinstance(error, FolderRefusedError):
                     self.problem += f"; {_way_out(error)}"
-                refused = isinstance(error, RefusedError | BrokerGroupTakenError)
-                if refused and error.retry is RetryRule.NEVER:
+                if isinstance(error, RefusedError) and error.retry is RetryRule.NEVER:
                     self.refusal = self.problem
                 self._tell(error)
-                if isinstance(error, _SET_ASIDE):
+                if isinstance(error, FolderRefusedError):
                     self.set_aside = error.message
                     self._accepted.clear()
                 self._note_asked()
@@ -210,7 +203,7 @@ class Registration:
             logging.INFO if starting and isinstance(error, UnreachableError) else logging.WARNING
         )
         if line := self._troubles.met(error.message, self._boot_ms(), level):
-            hint = f"; {_way_out(error)}" if isinstance(error, _SET_ASIDE) else ""
+            hint = f"; {_way_out(error)}" if isinstance(error, FolderRefusedError) else ""
             log.log(level, "cannot register with the metaserver: %s%s", line, hint)
 
     def _note_registered(self) -> None:

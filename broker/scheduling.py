@@ -21,11 +21,10 @@ from ..protocol.batch import SENDER_HINT, check_batch, check_lengths, columns
 from ..protocol.clock import Clock
 from ..protocol.endpoints import CANCEL_SCHEDULED, SCHEDULE_MESSAGES, SCHEDULED
 from ..protocol.errors import (
-    DeliverAtError,
-    DeliverAtKeyError,
     InvalidRequestError,
     KeylaneError,
     NotSentError,
+    Reason,
     SubjectDeletedError,
     UnpackError,
     UnreachableError,
@@ -110,7 +109,7 @@ class Scheduling:
         Keep the message in the payload until its time, durably.
 
         Raises:
-            DeliverAtError, DeliverAtKeyError, MessageTooLargeError, ScheduleFullError,
+            InvalidRequestError, MessageTooLargeError, OverloadedError,
             SubjectUnknownError, BrokerReadOnlyError: it is not kept.
         """
         subject = check_name("subject", request.subject)
@@ -132,7 +131,7 @@ class Scheduling:
             for edges in (cut.key_edges, cut.value_edges, cut.property_edges)
         )
         if key:
-            raise DeliverAtKeyError
+            raise InvalidRequestError(Reason.DELIVER_AT_KEY)
         check_message_size(0, len(value), len(packed))
         message = Waits(
             request.scheduled_id, request.deliver_at_ms, subject, cut.sent_at_ns[0], value, packed
@@ -141,7 +140,7 @@ class Scheduling:
         return Scheduled(self._broker_group, DURABLE), b""
 
     async def cancel(self, request: CancelScheduled, _payload: memoryview) -> Handled:
-        """Never deliver a message, unless it is delivered.  Raises ScheduledUnknownError."""
+        """Never deliver a message, unless it is delivered.  Raises NotFoundError."""
         _check_id(request.scheduled_id)
         outcome = await self._scheduler.cancel(request.scheduled_id)
         return ScheduledCanceled(outcome.value), b""
@@ -151,7 +150,8 @@ class Scheduling:
         # taken.
         now_ms, latest_ms = self._scheduler.calendar.both_ms()
         if not now_ms - LATE_MS_MAX <= deliver_at_ms <= latest_ms + AHEAD_MS_MAX + LATE_MS_MAX:
-            raise DeliverAtError(
+            raise InvalidRequestError(
+                Reason.DELIVER_AT,
                 f"deliver_at is {shown(deliver_at_ms)}, and by the broker's calendar it is "
                 f"{shown(now_ms)}",
                 deliver_at_ms=deliver_at_ms,
@@ -183,11 +183,14 @@ class Scheduling:
         await check_standing(self._standing)
         subject = check_name("subject", params["subject"])
         if "deliver_at" not in params:
-            raise DeliverAtError("the time is missing: …/scheduled?deliver_at=2030-01-31T08:00:00Z")
+            raise InvalidRequestError(
+                Reason.DELIVER_AT,
+                "the time is missing: …/scheduled?deliver_at=2030-01-31T08:00:00Z",
+            )
         deliver_at_ms = read_instant_ms(params["deliver_at"])
         posted = posted_messages(body, params)
         if any(message.key for message in posted):
-            raise DeliverAtKeyError
+            raise InvalidRequestError(Reason.DELIVER_AT_KEY)
         ids = self._ids(subject, posted, deliver_at_ms, params.get(IDEMPOTENCY_KEY))
         sent_at_ns = self._clock.wall_ns()
         messages = [
@@ -280,7 +283,7 @@ class Scheduling:
         }
 
     async def post_cancel(self, _body: object, params: Params) -> CanceledScheduled:
-        """Never deliver a message, unless it is delivered.  Raises ScheduledUnknownError."""
+        """Never deliver a message, unless it is delivered.  Raises NotFoundError."""
         await check_standing(self._standing)
         try:
             number = bytes.fromhex(params["id"])

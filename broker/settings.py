@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..protocol.address import addresses_of
-from ..protocol.errors import ConfigError, InvalidNameError
+from ..protocol.errors import ConfigError, InvalidRequestError
 from ..protocol.ids import check_name
 from ..protocol.limits import BATCH_BYTES_MAX, CONNECTIONS_MAX, HTTP_CONNECTIONS_MAX
 from ..protocol.settings import cluster_problems, range_problems, refuse, values_of
@@ -161,7 +161,7 @@ def _problems(values: Mapping[str, object]) -> list[str]:
     if "group" in values:
         try:
             check_name("broker group", values["group"])
-        except InvalidNameError as error:
+        except InvalidRequestError as error:
             problems.append(f"group: {error.message}")
     data = values.get("data", Path())
     if not isinstance(data, Path) or "\0" in str(data):

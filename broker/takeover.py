@@ -10,7 +10,7 @@ import asyncio
 import logging
 from contextlib import suppress
 
-from ..protocol.errors import AddressError, HostError
+from ..protocol.errors import AddressError, Reason
 from ..rpc.listening import check_free
 from .settings import BrokerSettings
 from .storage.files import is_locked
@@ -27,7 +27,7 @@ async def wait_for_predecessor(settings: BrokerSettings) -> None:
     Nothing is taken here: who comes first then has them, and the other one is refused.
 
     Raises:
-        HostError: this address is never free for it.
+        AddressError: this address is never free for it.
     """
     told = False
     with suppress(TimeoutError):  # the start says what is in use
@@ -42,8 +42,8 @@ async def wait_for_predecessor(settings: BrokerSettings) -> None:
 def _is_free(settings: BrokerSettings) -> bool:
     try:
         check_free(settings.host, settings.port, anywhere=settings.is_open)
-    except HostError:
-        raise
-    except AddressError:
+    except AddressError as error:
+        if error.reason is Reason.INSECURE_HOST:
+            raise
         return False
     return True

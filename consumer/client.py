@@ -21,7 +21,8 @@ from ..protocol.errors import (
     HandlerTypeError,
     InvalidRequestError,
     PartitionUnknownError,
-    SeekRefusedError,
+    Reason,
+    UsageError,
 )
 from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.message import Message
@@ -117,7 +118,7 @@ class Consumer(Resident, Generic[V]):
     returns.
 
     Without a handler: `async for message in consumer: ...; await message.ack()`, in one task;
-    another task may take over once every message taken is acked, and gets an OtherTaskError before.
+    another task may take over once every message taken is acked, and gets an UsageError before.
     A message comes only once all earlier ones of its key are acked; `await message.nack(after_s=5)`
     gives one back, and it comes again.  `getmany` gives several messages of a key together, and
     `batches` Arrow data.  While the loop body runs, partitions with unacked messages stay assigned
@@ -242,7 +243,7 @@ class Consumer(Resident, Generic[V]):
 
         Raises:
             TypeError: an argument that the class does not list; it says what to give in its place.
-            ConfigError, InvalidNameError: an argument that cannot work.
+            ConfigError, InvalidRequestError: an argument that cannot work.
             HandlerTypeError: the handler is a generator function, a class, or not for one message;
                 also a TypeError.
         """
@@ -347,11 +348,11 @@ class Consumer(Resident, Generic[V]):
             NotSentError, OutcomeUnknownError: no metaserver answers, after `wait_s`; or a new group
                 has a `start`, and a broker does not say where that is; open it again.
             SubjectUnknownError: it was never created.
-            GroupStrategyError: the group has the other strategy.
-            GroupFilterError: another member of the group has other tags, or another filter.
-            GroupBusyError, OverloadedError: a reset of the group is under way, or it has too many
+            ConflictError: the group has the other strategy.
+            ConflictError: another member of the group has other tags, or another filter.
+            BusyError, OverloadedError: a reset of the group is under way, or it has too many
                 consumers.
-            AlreadyOpenError, ForkedError: the consumer is open, or was before a fork.
+            UsageError: the consumer is open, or was before a fork.
             ConfigError: the system does not give as many `threads`.
             ClosedError: `close` was called meanwhile.
         """
@@ -461,7 +462,7 @@ class Consumer(Resident, Generic[V]):
         parent still consumes.
 
         Raises:
-            OtherLoopError: the consumer was opened in another event loop.
+            UsageError: the consumer was opened in another event loop.
         """
         was_open, ending = self._home.here, self.begin_close()
         if not was_open and not self._is_forked:
@@ -572,9 +573,9 @@ class Consumer(Resident, Generic[V]):
 
         Raises:
             InvalidRequestError: this consumer has a subject of its own.
-            AlreadyOpenError: it is open.
-            HandlerTwiceError: it has a function for this subject and group.
-            ConfigError, InvalidNameError, HandlerTypeError: as of `Consumer`.
+            UsageError: it is open.
+            ConfigError: it has a function for this subject and group.
+            ConfigError, InvalidRequestError, HandlerTypeError: as of `Consumer`.
         """
         if callable(subject):
             raise HandlerTypeError(
@@ -706,7 +707,7 @@ class Consumer(Resident, Generic[V]):
 
         Raises:
             ClosedError: it was never opened.
-            ForkedError, OtherLoopError: it is open elsewhere.
+            UsageError: it is open elsewhere.
             KeylaneError: the error that ended the consumer, each time until it is opened again.
         """
         if self._several is not None:
@@ -817,7 +818,7 @@ class Consumer(Resident, Generic[V]):
             PartitionUnknownError: a partition is not assigned now; nothing has changed.
             InvalidRequestError: a list, a text or an `Assignment` in place of the id of a
                 partition.
-            ClosedError, ForkedError, OtherLoopError: the consumer is not open here.
+            ClosedError, UsageError: the consumer is not open here.
         """
         ids = partition_ids or tuple(client.partition_id for client in self._all_clients)
         self._steer(ids, paused=True)
@@ -901,7 +902,7 @@ class Consumer(Resident, Generic[V]):
         return sum(part._connections.throttled_ms for part in self._parts)
 
     def seek_to_time(self, *_where: object, **_to: object) -> NoReturn:
-        """Refused, as `seek`.  Raises SeekRefusedError."""
+        """Refused, as `seek`.  Raises UsageError."""
         self.seek()
 
     def seek(self, *_where: object, **_to: object) -> NoReturn:
@@ -910,18 +911,22 @@ class Consumer(Resident, Generic[V]):
         order of others.
 
         Raises:
-            SeekRefusedError: always; it says how an operator resets the group.
+            UsageError: always; it says how an operator resets the group.
         """
         if self._several is not None:
-            raise SeekRefusedError("seek of a consumer: its cursor is moved by acks alone")
-        if not self._group:
-            raise SeekRefusedError(
-                f"seek of a broadcast consumer of {self._subject}: it begins at the latest "
-                f"message; a Reader begins anywhere"
+            raise UsageError(
+                Reason.SEEK_IN_GROUP, "seek of a consumer: its cursor is moved by acks alone"
             )
-        raise SeekRefusedError(
+        if not self._group:
+            raise UsageError(
+                Reason.SEEK_IN_GROUP,
+                f"seek of a broadcast consumer of {self._subject}: it begins at the latest "
+                f"message; a Reader begins anywhere",
+            )
+        raise UsageError(
+            Reason.SEEK_IN_GROUP,
             f"seek of a consumer of {self._subject} in group {self._group}: its cursor is "
-            f"moved by acks alone"
+            f"moved by acks alone",
         )
 
     # ── messages without a handler ────────────────────────────────────────────────────────────────
@@ -942,8 +947,8 @@ class Consumer(Resident, Generic[V]):
             What is there, as soon as there is one message; none if none came in time.
 
         Raises:
-            OtherTaskError: another task waits for messages.
-            MixedUseError: the consumer gave messages in another way since it was opened, as by
+            UsageError: another task waits for messages.
+            UsageError: the consumer gave messages in another way since it was opened, as by
                 `async for`.
             ClosedError: the consumer is not open, was closed meanwhile, or has a handler.
             InvalidRequestError: an argument out of its range; nothing was taken.
@@ -1010,7 +1015,7 @@ class Consumer(Resident, Generic[V]):
         Raises:
             ConfigError: pyarrow is not installed, the group is shared, or `on_failure` is not
                 "block".
-            ClosedError, MixedUseError, OtherTaskError, KeylaneError: as of `getmany`.
+            ClosedError, UsageError, KeylaneError: as of `getmany`.
         """
         if self._settings.consume_strategy is ConsumeStrategy.SHARED:
             raise ConfigError("batches() are of exclusive groups; a shared one has no ranges")
@@ -1055,10 +1060,10 @@ class Consumer(Resident, Generic[V]):
 
         Raises:
             StopAsyncIteration: the consumer is closed.
-            OtherTaskError: another task waits for a message, or runs with a message that it has not
+            UsageError: another task waits for a message, or runs with a message that it has not
                 acked.
             ClosedError: the consumer was never opened, or has a handler.
-            ForkedError, OtherLoopError: it is open elsewhere.
+            UsageError: it is open elsewhere.
             KeylaneError: the error that ended the consumer.
         """
         self._home.check_thread()

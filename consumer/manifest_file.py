@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..protocol.errors import ManifestError
+from ..protocol.errors import JobError, Reason
 from ..protocol.groups import GroupStart
 from ..protocol.reading.instants import GroupBegin
 from ..protocol.reprocess.manifest import decode_manifest, group_start_of
@@ -22,19 +22,19 @@ def manifest_start(text: str, *, subject: str) -> GroupStart:
     Blocks.
 
     Raises:
-        ManifestError: there is no manifest, it is not complete, or it is of another subject.
+        JobError: there is no manifest, it is not complete, or it is of another subject.
     """
     path = Path(text.removeprefix(PREFIX)) / MANIFEST_PATH
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise ManifestError(f"{path}: {error.strerror}", path=str(path)) from None
+        raise JobError(Reason.MANIFEST, f"{path}: {error.strerror}", path=str(path)) from None
     return group_start_of(decode_manifest(data, where=str(path)), subject=subject, where=str(path))
 
 
 def begin_of(start: GroupBegin | None, *, subject: str) -> GroupBegin | GroupStart | None:
     """Where a group begins: as given, or behind the backfill of `manifest:DIR`.  Raises
-    ManifestError.
+    JobError.
     """
     if isinstance(start, str) and start.startswith(PREFIX):
         return manifest_start(start, subject=subject)

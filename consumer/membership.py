@@ -23,13 +23,14 @@ from ..protocol.clock import Clock
 from ..protocol.control import Grants, Heartbeat, Join, Leave, ReleaseGrant, Suspend
 from ..protocol.errors import (
     AccessDeniedError,
+    ConfigError,
+    InvalidRequestError,
     KeylaneError,
-    RetryPolicyError,
+    QuotaExceededError,
+    Reason,
     RetryRule,
-    SessionQuotaError,
     SessionUnknownError,
     StorageError,
-    TokenInvalidError,
     UnauthenticatedError,
     UnreachableError,
 )
@@ -48,7 +49,7 @@ from .settings import ConsumerSettings
 from .shared_heartbeats import SharedHeartbeats, heartbeats_for
 
 log = logging.getLogger("keylane.consumer")
-_REFUSALS = (UnauthenticatedError, AccessDeniedError, TokenInvalidError, SessionQuotaError)
+_REFUSALS = (UnauthenticatedError, AccessDeniedError, ConfigError, QuotaExceededError)
 """While one of these lasts, a consumer gets nothing."""
 _REFUSED = "refused"
 """The key of a refusal among the troubles of a membership."""
@@ -237,8 +238,11 @@ class Membership:
             and joined.order_strategy is OrderStrategy.STRICT
         ):
             await self._meta.call(endpoints.LEAVE, Leave(session=session))
-            raise RetryPolicyError(
-                f"subject {self._subject!r} is strict", subject=self._subject, group=self._group
+            raise InvalidRequestError(
+                Reason.RETRY_POLICY,
+                f"subject {self._subject!r} is strict",
+                subject=self._subject,
+                group=self._group,
             )
         if (
             self._start is not None

@@ -15,7 +15,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from ..protocol.errors import CallbackTypeError
+from ..protocol.errors import HandlerTypeError, Reason
 from ..rpc.race import start_task
 from .pulling.pull_client import PullClient
 
@@ -123,18 +123,19 @@ class Rebalance:
 
 
 def check_callbacks(**calls: object) -> None:
-    """Raises CallbackTypeError: one of `calls` is neither None nor a function of partition ids."""
+    """Raises HandlerTypeError: one of `calls` is neither None nor a function of partition ids."""
     for name, call in calls.items():
         if call is None:
             continue
         if not callable(call) or isinstance(call, type):
-            raise CallbackTypeError(
-                f"{name} is a function of a list of partition ids, not {call!r:.60}"
+            raise HandlerTypeError(
+                Reason.CALLBACK_TYPE,
+                f"{name} is a function of a list of partition ids, not {call!r:.60}",
             )
         try:
             inspect.signature(call, follow_wrapped=False).bind([])
         except TypeError as error:
             said = f"{name} {call!r:.60} cannot be called with a list of partition ids: {error}"
-            raise CallbackTypeError(said) from None
+            raise HandlerTypeError(Reason.CALLBACK_TYPE, said) from None
         except ValueError:
             continue  # a builtin does not say what it takes

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..protocol.backoff import Backoff
-from ..protocol.errors import ConfigError, InvalidNameError
+from ..protocol.errors import ConfigError, InvalidRequestError
 from ..protocol.groups import TRIES_MAX_MAX, FailurePolicy, FullPolicy
 from ..protocol.ids import check_name
 from ..protocol.limits import (
@@ -88,7 +88,7 @@ class ConsumerSettings:
         instance: default ""; a name of this consumer within its group that outlives its process.  A
             process that is started under the same name takes over from its predecessor at once,
             with the same partitions and new tokens; a predecessor that still lives ends with
-            InstanceTakenError.  For exclusive groups.
+            FencedError.  For exclusive groups.
         ack: when a handled message is acked, also as text.  "lingering", the default: some
             milliseconds later, with others; what is not acked when a process is killed is handled
             again.  "each": the ack is durable at the broker before the next message of the key
@@ -237,7 +237,7 @@ def _instance_problems(instance: object, strategy: ConsumeStrategy) -> list[str]
         return []
     try:
         check_name("instance", instance)
-    except InvalidNameError as error:
+    except InvalidRequestError as error:
         return [error.message]
     if strategy is ConsumeStrategy.SHARED:
         return ["instance is for exclusive groups: a shared one has no partitions of its own"]

@@ -8,13 +8,7 @@ from contextlib import AsyncExitStack
 from typing import Protocol
 
 from ..protocol.control import SHORT_TEXT_CHARS_MAX
-from ..protocol.errors import (
-    AlreadyOpenError,
-    ClosedError,
-    ConfigError,
-    HandlerTwiceError,
-    HandlerTypeError,
-)
+from ..protocol.errors import ClosedError, ConfigError, HandlerTypeError, Reason, UsageError
 from ..protocol.ids import check_name
 from ..rpc.environment import environment_of
 from ..rpc.race import Race, error_of, start_task
@@ -71,16 +65,18 @@ class Several:
         return "open" if self._open else "closed"
 
     def check_new(self, subject: str, group: str | None) -> None:
-        """Raises HandlerTwiceError: this group of the subject has a member; broadcast ones have no
+        """Raises ConfigError: this group of the subject has a member; broadcast ones have no
         group.
         """
         if group is not None and (subject, group) in self._taken:
-            raise HandlerTwiceError(subject=subject, group=group)
+            raise ConfigError(Reason.HANDLER_TWICE, subject=subject, group=group)
 
     def add(self, member: Member, subject: str = "", group: str | None = None) -> None:
-        """Add a member.  Raises AlreadyOpenError: they are open."""
+        """Add a member.  Raises UsageError: they are open."""
         if self._open:
-            raise AlreadyOpenError("handlers are added before the consumer is opened")
+            raise UsageError(
+                Reason.ALREADY_OPEN, "handlers are added before the consumer is opened"
+            )
         self.members.append(member)
         if group is not None:
             self._taken.add((subject, group))
@@ -91,7 +87,7 @@ class Several:
 
         Raises:
             HandlerTypeError: there is no member.
-            AlreadyOpenError
+            UsageError
             ClosedError: `close` was called meanwhile.
             BaseException: as the opening of a member does.
         """
@@ -102,7 +98,7 @@ class Several:
                 "Consumer(meta, subject=..., group=...)"
             )
         if self._open:
-            raise AlreadyOpenError("the consumer is open already")
+            raise UsageError(Reason.ALREADY_OPEN, "the consumer is open already")
         self._open = True
         closings = self._closings
         try:
@@ -210,8 +206,8 @@ def several_if(
 
 
 def _check_names(subject: object, group: object, name: object, *, broadcast: bool) -> None:
-    """Raises InvalidNameError; ConfigError: one is missing, or a metaserver would not take `name`
-    as that of a client.
+    """Raises InvalidRequestError; ConfigError: one is missing, or a metaserver would not take
+    `name` as that of a client.
     """
     if subject is None:
         raise ConfigError(

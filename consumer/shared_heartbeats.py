@@ -220,7 +220,7 @@ class SharedHeartbeats:
             # metaserver again.
             for each in waiting:
                 each.meta.put_last(asked)
-                _fail(each, error.copy(error.fate))
+                _fail(each, error.copy())
             return True
         except KeylaneError as error:
             log.info("heartbeats are sent one by one: %s", error.message)

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from ..protocol.control import BrokerHeartbeat
-from ..protocol.errors import KeylaneError, MemberTooOldError, UpgradeSkippedError
+from ..protocol.errors import KeylaneError, VersionError
 from ..protocol.log_filter import LogFilter
 from ..protocol.membership.cluster_view import ClusterView, MemberView
 from ..protocol.membership.versions import OWN, VERSION, check_member, holding_back
@@ -84,7 +84,7 @@ class ClusterMember:
         self._known = state
         try:
             check_member(self._version, self._known.version, "this metaserver")
-        except (MemberTooOldError, UpgradeSkippedError) as error:
+        except VersionError as error:
             # It was not heard of while the others went on, as a suspended one.
             if not self.problem:
                 log.error("%s; %s", error.message, error.hint)
@@ -126,8 +126,8 @@ class ClusterMember:
         Check that a broker may be of this cluster.
 
         Raises:
-            OtherClusterError: its settings name another one.
-            UpgradeSkippedError, MemberTooOldError: its version is not allowed.
+            ConflictError: its settings name another one.
+            VersionError: its version is not allowed.
             InvalidRequestError: it tells no readable version.
         """
         check_cluster(report.cluster, self._known.name, "the metaserver")

@@ -207,7 +207,7 @@ async def _access(
     The access control of the metaserver, started; None: it has none.
 
     Raises:
-        TokenInvalidError: a file has no token.
+        ConfigError: a file has no token.
         StorageError
     """
     if not settings.is_guarded:
@@ -234,7 +234,7 @@ async def _access(
 
 
 def _known_tokens(settings: MetaserverSettings) -> dict[str, str]:
-    """Hash → principal, of the tokens of the settings.  Raises TokenInvalidError."""
+    """Hash → principal, of the tokens of the settings.  Raises ConfigError."""
     known = {}
     for path, principal in (
         (settings.admin_token_file, ADMIN),

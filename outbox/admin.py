@@ -10,11 +10,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 from sqlalchemy.engine import Connection
 
 from ..protocol.address import addresses_of
-from ..protocol.errors import (
-    OutboxSubjectExistsError,
-    SubjectDeletedError,
-    SubjectUnknownError,
-)
+from ..protocol.errors import ConflictError, Reason, SubjectDeletedError, SubjectUnknownError
 from ..protocol.ids import check_name
 from ..protocol.settings import flag_problems, refuse_call
 from ..rpc.client import MetaClient
@@ -35,8 +31,8 @@ async def create_tables(engine_or_url: EngineOrUrl, *, prefix: str = DEFAULT_PRE
     Create the tables of an outbox; again changes nothing.
 
     Raises:
-        OutboxOlderError: an older keylane made them; nothing was changed.
-        OutboxNewerError: a newer keylane made them.
+        SchemaError: an older keylane made them; nothing was changed.
+        SchemaError: a newer keylane made them.
         ConfigError: the engine, the URL or the prefix cannot be used.
         StorageError: the database answered with an error.
     """
@@ -54,8 +50,8 @@ async def outbox_status(
     Count the rows of an outbox, of all subjects or one, and tell which process sends them.
 
     Raises:
-        OutboxMissingError, OutboxOlderError, OutboxNewerError, ConfigError, StorageError
-        InvalidNameError, InvalidRequestError: an argument cannot be right; nothing was done.
+        SchemaError, ConfigError, StorageError
+        InvalidRequestError: an argument cannot be right; nothing was done.
     """
     _check(subject)
     now_ns = environment_of(None).clock.wall_ns()
@@ -138,7 +134,7 @@ async def purge_waiting(
         The numbers of waiting and of halted rows.
 
     Raises:
-        OutboxSubjectExistsError: the subject exists: its rows are sent.
+        ConflictError: the subject exists: its rows are sent.
         NotSentError, OutcomeUnknownError: no metaserver answers; nothing was deleted.
         As `outbox_status`.
     """
@@ -151,14 +147,14 @@ async def purge_waiting(
 
 
 def _check(subject: str | None, **flags: bool) -> None:
-    """Raises InvalidNameError, InvalidRequestError."""
+    """Raises InvalidRequestError."""
     if subject is not None:
         check_name("subject", subject)
     refuse_call(flag_problems(**flags))
 
 
 async def _check_absent(addresses: list[str], subject: str) -> None:
-    """Raises OutboxSubjectExistsError."""
+    """Raises ConflictError."""
     timeout_ms = OutboxSettings().call_timeout_ms
     connections = Connections(None, timeout_ms=timeout_ms, what="outbox")
     network = connections.open()
@@ -170,7 +166,7 @@ async def _check_absent(addresses: list[str], subject: str) -> None:
         return
     finally:
         await clean_up(connections.close)
-    raise OutboxSubjectExistsError(subject=subject)
+    raise ConflictError(Reason.OUTBOX_SUBJECT_EXISTS, subject=subject)
 
 
 async def _run(

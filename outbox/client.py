@@ -124,10 +124,10 @@ class Outbox(Resident, Generic[V]):
         Begin to send.  No metaserver needs to answer: rows wait.
 
         Raises:
-            OutboxMissingError, OutboxOlderError, OutboxNewerError: the tables cannot be used.
+            SchemaError: the tables cannot be used.
             StorageError: the database does not answer.
             StoryError: the metaserver is that of a virtual cluster, and no story runs here.
-            AlreadyOpenError, ForkedError
+            UsageError
         """
         if self._environment.network is None:
             for address in self._addresses:
@@ -161,7 +161,7 @@ class Outbox(Resident, Generic[V]):
         Stop sending; rows that are not sent stay in the table.  In a forked child it does nothing.
 
         Raises:
-            OtherLoopError: it was opened in another event loop.
+            UsageError: it was opened in another event loop.
             InternalError: it had stopped sending, of a bug of keylane; it is closed.
         """
         if not self._connections.home.here:
@@ -187,7 +187,7 @@ class Outbox(Resident, Generic[V]):
         Count the rows by subject, and tell which fail and which process sends.  It reads every row.
 
         Raises:
-            OutboxMissingError, OutboxOlderError, OutboxNewerError, StorageError
+            SchemaError, StorageError
         """
         now_ns = self._environment.clock.wall_ns()
         return await self._look(read_status, now_ns)
@@ -201,7 +201,7 @@ class Outbox(Resident, Generic[V]):
         program that polls gives it an engine of its own, whose pool keeps connections, or opens it.
 
         Raises:
-            OutboxMissingError, OutboxOlderError, OutboxNewerError, StorageError
+            SchemaError, StorageError
         """
         now_ns = self._environment.clock.wall_ns()
         return await self._look(read_gauges, now_ns)
@@ -262,11 +262,11 @@ class Outbox(Resident, Generic[V]):
             The id of the row.
 
         Raises:
-            MessageTooLargeError, InvalidRequestError, InvalidNameError, CodecError: at the call,
+            MessageTooLargeError, InvalidRequestError, CodecError: at the call,
                 also if it is not awaited; nothing was added.
             InvalidRequestError: the connection has AUTOCOMMIT, so that no rollback would take the
                 row back.
-            OutboxMissingError: the tables do not exist; what the database does to the transaction
+            SchemaError: the tables do not exist; what the database does to the transaction
                 is its own.
             SQLAlchemyError: as the database raised it.
         """
@@ -326,11 +326,11 @@ class Outbox(Resident, Generic[V]):
         Raises:
             As `add`.
             MessageTooLargeError: also if the subject takes less; the row stays in the table,
-            refused. OutboxRowFailedError: no broker can tell whether it is stored, or an operator
+            refused. DeliveryError: no broker can tell whether it is stored, or an operator
             has purged it, or others meanwhile. StorageError: the database does not answer; the
             message may be added. InternalError: this outbox has stopped sending, of a bug of
-            keylane; by its `fate` the message may be added. ClosedError, ForkedError,
-            OtherLoopError: not open, or not here.  If the outbox is closed meanwhile, the
+            keylane; by its `fate` the message may be added. ClosedError, UsageError: not open, or
+            not here.  If the outbox is closed meanwhile, the
                 `fate` is UNKNOWN: the message is in the table.
         """
         self._connections.home.check()

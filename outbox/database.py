@@ -28,7 +28,7 @@ class Transactions(Protocol):
         Return what `work` returns in a transaction of its own.
 
         Raises:
-            OutboxMissingError: a table is missing.
+            SchemaError: a table is missing.
             StorageError: the database answered with an error; the transaction may be committed.
             What `work` raises; nothing is committed.
         """

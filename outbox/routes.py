@@ -20,8 +20,9 @@ from dataclasses import dataclass, field, replace
 from ..protocol import endpoints
 from ..protocol.backoff import Backoff
 from ..protocol.errors import (
-    AcceptedAsLostError,
+    DeliveryError,
     KeylaneError,
+    Reason,
     SubjectDeletedError,
     SubjectUnknownError,
 )
@@ -119,7 +120,9 @@ class OutboxRoutes:
                 history = (await self._meta.call(endpoints.HISTORY, subject=subject)).partitions
                 listed |= {each.partition.partition_id: each.partition for each in history}
                 lost = [each.partition.partition_id for each in history if each.lost]
-                known.gone = {each: AcceptedAsLostError(partition_id=each) for each in lost} | {
+                known.gone = {
+                    each: DeliveryError(Reason.ACCEPTED_AS_LOST, partition_id=each) for each in lost
+                } | {
                     each: SubjectDeletedError(subject=subject)
                     for each in unsettled
                     if each not in listed

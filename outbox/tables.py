@@ -16,12 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
-from ..protocol.errors import (
-    ConfigError,
-    OutboxMissingError,
-    OutboxNewerError,
-    OutboxOlderError,
-)
+from ..protocol.errors import ConfigError, Reason, SchemaError
 from ..protocol.ids import NAME_CHARS_MAX
 from ..protocol.limits import KEY_BYTES_MAX
 
@@ -96,7 +91,7 @@ class OutboxTables:
         )
 
     def create(self, connection: Connection) -> None:
-        """Create what is missing, or nothing.  Raises OutboxOlderError, OutboxNewerError."""
+        """Create what is missing, or nothing.  Raises SchemaError."""
         self.metadata.create_all(connection)
         if connection.execute(sa.select(self.lease.c.id)).first() is None:
             connection.execute(sa.insert(self.lease), FIRST_LEASE)
@@ -107,26 +102,32 @@ class OutboxTables:
         Let tables of this version through.
 
         Raises:
-            OutboxMissingError, OutboxOlderError, OutboxNewerError
+            SchemaError
         """
         try:
             version = connection.execute(sa.select(self.lease.c.version)).scalar_one_or_none()
         except SQLAlchemyError as error:
             raise self.missing_error(error) or error from error
         if version is None:
-            raise OutboxMissingError(f"{self.lease.name} has no row", table=self.lease.name)
+            raise SchemaError(
+                Reason.OUTBOX_MISSING, f"{self.lease.name} has no row", table=self.lease.name
+            )
         if version < VERSION:
-            raise OutboxOlderError(table=self.rows.name, version=version, wanted=VERSION)
+            raise SchemaError(
+                Reason.OUTBOX_OLDER, table=self.rows.name, version=version, wanted=VERSION
+            )
         if version > VERSION:
-            raise OutboxNewerError(table=self.rows.name, version=version, wanted=VERSION)
+            raise SchemaError(
+                Reason.OUTBOX_NEWER, table=self.rows.name, version=version, wanted=VERSION
+            )
 
-    def missing_error(self, error: SQLAlchemyError) -> OutboxMissingError | None:
+    def missing_error(self, error: SQLAlchemyError) -> SchemaError | None:
         """The typed error if `error` says that a table does not exist."""
         cause = getattr(error, "orig", None)
         said = f"{getattr(cause, 'sqlstate', '')} {cause}"
         if not any(state in said for state in _MISSING_STATES):
             return None
-        return OutboxMissingError(table=self.rows.name)
+        return SchemaError(Reason.OUTBOX_MISSING, table=self.rows.name)
 
 
 FIRST_LEASE = {"id": LEASE_ID, "version": VERSION, "token": 0, "owner": "", "until_ms": 0}

@@ -137,7 +137,7 @@ def read_gauges(connection: Connection, tables: OutboxTables, *, now_ns: int) ->
         now_ns: of the calendar, for the age.
 
     Raises:
-        OutboxMissingError, OutboxOlderError, OutboxNewerError
+        SchemaError
     """
     tables.check(connection)
     rows = tables.rows.c
@@ -183,7 +183,7 @@ def read_status(
         subject: only its rows.
 
     Raises:
-        OutboxMissingError, OutboxOlderError, OutboxNewerError
+        SchemaError
     """
     tables.check(connection)
     rows = tables.rows.c

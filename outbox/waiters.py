@@ -10,10 +10,11 @@ from sqlalchemy.engine import Connection
 
 from ..protocol.errors import (
     ClosedError,
+    DeliveryError,
     Fate,
     KeylaneError,
     MessageTooLargeError,
-    OutboxRowFailedError,
+    Reason,
 )
 from .database import Transactions
 from .lease import deletions
@@ -42,7 +43,7 @@ class RowWaiters:
             token: of the lease when the row was added.
 
         Raises:
-            OutboxRowFailedError: also if an operator deleted rows in the look in which this one
+            DeliveryError: also if an operator deleted rows in the look in which this one
                 went.
             MessageTooLargeError, ClosedError, StorageError
         """
@@ -96,7 +97,11 @@ class RowWaiters:
         future = self._waiting.get(row_id)
         if future is None:
             return
-        error = OutboxRowFailedError(f"row {row_id}: {failure}", row_id=row_id) if failure else None
+        error = (
+            DeliveryError(Reason.OUTBOX_ROW, f"row {row_id}: {failure}", row_id=row_id)
+            if failure
+            else None
+        )
         _end(future, error)
 
 

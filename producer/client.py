@@ -14,12 +14,13 @@ from ..protocol.codecs.codec import Codec, V
 from ..protocol.errors import (
     ClosedError,
     ConfigError,
+    DeliveryError,
     DeliveryTimeoutError,
     GivenUpError,
     InvalidRequestError,
     KeyHaltedError,
     KeylaneError,
-    PartlyQueuedError,
+    Reason,
 )
 from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.message import TableReceipt
@@ -61,7 +62,7 @@ class Producer(Sending[V], Generic[V]):
     task, of at most 64 tasks; every other `send` raises QueueFullError.
 
     A producer works in the event loop and the process that opened it; elsewhere its calls raise
-    OtherLoopError and ForkedError.  A producer made before a fork may be opened in each process,
+    UsageError.  A producer made before a fork may be opened in each process,
     and a closed one may be opened again: each opening has a new producer id, and no message of an
     earlier one.
     """
@@ -87,7 +88,7 @@ class Producer(Sending[V], Generic[V]):
             meta: `host:port` of a metaserver; of several, an iterable of texts or one text with
                 commas.
             order_strategy: what each subject must have, "strict" or "best_tried"; messages to a
-                subject with the other one fail with a StrategyMismatchError.  None: either.
+                subject with the other one fail with a ConflictError.  None: either.
             partitioner: called with the key of each message (b"": no key) that is sent without
                 `queue`, in place of the hash: it returns a logical partition, 0 to 1023, or the
                 LogicQueue of a static subject.  Messages for the same logical partition or queue
@@ -138,7 +139,7 @@ class Producer(Sending[V], Generic[V]):
         Raises:
             NotSentError, OutcomeUnknownError: no metaserver answers, after `wait_s`; it may be
                 opened again.
-            AlreadyOpenError: the producer is open, or still closing.
+            UsageError: the producer is open, or still closing.
             ClosedError: `close` was called meanwhile.
         """
         network = self._connections.open(on_fork=self._forked)
@@ -184,7 +185,7 @@ class Producer(Sending[V], Generic[V]):
         A loop that calls this every few hundred messages never meets a full queue.
 
         Raises:
-            ForkedError, OtherLoopError: the producer is open in another process or event loop.
+            UsageError: the producer is open in another process or event loop.
         """
         self._home.check_not_elsewhere()
         await self._budget.wait_for_room()
@@ -204,7 +205,7 @@ class Producer(Sending[V], Generic[V]):
         stored, or may be stored later, before them.
 
         Raises:
-            ForkedError, OtherLoopError: the producer is open in another process or event loop.
+            UsageError: the producer is open in another process or event loop.
         """
         self._home.check_not_elsewhere()
         if not isinstance(error, DeliveryTimeoutError | KeyHaltedError):
@@ -232,7 +233,7 @@ class Producer(Sending[V], Generic[V]):
             The number of messages, all of them stored.
 
         Raises:
-            PartlyQueuedError: `send` refused a message, or `messages` raised or gave an element
+            DeliveryError: `send` refused a message, or `messages` raised or gave an element
                 that is no pair. The messages before it are queued, and no later one.
             InvalidRequestError: `await_every` is no positive whole number; nothing is queued.
             GivenUpError: as of `flush`.
@@ -247,7 +248,7 @@ class Producer(Sending[V], Generic[V]):
         self, subject: str, messages: Iterable[tuple[bytes, V]], await_every: int, count: int
     ) -> int:
         """Queue messages behind `count` others; returns the number of all.  Raises
-        PartlyQueuedError.
+        DeliveryError.
         """
         budget, chunk_count = self._budget, CHUNK_COUNT_FIRST
         try:
@@ -287,7 +288,7 @@ class Producer(Sending[V], Generic[V]):
                 f"{counted(count, 'message was', 'messages were')} queued; the next one was "
                 f"refused: {why:.200}"
             )
-            raise PartlyQueuedError(text, queued=count) from error
+            raise DeliveryError(Reason.PARTLY_QUEUED, text, queued=count) from error
 
     async def send_arrow(
         self,
@@ -314,23 +315,23 @@ class Producer(Sending[V], Generic[V]):
                 be sent.
             key: the column of the order keys; a null or empty one means no key.  None: no row has a
                 key.
-            partial: leave out rows that cannot be sent, in place of a RowsRefusedError.
+            partial: leave out rows that cannot be sent, in place of a TableError.
 
         Returns:
             How many rows are stored, and which were left out.
 
         Raises:
-            RowsRefusedError: rows cannot be sent: nothing of the source was sent; of a
+            TableError: rows cannot be sent: nothing of the source was sent; of a
                 RecordBatchReader, the record batches before are stored or on their way.
-            RowsUnfinishedError: a RecordBatchReader raised before its end, which is the cause; the
+            TableError: a RecordBatchReader raised before its end, which is the cause; the
                 rows before were sent, and the error says how many are stored.
-            RowsGivenUpError: rows were given up after the first were queued; it says how many are
+            TableError: rows were given up after the first were queued; it says how many are
                 stored.
             InvalidRequestError: `source` is no Arrow data, or has no such column of bytes or text;
                 nothing was sent.
-            SubjectUnknownError, StrategyMismatchError: nothing was sent.
+            SubjectUnknownError, ConflictError: nothing was sent.
             ConfigError: pyarrow or numpy is not installed, or the producer has a partitioner.
-            ClosedError, ForkedError, OtherLoopError: not open, or not here.
+            ClosedError, UsageError: not open, or not here.
         """
         refuse_call(flag_problems(partial=partial))
         if self._partitioner is not None:
@@ -359,7 +360,7 @@ class Producer(Sending[V], Generic[V]):
             GivenUpError: since the last flush, messages were given up whose futures were not
                 awaited.  It has their number, the number of those that may be stored, and the first
                 cause.
-            ForkedError, OtherLoopError: the producer is open in another process or event loop.
+            UsageError: the producer is open in another process or event loop.
         """
         self._home.check_not_elsewhere()
         self._roll()
@@ -405,7 +406,7 @@ class Producer(Sending[V], Generic[V]):
 
         Raises:
             InvalidRequestError: `limit` is no positive whole number.
-            ForkedError, OtherLoopError: the producer is open in another process or event loop.
+            UsageError: the producer is open in another process or event loop.
         """
         self._home.check_not_elsewhere()
         if type(limit) is not int or limit < 1:
@@ -426,7 +427,7 @@ class Producer(Sending[V], Generic[V]):
             GivenUpError: as of `flush`, messages given up now included; without `flush` they are
                 logged instead.
             InvalidRequestError: `flush` is neither True nor False; it stays open.
-            OtherLoopError: the producer was opened in another event loop.
+            UsageError: the producer was opened in another event loop.
         """
         refuse_call(flag_problems(flush=flush))
         if not self._home.here:

@@ -22,12 +22,13 @@ import msgspec
 
 from ..protocol.clock import Clock
 from ..protocol.errors import (
-    AcceptedAsLostError,
+    DeliveryError,
     Fate,
     KeylaneError,
     MessageTooLargeError,
     NotSentError,
     ProducerFencedError,
+    Reason,
     SequenceGapError,
     SequenceReusedError,
     StaleRouteError,
@@ -615,7 +616,7 @@ class Executor:
         """
         for batch in [batch for batch in self._in_flight if batch.doubtful]:
             self._in_flight.remove(batch)
-            error = AcceptedAsLostError(partition_id=self.partition.partition_id)
+            error = DeliveryError(Reason.ACCEPTED_AS_LOST, partition_id=self.partition.partition_id)
             self._budget.give_up(batch, error)
         leaving = self._take_all()
         self.heard(ExecutorEvent.SEALED)

@@ -12,6 +12,7 @@ import enum
 from ..protocol.errors import (
     BrokerReadOnlyError,
     CapabilityEndedError,
+    ConflictError,
     CorruptBatchError,
     InternalError,
     KeylaneError,
@@ -23,7 +24,6 @@ from ..protocol.errors import (
     SequenceReusedError,
     StaleRouteError,
     StorageError,
-    StrategyMismatchError,
     SubjectDeletedError,
     UnpackError,
     UnreachableError,
@@ -65,7 +65,7 @@ _TRY_AGAIN = (
     InternalError,
     StorageError,
 )
-REFUSED = (StrategyMismatchError, SubjectDeletedError)
+REFUSED = (ConflictError, SubjectDeletedError)
 """Refusals of a route after which no message of the subject can be sent: its strategy was changed,
 or it was deleted.
 """

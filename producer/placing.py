@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ..protocol.errors import InvalidRequestError, QueueUnknownError, SubjectNotStaticError
+from ..protocol.errors import ConflictError, InvalidRequestError, NotFoundError, Reason
 from ..protocol.limits import LOGICAL_PARTITIONS
 from ..protocol.routing import Route
 from ..protocol.settings import whole
@@ -85,20 +85,23 @@ class QueueStarts:
         are held.
 
         Raises:
-            SubjectNotStaticError: the place is a queue, and the subject has none.
-            QueueUnknownError: the subject has no such queue.
+            ConflictError: the place is a queue, and the subject has none.
+            NotFoundError: the subject has no such queue.
         """
         if not isinstance(place, LogicQueue):
             return place
         if self._route is None:
             return 0
         if not self._route.static:
-            raise SubjectNotStaticError(
-                f"{self._subject!r} has no logic queues to send to", subject=self._subject
+            raise ConflictError(
+                Reason.SUBJECT_NOT_STATIC,
+                f"{self._subject!r} has no logic queues to send to",
+                subject=self._subject,
             )
         start = self._starts.get(place.number)
         if start is None:
-            raise QueueUnknownError(
+            raise NotFoundError(
+                Reason.QUEUE_UNKNOWN,
                 f"{self._subject!r} has no logic queue {place.number}",
                 subject=self._subject,
                 queue=place.number,

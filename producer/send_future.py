@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
-from ..protocol.errors import Fate, InvalidRequestError, KeylaneError, OtherLoopError
+from ..protocol.errors import Fate, InvalidRequestError, KeylaneError, Reason, UsageError
 from ..protocol.message import Receipt
 from .outgoing_batch import OutgoingBatch
 from .send_budget import SendBudget
@@ -56,7 +56,7 @@ class SendFuture:
         while type(batch.outcome) is not Receipt and not batch.settled(index):
             loop = asyncio.get_running_loop()
             if batch.loop is not loop:
-                error = OtherLoopError("the message was sent in another event loop")
+                error = UsageError(Reason.OTHER_LOOP, "the message was sent in another event loop")
                 error.fate = Fate.UNKNOWN  # it may be stored: it is sent in the other loop
                 raise error
             if batch.settles_apart:

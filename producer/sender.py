@@ -165,7 +165,7 @@ class SubjectSender:
         Queue a message at the place that its sender chose.
 
         Raises:
-            QueueUnknownError, SubjectNotStaticError: no such queue in the route that is followed;
+            NotFoundError, ConflictError: no such queue in the route that is followed;
                 before the first route, the future raises it.
             KeyHaltedError: the key is halted.  In all cases nothing was queued.
         """

@@ -245,17 +245,17 @@ class Sending(ScheduledCancels, Generic[V]):
             was not known here.
 
         Raises:
-            MessageTooLargeError, InvalidRequestError, InvalidNameError, CodecError: nothing was
+            MessageTooLargeError, InvalidRequestError, CodecError: nothing was
                 queued.
-            DeliverAtError, DeliverAtKeyError: an impossible time, or one with a key; nothing was
+            InvalidRequestError: an impossible time, or one with a key; nothing was
                 sent.
-            QueueUnknownError, SubjectNotStaticError: no such logic queue; nothing was queued.  The
+            NotFoundError, ConflictError: no such logic queue; nothing was queued.  The
                 future of a message that is sent before the first route raises it.
             QueueFullError: not awaited while the queue is full; nothing was queued.  `await
                 producer.drain()` first.
             KeyHaltedError: an older message of the key timed out; nothing was queued.  `resume`
                 first.
-            ClosedError, ForkedError, OtherLoopError: not open, or not here.
+            ClosedError, UsageError: not open, or not here.
         """
         # Not keyword-only, because Python looks up each default of such a parameter at each call.
         try:

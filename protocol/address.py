@@ -7,7 +7,7 @@ import re
 from functools import lru_cache
 
 from .access.tokens import check_address_has_no_token
-from .errors import BrokerAddressError, ConfigError, InvalidRequestError, StoryError
+from .errors import ConfigError, InvalidRequestError, Reason, StoryError
 from .text import items_of
 
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9_.-]{1,253}):([0-9]{1,5})")
@@ -89,7 +89,7 @@ def check_broker_address(address: str, *, anywhere: bool = False) -> None:
 
     Raises:
         InvalidRequestError: `address` is not host:port.
-        BrokerAddressError: `address` means no machine, or, unless `anywhere`, is not a loopback
+        InvalidRequestError: `address` means no machine, or, unless `anywhere`, is not a loopback
             address.
     """
     try:
@@ -97,12 +97,16 @@ def check_broker_address(address: str, *, anywhere: bool = False) -> None:
     except ConfigError as error:
         raise InvalidRequestError(error.message) from None
     if is_wildcard(host):
-        raise BrokerAddressError(
-            f"no machine has the address {address!r:.80}", address=address[:80]
+        raise InvalidRequestError(
+            Reason.BROKER_ADDRESS,
+            f"no machine has the address {address!r:.80}",
+            address=address[:80],
         )
     if not anywhere and not is_loopback(host):
-        raise BrokerAddressError(
-            f"a broker's address is a loopback address, not {address!r:.80}", address=address[:80]
+        raise InvalidRequestError(
+            Reason.BROKER_ADDRESS,
+            f"a broker's address is a loopback address, not {address!r:.80}",
+            address=address[:80],
         )
 
 
@@ -113,7 +117,7 @@ def addresses_of(given: object) -> list[str]:
 
     Raises:
         ConfigError: `given` has no address, or something that is not host:port.
-        TokenInUrlError: it has a token in it.
+        InvalidRequestError: it has a token in it.
     """
     items = [given] if isinstance(given, str) else items_of(given)
     texts = [item for item in items if isinstance(item, str) and item]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import NewType
 
-from .errors import InvalidNameError, OffsetInvalidError
+from .errors import InvalidRequestError, Reason
 
 Subject = NewType("Subject", str)
 ConsumerGroup = NewType("ConsumerGroup", str)
@@ -61,7 +61,7 @@ def check_name(kind: str, text: object) -> str:
         text: the name as the user gave it.
 
     Raises:
-        InvalidNameError: `text` does not match `^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$`.
+        InvalidRequestError: `text` does not match `^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$`.
     """
     if not isinstance(text, str) or _NAME.fullmatch(text) is None:
         raise _illegal(kind, text)
@@ -70,19 +70,19 @@ def check_name(kind: str, text: object) -> str:
 
 def check_partition_name(text: str) -> str:
     """Check a partition's name as `check_name`, with up to 240 characters.  Raises
-    InvalidNameError.
+    InvalidRequestError.
     """
     if _PARTITION_NAME.fullmatch(text) is None:
         raise _illegal("partition name", text)
     return text
 
 
-def _illegal(kind: str, name: object) -> InvalidNameError:
+def _illegal(kind: str, name: object) -> InvalidRequestError:
     """The text quotes the name, so that spaces and control characters are seen; the detail is the
     name itself.
     """
-    text = f"{InvalidNameError.summary} (kind={kind}, name={name!r:.80})"
-    return InvalidNameError(text, kind=kind, name=str(name)[:80])
+    text = f"{Reason.NAME_INVALID.summary} (kind={kind}, name={name!r:.80})"
+    return InvalidRequestError(Reason.NAME_INVALID, text, kind=kind, name=str(name)[:80])
 
 
 def partition_name(subject: str, number: int) -> PartitionName:
@@ -99,8 +99,10 @@ def partition_number(name: str) -> int | None:
 
 
 def check_offset(value: object) -> Offset:
-    """Check that an offset is in `[0, 2**63)`, and return it.  Raises OffsetInvalidError."""
+    """Check that an offset is in `[0, 2**63)`, and return it.  Raises InvalidRequestError."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_I64:
         text = f"{value!r:.40}"
-        raise OffsetInvalidError(f"{OffsetInvalidError.summary}: {text}", offset=text)
+        raise InvalidRequestError(
+            Reason.OFFSET_INVALID, f"{Reason.OFFSET_INVALID.summary}: {text}", offset=text
+        )
     return Offset(value)

@@ -8,7 +8,7 @@ from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any
 
-from .errors import ConfigError, InvalidNameError, InvalidRequestError
+from .errors import ConfigError, InvalidRequestError
 from .ids import check_name
 
 CALL_TIMEOUT_MS = (10, 600_000)
@@ -85,7 +85,7 @@ def cluster_problems(values: Mapping[str, object]) -> list[str]:
         return []
     try:
         check_name("cluster", cluster)
-    except InvalidNameError as error:
+    except InvalidRequestError as error:
         return [f"cluster: {error.message}"]
     return []
 

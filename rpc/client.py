@@ -21,7 +21,7 @@ from ..protocol.control import (
     PartitionStatusList,
     SubjectView,
 )
-from ..protocol.errors import CreationUnfinishedError, SubjectUnknownError, UnreachableError
+from ..protocol.errors import SubjectUnknownError, UnfinishedError, UnreachableError
 from ..protocol.frames import (
     Answer,
     CancelScheduled,
@@ -59,7 +59,7 @@ async def _created(ask: Callable[[], Awaitable[T]]) -> T:
     Ask until a subject is created.
 
     Raises:
-        CreationUnfinishedError: no broker has taken a partition of it for CREATION_STALLED_S; the
+        UnfinishedError: no broker has taken a partition of it for CREATION_STALLED_S; the
             metaserver goes on.
     """
     clock = asyncio.get_running_loop().time
@@ -67,7 +67,7 @@ async def _created(ask: Callable[[], Awaitable[T]]) -> T:
     while True:
         try:
             return await ask()
-        except CreationUnfinishedError as error:
+        except UnfinishedError as error:
             if (error.partitions_hosted or 0) > hosted:
                 hosted, since = error.partitions_hosted or 0, clock()
             elif clock() >= since + CREATION_STALLED_S:

@@ -113,7 +113,6 @@ class Connections:
     ) -> None:
         """
         Raises:
-            TokenInvalidError
             ConfigError: `tls` is no TlsSettings, `timeout_ms` is not in CALL_TIMEOUT_MS, or
             `wait_s` not in [0, WAIT_S_MAX].
         """
@@ -152,9 +151,9 @@ class Connections:
         process forks.
 
         Raises:
-            AlreadyOpenError, ForkedError
+            UsageError
             ConfigError: a file of the TLS cannot be used.
-            TokenInvalidError: of the environment.
+            ConfigError: of the environment.
         """
         network = self._given or environment_of(None).network
         source = token_source(self.token) if network is None else None
@@ -267,7 +266,7 @@ class Connections:
         opened.
 
         Raises:
-            ClosedError, ForkedError, OtherLoopError
+            ClosedError, UsageError
         """
         self.home.check()
         if not self.wanted:
@@ -288,7 +287,7 @@ class Connections:
         client is not open.
 
         Raises:
-            OtherLoopError: it was opened in another event loop.
+            UsageError: it was opened in another event loop.
         """
         if not self.home.here:
             return

@@ -22,14 +22,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 from weakref import WeakSet
 
-from ..protocol.errors import (
-    AlreadyOpenError,
-    ClosedError,
-    ForkedError,
-    ForkReturnedError,
-    InvalidRequestError,
-    OtherLoopError,
-)
+from ..protocol.errors import ClosedError, InvalidRequestError, Reason, UsageError
 
 log = logging.getLogger("keylane")
 
@@ -37,20 +30,20 @@ ENDED_HINT = (
     "That event loop does not run again: open the client again in the present "
     "one, with `async with`."
 )
-"""Of an OtherLoopError of an event loop that has ended."""
+"""Of an UsageError of an event loop that has ended."""
 SAME_THREAD_HINT = (
     "Open one in each event loop, or come back to its loop.  pytest-asyncio gives each test a loop "
     "of its own: a test that takes a fixture of a wider "
     "scope needs @pytest.mark.asyncio(loop_scope=...), and the fixture the same loop_scope."
 )
-"""Of an OtherLoopError where two event loops run one after another in a thread: no call leads into
+"""Of an UsageError where two event loops run one after another in a thread: no call leads into
 the other one.
 """
 NO_LOOP_HINT = (
     "Start the program with asyncio.run(...), or anyio.run(..., backend='asyncio'); without an "
     "event loop use keylane.sync."
 )
-"""Of an OtherLoopError where asyncio does not run."""
+"""Of an UsageError where asyncio does not run."""
 _STARTS = frozenset({"start", "stop", "open", "connect"})
 """How clients elsewhere are opened and closed."""
 NO_THREAD = 0
@@ -101,18 +94,18 @@ class Home:
             on_fork: called in such a child.
 
         Raises:
-            ForkedError, AlreadyOpenError
-            OtherLoopError: asyncio runs no event loop here.
+            UsageError: asyncio runs no event loop here.
         """
         self.check_not_forked()
         if self._loop is not None and not self._loop.is_closed():
-            raise AlreadyOpenError(f"the {self._what} is open already")
+            raise UsageError(Reason.ALREADY_OPEN, f"the {self._what} is open already")
         try:
             self._loop = asyncio.get_running_loop()
         except RuntimeError:
-            none = OtherLoopError(
+            none = UsageError(
+                Reason.OTHER_LOOP,
                 f"a {self._what} opens in a running event loop of asyncio, and there is none; "
-                f"keylane does not run on trio"
+                f"keylane does not run on trio",
             )
             none.hint = NO_LOOP_HINT
             raise none from None
@@ -132,7 +125,7 @@ class Home:
         Check that the client is open, and that the caller is where it was opened.
 
         Raises:
-            ClosedError, ForkedError, OtherLoopError
+            ClosedError, UsageError
         """
         if asyncio._get_running_loop() is self._loop is not None:
             return  # a fork ends with `_loop` None
@@ -146,9 +139,11 @@ class Home:
             self._refuse_loop(self._loop)
 
     def check_not_forked(self) -> None:
-        """Raises ForkedError: this process is a child of the one in which the client is open."""
+        """Raises UsageError: this process is a child of the one in which the client is open."""
         if self._forked:
-            raise ForkedError(f"the {self._what} was open when this process was forked")
+            raise UsageError(
+                Reason.FORKED, f"the {self._what} was open when this process was forked"
+            )
 
     def check_thread(self) -> None:
         """As `check_not_elsewhere`, quicker: in the thread of the opening it does not ask for the
@@ -159,12 +154,14 @@ class Home:
 
     def _refuse_loop(self, loop: asyncio.AbstractEventLoop) -> NoReturn:
         if loop.is_closed():
-            ended = OtherLoopError(f"the event loop in which the {self._what} was opened has ended")
+            ended = UsageError(
+                Reason.OTHER_LOOP, f"the event loop in which the {self._what} was opened has ended"
+            )
             ended.hint = ENDED_HINT
             raise ended
         if self.thread != get_ident():
-            raise OtherLoopError(f"the {self._what} was opened in another thread")
-        other = OtherLoopError(f"the {self._what} was opened in another event loop")
+            raise UsageError(Reason.OTHER_LOOP, f"the {self._what} was opened in another thread")
+        other = UsageError(Reason.OTHER_LOOP, f"the {self._what} was opened in another event loop")
         other.hint = SAME_THREAD_HINT
         raise other
 
@@ -216,7 +213,7 @@ def _end_on_return(loop: asyncio.AbstractEventLoop, why: str) -> None:
 
 def _end_child(why: str) -> NoReturn:
     """End a child without its finalizers, and without the parent's buffered output."""
-    log.critical("process %d ends: %s", os.getpid(), ForkReturnedError(why))
+    log.critical("process %d ends: %s", os.getpid(), UsageError(Reason.FORK_RETURNED, why))
     os._exit(os.EX_SOFTWARE)
 
 

@@ -22,7 +22,6 @@ from ..protocol.control import ErrorBody
 from ..protocol.endpoints import CAPABILITY, DATA_PATH, HEALTH
 from ..protocol.errors import (
     CapabilityEndedError,
-    ClientCertificateError,
     ClosedError,
     Fate,
     ForeignServerError,
@@ -31,6 +30,7 @@ from ..protocol.errors import (
     MessageTooLargeError,
     NotSentError,
     OutcomeUnknownError,
+    Reason,
     UnauthenticatedError,
 )
 from ..protocol.frames import (
@@ -107,7 +107,7 @@ class HttpNetwork:
 
     Raises:
         ConfigError: a file of `tls` cannot be used.
-        TokenInvalidError
+        ConfigError
     """
 
     def __init__(
@@ -173,8 +173,8 @@ class HttpNetwork:
 
         Raises:
             NotSentError
-            ClientTooOldError, ServerTooOldError: more than one minor version lies between this
-            client and the broker. UnauthenticatedError, TokenInvalidError: the token is refused, or
+            VersionError: more than one minor version lies between this
+            client and the broker. UnauthenticatedError, ConfigError: the token is refused, or
             cannot be read.
         """
         if self._identity is None:
@@ -502,15 +502,18 @@ class HttpNetwork:
 
     def _told(self, problem: NotSentError | None) -> NotSentError | None:
         """The problem, with what is wrong with this client's own certificate if that is refused."""
-        if self._contexts is None or not isinstance(problem, ClientCertificateError):
+        refused = problem is not None and problem.reason is Reason.CLIENT_CERTIFICATE
+        if problem is None or self._contexts is None or not refused:
             return problem
         own = self._contexts.own_certificate_problem()
         if not self._contexts.shows_certificate:
             own = "it wants a certificate, and this client has none"
         if not own:
             return problem
-        return ClientCertificateError(
-            f"the server at {problem.address} refuses this client: {own}", address=problem.address
+        return NotSentError(
+            Reason.CLIENT_CERTIFICATE,
+            f"the server at {problem.address} refuses this client: {own}",
+            address=problem.address,
         )
 
     async def close(self) -> None:
@@ -536,7 +539,7 @@ def client_network(
 
     Raises:
         ConfigError: a file cannot be used.
-        TokenInvalidError
+        ConfigError
     """
     chosen = tls or tls_of_environment()
     return HttpNetwork(
@@ -589,7 +592,7 @@ def _check_answerer(version: str | None, method: str) -> None:
     Check the version of a server that has answered a call; a proxy's answer tells none.
 
     Raises:
-        ClientTooOldError, ServerTooOldError: with fate UNKNOWN if the server has done more than
+        VersionError: with fate UNKNOWN if the server has done more than
             read.
     """
     if version is None:

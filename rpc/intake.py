@@ -39,7 +39,7 @@ from ..protocol.errors import (
     KeylaneError,
     MessageTooLargeError,
     OverloadedError,
-    RequestTooSlowError,
+    Reason,
 )
 from ..protocol.http.bodies import encode_json
 from ..protocol.limits import CONTROL_BYTES_MAX, HTTP_CONNECTIONS_MAX
@@ -134,7 +134,8 @@ class _Handler(web.RequestHandler):
         """See aiohttp, which calls it when the time for a head is over."""
         if self._begun and self.transport is not None and not self.transport.is_closing():
             self._begun = False
-            error = RequestTooSlowError(
+            error = InvalidRequestError(
+                Reason.REQUEST_TOO_SLOW,
                 f"no whole head of a request in {self._head_s:g} s",
                 limit_ms=int(self._head_s * 1000),
             )

@@ -6,7 +6,7 @@ import errno
 import socket
 
 from ..protocol.address import is_loopback
-from ..protocol.errors import AddressError, HostError
+from ..protocol.errors import AddressError, Reason
 from .reasons import reason
 
 PORT_MAX = 65_535
@@ -17,10 +17,14 @@ def check_loopback(host: str) -> None:
     Check that `host` is a loopback address.
 
     Raises:
-        HostError: it is another one.
+        AddressError: it is another one.
     """
     if not is_loopback(host):
-        raise HostError(f"{host!r} is not a loopback address, and there is no TLS", host=host)
+        raise AddressError(
+            Reason.INSECURE_HOST,
+            f"{host!r} is not a loopback address, and there is no TLS",
+            host=host,
+        )
 
 
 def check_port(port: int) -> None:
@@ -42,7 +46,7 @@ def check_free(host: str, port: int, *, anywhere: bool = False) -> None:
         anywhere: the address may be another than loopback.
 
     Raises:
-        HostError, AddressError: not loopback, no such address, no port, in use, or not allowed.
+        AddressError: not loopback, no such address, no port, in use, or not allowed.
     """
     if not anywhere:
         check_loopback(host)

@@ -152,7 +152,7 @@ def _of_another(error: InvalidRequestError | UnauthenticatedError) -> bool:
     call.
     """
     if isinstance(error, UnauthenticatedError):
-        return error.reason == NO_CAPABILITY
+        return error.problem == NO_CAPABILITY
     return bool(error.unknown_call)
 
 

@@ -19,7 +19,7 @@ from ipaddress import ip_address, ip_network
 from urllib.parse import urlsplit
 
 from ..protocol.address import is_host, is_loopback
-from ..protocol.errors import ForeignHostError, OriginError
+from ..protocol.errors import InvalidRequestError, Reason
 
 DEFAULT_PORTS = {"http": 80, "https": 443}
 SHOWN_CHARS_MAX = 100
@@ -42,7 +42,7 @@ def check_host(
             another one.
 
     Raises:
-        ForeignHostError: it is no loopback name or address, none of `names`, and not meant by
+        InvalidRequestError: it is no loopback name or address, none of `names`, and not meant by
             `patterns`.
     """
     match = _HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
@@ -52,7 +52,9 @@ def check_host(
     if name and any(_means(pattern, name) for pattern in patterns or ()):
         return
     shown = ", ".join(hosts)[:SHOWN_CHARS_MAX]
-    error = ForeignHostError(f"{shown!r} is not a name of this server", host=shown)
+    error = InvalidRequestError(
+        Reason.FOREIGN_HOST, f"{shown!r} is not a name of this server", host=shown
+    )
     if patterns is not None:
         error.hint += (
             " For scrapes and probes, the server's setting metrics_hosts names other hosts, "
@@ -87,13 +89,15 @@ def check_fetch_site(sites: Iterable[str]) -> None:
     Check the `Sec-Fetch-Site` headers of a request; most requests have none.
 
     Raises:
-        OriginError: a browser asks for a page of another origin.
+        InvalidRequestError: a browser asks for a page of another origin.
     """
     for site in sites:
         if site not in _OWN_SITES:
             shown = site[:SHOWN_CHARS_MAX]
-            raise OriginError(
-                f"a web page of another origin ({shown!r}) may not call this server", origin=shown
+            raise InvalidRequestError(
+                Reason.ORIGIN,
+                f"a web page of another origin ({shown!r}) may not call this server",
+                origin=shown,
             )
 
 
@@ -109,12 +113,14 @@ def check_origins(
         scheme: that of the server, "https" with TLS.
 
     Raises:
-        OriginError: an origin is not the server's own.
+        InvalidRequestError: an origin is not the server's own.
     """
     for origin in origins:
         if not _is_own(origin, names, port, scheme):
             shown = origin[:SHOWN_CHARS_MAX]
-            raise OriginError(f"a web page of {shown!r} may not call this server", origin=shown)
+            raise InvalidRequestError(
+                Reason.ORIGIN, f"a web page of {shown!r} may not call this server", origin=shown
+            )
 
 
 def _is_own(origin: str, names: Collection[str], port: int, scheme: str) -> bool:

@@ -26,45 +26,29 @@ from ..protocol.control import ErrorBody
 from ..protocol.endpoints import DATA_PATH, LIVE, METRICS, OPENAPI, READY
 from ..protocol.errors import (
     AccessDeniedError,
-    AnswerNotTakenError,
-    BrokerGroupTakenError,
-    BrokerGroupUnknownError,
     CapabilityEndedError,
     ConnectionQuotaError,
     DataFolderError,
     FencedError,
-    ForeignHostError,
-    GroupBusyError,
     GroupDeletedError,
     GroupUnknownError,
-    IdempotencyKeyReusedError,
-    InstanceTakenError,
     InternalError,
     InvalidRequestError,
     KeylaneError,
     MessageTooLargeError,
     NotSentError,
-    OperationRunningError,
-    OriginError,
     OutcomeUnknownError,
+    OverloadedError,
     PartitionUnknownError,
-    QueueUnknownError,
     QuotaExceededError,
+    Reason,
     RefusedError,
-    RequestTooSlowError,
     RetryRule,
-    ScheduledUnknownError,
-    SessionQuotaError,
     SessionUnknownError,
     StaleRouteError,
-    StaticSubjectError,
     StorageError,
-    StrategyMismatchError,
     SubjectDeletedError,
-    SubjectExistsError,
-    SubjectNotStaticError,
     SubjectUnknownError,
-    TokenIdUnknownError,
     UnauthenticatedError,
 )
 from ..protocol.http.bodies import NAMES, check_no_nul, encode_json
@@ -104,41 +88,42 @@ data plane.
 Params = Mapping[str, str]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-_STATUS: dict[type[KeylaneError], int] = {
+_STATUS: dict[type[KeylaneError] | Reason, int] = {
     UnauthenticatedError: 401,
     CapabilityEndedError: 401,
     AccessDeniedError: 403,
     QuotaExceededError: 429,
     ConnectionQuotaError: 429,
-    SessionQuotaError: 429,
-    TokenIdUnknownError: 404,
-    OriginError: 403,
-    ForeignHostError: 421,
-    RequestTooSlowError: 408,
-    BrokerGroupTakenError: 409,
+    Reason.SESSION_QUOTA: 429,
+    Reason.TOKEN_ID_UNKNOWN: 404,
+    Reason.ORIGIN: 403,
+    Reason.FOREIGN_HOST: 421,
+    Reason.REQUEST_TOO_SLOW: 408,
+    Reason.BROKER_GROUP_TAKEN: 409,
     SubjectUnknownError: 404,
     SubjectDeletedError: 410,
     GroupDeletedError: 410,
     GroupUnknownError: 404,
     PartitionUnknownError: 404,
-    BrokerGroupUnknownError: 404,
-    SubjectExistsError: 409,
-    StrategyMismatchError: 409,
-    OperationRunningError: 409,
-    StaticSubjectError: 409,
-    SubjectNotStaticError: 409,
-    QueueUnknownError: 404,
-    GroupBusyError: 409,
+    Reason.BROKER_GROUP_UNKNOWN: 404,
+    Reason.SUBJECT_EXISTS: 409,
+    Reason.ORDER_STRATEGY: 409,
+    Reason.OPERATION_RUNNING: 409,
+    Reason.SUBJECT_STATIC: 409,
+    Reason.SUBJECT_NOT_STATIC: 409,
+    Reason.QUEUE_UNKNOWN: 404,
+    Reason.GROUP_BUSY: 409,
     FencedError: 409,
     SessionUnknownError: 410,
-    InstanceTakenError: 409,
+    Reason.INSTANCE_TAKEN: 409,
     MessageTooLargeError: 413,
-    IdempotencyKeyReusedError: 422,
-    ScheduledUnknownError: 404,
+    Reason.IDEMPOTENCY_KEY_REUSED: 422,
+    Reason.SCHEDULED_UNKNOWN: 404,
     StaleRouteError: 503,
     NotSentError: 503,
     OutcomeUnknownError: 504,
 }
+"""Where the status is not that of the kind of error, see `status_of`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +143,7 @@ class ControlRoute:
     """
 
     def check(self, body: bytes, params: Params) -> None:
-        """Check the texts of a call.  Raises InvalidNameError, InvalidRequestError."""
+        """Check the texts of a call.  Raises InvalidRequestError."""
         call = f"{self.endpoint.method} {self.endpoint.path}"
         if self.to_database:
             check_no_nul(call, body, params)
@@ -175,7 +160,7 @@ class Reply(NamedTuple):
 
 def status_of(error: KeylaneError) -> int:
     """The HTTP status of an error."""
-    status = _STATUS.get(type(error))
+    status = _STATUS.get(error.reason or type(error))
     if status is not None:
         return status
     if isinstance(error, StorageError):
@@ -194,7 +179,7 @@ Refuse = Callable[..., web.Response]
 
 def _error_response(error: KeylaneError, status: int | None = None) -> web.Response:
     headers = {}
-    if isinstance(error, QuotaExceededError | ConnectionQuotaError | SessionQuotaError):
+    if isinstance(error, QuotaExceededError):
         headers["Retry-After"] = str(max(1, math.ceil((error.retry_after_ms or 0) / 1000)))
     return web.Response(
         body=encode_json(ErrorBody.of(error)),
@@ -213,7 +198,7 @@ async def _read_body(request: web.Request, body_s: float) -> bytes:
     The decoded body; over `CONTROL_BYTES_MAX` decoded bytes are refused while they are read.
 
     Raises:
-        RequestTooSlowError: the body did not come whole within `body_s` seconds.
+        InvalidRequestError: the body did not come whole within `body_s` seconds.
         InvalidRequestError: the body is not what the headers say.
         HTTPRequestEntityTooLarge, HTTPUnsupportedMediaType
     """
@@ -224,7 +209,8 @@ async def _read_body(request: web.Request, body_s: float) -> bytes:
         async with asyncio.timeout(body_s):
             data = await request.read()
     except TimeoutError:
-        raise RequestTooSlowError(
+        raise InvalidRequestError(
+            Reason.REQUEST_TOO_SLOW,
             f"{request.method} {request.path[:200]!r}: the body was not there in {body_s:g} s",
             limit_ms=int(body_s * 1000),
         ) from None
@@ -476,8 +462,9 @@ class Server:
                 except ConnectionResetError:
                     pass  # the client has left, as when it ends a long poll
                 except TimeoutError:
-                    error = AnswerNotTakenError(
-                        f"a client has not taken its answer in {self._limits.answer_s:g} s"
+                    error = OverloadedError(
+                        Reason.ANSWER_NOT_TAKEN,
+                        f"a client has not taken its answer in {self._limits.answer_s:g} s",
                     )
                     log.warning("a client is disconnected: %s", error.message)
                     self._no_request(error, _did(request), request.remote or "")
@@ -548,7 +535,7 @@ class Server:
         if self._guard is None:
             raise UnauthenticatedError(
                 "the figures need the token of the server's setting metrics_token_file",
-                reason="no token",
+                problem="no token",
             )
         peer = None
         if self._serving.tls_client_principals:
@@ -561,7 +548,7 @@ class Server:
         Bind and serve.
 
         Raises:
-            HostError: `host` is not a loopback address, and there is neither TLS nor
+            AddressError: `host` is not a loopback address, and there is neither TLS nor
                 `insecure_network`.
             AddressError: there is no such port, or it is in use or not allowed.
         """

@@ -22,7 +22,7 @@ async def create_tables(engine_or_url: EngineOrUrl, *, prefix: str = DEFAULT_PRE
     Create the tables of fenced effects, or upgrade older ones; again changes nothing.
 
     Raises:
-        SinkNewerError: a newer keylane made them.
+        SchemaError: a newer keylane made them.
         ConfigError: the engine, the URL or the prefix cannot be used.
         StorageError: the database answered with an error.
     """
@@ -44,7 +44,7 @@ async def forget(
         The number of partitions that had effects.
 
     Raises:
-        SinkMissingError, SinkOlderError, SinkNewerError, InvalidNameError, ConfigError,
+        SchemaError, InvalidRequestError, ConfigError,
         StorageError
     """
     check_name("subject", subject)

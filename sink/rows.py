@@ -27,7 +27,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
-from ..protocol.errors import EffectDoneError, EffectFencedError, InvalidRequestError
+from ..protocol.errors import EffectDoneError, InvalidRequestError, LeaseLostError, Reason
 from ..protocol.offsets import Range
 from .done_ranges import not_in, plan_merges, ranges_of
 from .tables import SinkTables
@@ -59,9 +59,10 @@ class Source(NamedTuple):
         """True if the token is of another partition: it is compared with that one's fence."""
         return self.leased_id != self.partition_id
 
-    def fenced(self, current_token: int, offset: int) -> EffectFencedError:
+    def fenced(self, current_token: int, offset: int) -> LeaseLostError:
         """The error of a message whose owner was followed by another."""
-        return EffectFencedError(
+        return LeaseLostError(
+            Reason.EFFECT_FENCED,
             f"message {offset} of partition {self.partition_id} was delivered under token "
             f"{self.token}; "
             f"an owner with token {current_token} has committed effects",
@@ -106,8 +107,8 @@ class Rows:
         Look at messages; `offsets` are sorted.
 
         Raises:
-            EffectFencedError: a newer owner has committed effects.
-            SinkMissingError
+            LeaseLostError: a newer owner has committed effects.
+            SchemaError
         """
         fences, done = self._tables.fences, self._tables.done
         near = sa.and_(done.c.fence_id == fences.c.id, self._around(fences.c.id, offsets))
@@ -136,7 +137,7 @@ class Rows:
         fence.
 
         Raises:
-            EffectFencedError, EffectDoneError: this transaction must not commit.
+            LeaseLostError, EffectDoneError: this transaction must not commit.
         """
         offsets, token = look.left, self._source.token
         if self._source.borrowed:
@@ -182,7 +183,7 @@ class Rows:
         Lock the fence until the end of the transaction, and raise it to our token; returns its id.
 
         Raises:
-            EffectFencedError: it is higher.
+            LeaseLostError: it is higher.
         """
         token = self._source.token
         fence_id, current = self._locked(shared=known_token == token)

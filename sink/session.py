@@ -78,7 +78,7 @@ class Fenced(AbstractContextManager[T], AbstractAsyncContextManager[T], Generic[
         Say what is to be done.
 
         Raises:
-            InvalidRequestError, EffectFencedError, SinkMissingError, SinkOlderError, SinkNewerError
+            InvalidRequestError, LeaseLostError, SchemaError
         """
         if not isinstance(self._target, Session | Connection):
             raise InvalidRequestError(
@@ -97,7 +97,7 @@ class Fenced(AbstractContextManager[T], AbstractAsyncContextManager[T], Generic[
         Record what was done, unless the block failed.
 
         Raises:
-            EffectFencedError, EffectDoneError: roll the transaction back.
+            LeaseLostError, EffectDoneError: roll the transaction back.
             InvalidRequestError: the transaction is another one than at the beginning, or has two
                 databases.
         """
@@ -314,7 +314,7 @@ def fenced_batch(
 
     Raises:
         InvalidRequestError: no such session, or no such messages.
-        EffectFencedError: messages that are handled under the lease of one partition are of two
+        LeaseLostError: messages that are handled under the lease of one partition are of two
             owners of it.
         ConfigError: the prefix cannot be used.
     """

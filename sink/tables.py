@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
-from ..protocol.errors import ConfigError, SinkMissingError, SinkNewerError, SinkOlderError
+from ..protocol.errors import ConfigError, Reason, SchemaError
 from ..protocol.ids import NAME_CHARS_MAX
 
 DEFAULT_PREFIX = "keylane_sink"
@@ -71,7 +71,7 @@ class SinkTables:
         )
 
     def create(self, connection: Connection) -> None:
-        """Create what is missing; again changes nothing.  Raises SinkOlderError, SinkNewerError."""
+        """Create what is missing; again changes nothing.  Raises SchemaError."""
         self.metadata.create_all(connection)
         if connection.execute(sa.select(self.version.c.id)).first() is None:
             connection.execute(sa.insert(self.version), VERSION_ROW)
@@ -82,26 +82,32 @@ class SinkTables:
         Let tables of this version through.
 
         Raises:
-            SinkMissingError, SinkOlderError, SinkNewerError
+            SchemaError
         """
         try:
             version = connection.execute(sa.select(self.version.c.version)).scalar_one_or_none()
         except SQLAlchemyError as error:
             raise self.missing_error(error) or error from error
         if version is None:
-            raise SinkMissingError(f"{self.version.name} has no row", table=self.version.name)
+            raise SchemaError(
+                Reason.SINK_MISSING, f"{self.version.name} has no row", table=self.version.name
+            )
         if version < VERSION:
-            raise SinkOlderError(table=self.fences.name, version=version, wanted=VERSION)
+            raise SchemaError(
+                Reason.SINK_OLDER, table=self.fences.name, version=version, wanted=VERSION
+            )
         if version > VERSION:
-            raise SinkNewerError(table=self.fences.name, version=version, wanted=VERSION)
+            raise SchemaError(
+                Reason.SINK_NEWER, table=self.fences.name, version=version, wanted=VERSION
+            )
 
-    def missing_error(self, error: SQLAlchemyError) -> SinkMissingError | None:
+    def missing_error(self, error: SQLAlchemyError) -> SchemaError | None:
         """The typed error if `error` says that a table does not exist."""
         cause = getattr(error, "orig", None)
         said = f"{getattr(cause, 'sqlstate', '')} {cause}"
         if not any(state in said for state in _MISSING_STATES):
             return None
-        return SinkMissingError(table=self.fences.name)
+        return SchemaError(Reason.SINK_MISSING, table=self.fences.name)
 
 
 @lru_cache(maxsize=64)

@@ -34,10 +34,7 @@ def _marked(error: KeylaneError) -> KeylaneError:
     if hint := own_hint(error):
         facts["hint"] = hint
     line = json.dumps(facts, sort_keys=True)
-    marked = type(error)(f"KEYLANE_{error.code} {line} {error.message}", **error.details)
-    marked.fate = error.fate
-    marked.hint = error.hint
-    return marked
+    return error.copy(message=f"KEYLANE_{error.code} {line} {error.message}")
 
 
 def error_in(text: str) -> KeylaneError | None:

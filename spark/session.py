@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..protocol.errors import ConfigError, JavaMissingError, KeylaneError
+from ..protocol.errors import ConfigError, KeylaneError, Reason, SparkProcessError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -53,7 +53,7 @@ def local_session(
         settings: Spark's own, over those of `local_settings`.
 
     Raises:
-        JavaMissingError: Java does not start, or is too old.
+        SparkProcessError: Java does not start, or is too old.
         ConfigError: Java has started, and ended: the message has what it said.
     """
     from pyspark.errors import PySparkRuntimeError
@@ -83,7 +83,9 @@ def _java_error(settings: Mapping[str, str]) -> KeylaneError | None:
     home = os.environ.get("JAVA_HOME")
     if not _is_new_enough(Path(home, "bin/java") if home else Path("java")):
         java = f"JAVA_HOME={home}" if home else "`java` on PATH, as JAVA_HOME is not set,"
-        error = JavaMissingError(f"Spark needs Java 17 or newer, and {java} has not started it")
+        error = SparkProcessError(
+            Reason.JAVA_MISSING, f"Spark needs Java 17 or newer, and {java} has not started it"
+        )
         error.hint = "Install a JDK of 17 or newer, or set JAVA_HOME to the folder of one."
         return error
     said = _said_by_java(settings)

@@ -137,7 +137,7 @@ class KeylaneSource(DataSource):
             return KeylaneStreamWriter.begin(self.options, schema, overwrite=overwrite)
 
     def _check_streamable(self, options: ReadOptions) -> None:
-        """Raises NotStreamableError: only a stream has this option, and it cannot have it."""
+        """Raises InvalidRequestError: only a stream has this option, and it cannot have it."""
         if options.max_rows_per_trigger is not None or options.commit_group is not None:
             stream_settings(options, self.options, limited=LIMITED)
 

@@ -250,7 +250,7 @@ class SyncConsumer(Uncopied, Generic[V]):
         Start the thread and join the group; returns the consumer.
 
         Raises:
-            AlreadyOpenError, ForkedError: the consumer is open, or was before a fork.
+            UsageError: the consumer is open, or was before a fork.
             KeylaneError: as of the opening of `keylane.Consumer`; it may be opened again.
         """
         self._thread.start()
@@ -269,7 +269,7 @@ class SyncConsumer(Uncopied, Generic[V]):
         child.
 
         Raises:
-            OtherLoopError: called by a filter of this consumer; it stays open.
+            UsageError: called by a filter of this consumer; it stays open.
         """
         if self._thread.state != "open":
             self._thread.stop()  # it may be closing, or its event loop may have ended by itself
@@ -391,11 +391,11 @@ class SyncConsumer(Uncopied, Generic[V]):
         self._thread.run(partial(self._consumer.resume, *partition_ids))
 
     def seek_to_time(self, *where: object, **to: object) -> NoReturn:
-        """Refused, as that of `keylane.Consumer`.  Raises SeekRefusedError."""
+        """Refused, as that of `keylane.Consumer`.  Raises UsageError."""
         self._consumer.seek_to_time(*where, **to)
 
     def seek(self, *where: object, **to: object) -> NoReturn:
-        """Refused, as that of `keylane.Consumer`.  Raises SeekRefusedError."""
+        """Refused, as that of `keylane.Consumer`.  Raises UsageError."""
         self._consumer.seek(*where, **to)
 
     @property

@@ -23,7 +23,7 @@ from contextlib import suppress
 from threading import get_ident
 from typing import Any, Generic, TypeVar
 
-from ..protocol.errors import AlreadyOpenError, ClosedError, InvalidRequestError, OtherLoopError
+from ..protocol.errors import ClosedError, InvalidRequestError, Reason, UsageError
 from ..rpc.home import Home, process_id
 from . import loop_logs
 
@@ -31,20 +31,20 @@ T = TypeVar("T")
 HINT = "Use it inside its `with` block, or between `open()` and `close()`."
 """Of a ClosedError, for programs without an event loop."""
 OWN_LOOP_HINT = "Call it from another thread: its event loop would wait for itself."
-"""Of an OtherLoopError, in a callback that the client's own thread runs."""
+"""Of an UsageError, in a callback that the client's own thread runs."""
 SHARED_THREAD_HINT = (
     "Only one client of keylane.sync runs where gevent has patched threads; "
     "greenlets may share it.  "
     "For several run the program with real threads, as gunicorn --worker-class gthread does."
 )
-"""Of an OtherLoopError, where a patched `threading` gives no thread of the system."""
+"""Of an UsageError, where a patched `threading` gives no thread of the system."""
 
 NO_THREAD_HINT = (
     "Once the main thread has ended, Python starts no thread: open the client before, and end the "
     "main thread last.  "
     "Or the process has as many threads as the system allows."
 )
-"""Of an OtherLoopError, where no thread starts."""
+"""Of an UsageError, where no thread starts."""
 
 
 class _Gate:
@@ -213,19 +213,18 @@ class LoopThread:
         Start the thread, and wait until its loop runs.
 
         Raises:
-            AlreadyOpenError, ForkedError
-            OtherLoopError: threads are greenlets, as gevent patches them, and another event loop
-            runs in theirs. OtherLoopError: also where there is no thread to be had; it may be
+            UsageError: threads are greenlets, as gevent patches them, and another event loop
+            runs in theirs. UsageError: also where there is no thread to be had; it may be
             started again. OSError: the system gives no event loop, as without a free file
             descriptor; it may be started again.
         """
         self._home.check_not_forked()
         if not self._starts.acquire(blocking=False):
-            raise AlreadyOpenError(f"the {self._what} is being opened already")
+            raise UsageError(Reason.ALREADY_OPEN, f"the {self._what} is being opened already")
         try:
             if self._life is not None:
                 if not self._life.stopping:
-                    raise AlreadyOpenError(f"the {self._what} is open already")
+                    raise UsageError(Reason.ALREADY_OPEN, f"the {self._what} is open already")
                 self.check_caller()
                 self._life.wait_end()
             self._life = self._started()
@@ -237,7 +236,7 @@ class LoopThread:
         try:
             self._start(life.thread)
             life.begun.wait()
-        except OtherLoopError:
+        except UsageError:
             raise
         except BaseException:  # an interrupt, as Ctrl-C: a thread that began ends
             if not life.take():
@@ -249,12 +248,14 @@ class LoopThread:
         return life
 
     def _start(self, thread: threading.Thread) -> None:
-        """Raises OtherLoopError: the system, or an interpreter that ends, gives no thread."""
+        """Raises UsageError: the system, or an interpreter that ends, gives no thread."""
         try:
             loop_logs.LOGS.start()
             thread.start()
         except RuntimeError as error:
-            none = OtherLoopError(f"the {self._what} needs a thread for its event loop: {error}")
+            none = UsageError(
+                Reason.OTHER_LOOP, f"the {self._what} needs a thread for its event loop: {error}"
+            )
             none.hint = NO_THREAD_HINT
             raise none from error
 
@@ -311,8 +312,8 @@ class LoopThread:
 
         Raises:
             InvalidRequestError: `timeout_s` is no number of seconds; nothing was run.
-            ClosedError, ForkedError: the thread does not run, or is stopped meanwhile.
-            OtherLoopError: called on the thread itself, which would wait for ever.
+            ClosedError, UsageError: the thread does not run, or is stopped meanwhile.
+            UsageError: called on the thread itself, which would wait for ever.
             TimeoutError: it took longer than `timeout_s` seconds.
             BaseException: raised by the work.
         """
@@ -338,11 +339,13 @@ class LoopThread:
             raise
 
     def check_caller(self) -> None:
-        """Raises OtherLoopError: called on the thread itself, as by a codec or a filter, which
+        """Raises UsageError: called on the thread itself, as by a codec or a filter, which
         would wait for its own end.
         """
         if self._life is not None and self._life.ident == get_ident() and not self._life.ended:
-            error = OtherLoopError(f"the {self._what} is called on its own event loop")
+            error = UsageError(
+                Reason.OTHER_LOOP, f"the {self._what} is called on its own event loop"
+            )
             error.hint = OWN_LOOP_HINT
             raise error
 
@@ -361,7 +364,7 @@ class LoopThread:
         An interrupt ends the wait alone.
 
         Raises:
-            OtherLoopError: called on the thread itself; nothing was stopped.
+            UsageError: called on the thread itself; nothing was stopped.
         """
         life = self._life
         if life is None or self.forked:
@@ -390,17 +393,18 @@ async def _outcome(work: Callable[[], Coroutine[Any, Any, T]]) -> T | _Exit:
 
 
 def _check_own_thread(what: str) -> None:
-    """Raises OtherLoopError: an event loop runs in this new thread, so that it is none of the
+    """Raises UsageError: an event loop runs in this new thread, so that it is none of the
     system's.
     """
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return
-    error = OtherLoopError(
+    error = UsageError(
+        Reason.OTHER_LOOP,
         f"the {what} needs a thread for its event loop; threads of this program "
         f"are greenlets of one "
-        "thread, in which another event loop runs"
+        "thread, in which another event loop runs",
     )
     error.hint = SHARED_THREAD_HINT
     raise error

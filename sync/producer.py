@@ -172,7 +172,7 @@ class SyncProducer(Uncopied, Generic[V]):
         Raises:
             NotSentError, OutcomeUnknownError: no metaserver answers, after `wait_s`; it may be
                 opened again.
-            AlreadyOpenError, ForkedError: the producer is open, or was before a fork.
+            UsageError: the producer is open, or was before a fork.
         """
         self._thread.start()
         try:
@@ -194,7 +194,7 @@ class SyncProducer(Uncopied, Generic[V]):
         Raises:
             GivenUpError: as of `flush`, messages given up now included.
             InvalidRequestError: `flush` is neither True nor False; it stays open.
-            OtherLoopError: called by a codec or a partitioner of this producer; it stays open.
+            UsageError: called by a codec or a partitioner of this producer; it stays open.
         """
         refuse_call(flag_problems(flush=flush))
         if self._thread.state != "open":
@@ -265,7 +265,7 @@ class SyncProducer(Uncopied, Generic[V]):
 
         Raises:
             KeylaneError: as of `keylane.Producer.send`, but for QueueFullError; nothing was queued.
-            OtherLoopError: called by a codec or a partitioner of this producer.
+            UsageError: called by a codec or a partitioner of this producer.
         """
         if deliver_at is not None:
 
@@ -315,7 +315,7 @@ class SyncProducer(Uncopied, Generic[V]):
             messages: pairs `(key, value)`, iterated in the thread of the caller.
 
         Raises:
-            PartlyQueuedError, GivenUpError: as of `keylane.Producer.send_all`.
+            DeliveryError, GivenUpError: as of `keylane.Producer.send_all`.
             InvalidRequestError: `messages` cannot be iterated; nothing was queued.
         """
         if not isinstance(messages, Iterable):

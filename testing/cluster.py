@@ -32,15 +32,7 @@ from ..consumer import Reader
 from ..metaserver.settings import MetaserverSettings
 from ..protocol.address import VIRTUAL_DOMAIN
 from ..protocol.control import SubjectView
-from ..protocol.errors import (
-    ConditionNotMetError,
-    ConfigError,
-    InvalidRequestError,
-    ProgramFailedError,
-    RealWorldError,
-    StoryError,
-    StoryStuckError,
-)
+from ..protocol.errors import ConfigError, InvalidRequestError, Reason, StoryError
 from ..protocol.message import Message
 from ..rpc.environment import AMBIENT
 from .loop import StoryLoop
@@ -184,9 +176,9 @@ class VirtualCluster:
 
         Raises:
             What the story raises, with a note of the seed and of programs that had failed.
-            ProgramFailedError: a program ended with an exception that no `wait` raised.
-            StoryStuckError: it did not end within the limits.
-            RealWorldError: it reached a real sleep, thread or socket.
+            StoryError: a program ended with an exception that no `wait` raised.
+            StoryError: it did not end within the limits.
+            StoryError: it reached a real sleep, thread or socket.
             StoryError: the cluster has had its story, or another event loop is running.
             InvalidRequestError: `story` is no async function.
         """
@@ -226,7 +218,7 @@ class VirtualCluster:
         except StuckError as error:
             lines = waiting_lines(asyncio.all_tasks(loop))
             text = "\n".join([f"the story did not end: {error}", *lines])
-            raise StoryStuckError(text, virtual_s=loop.now) from None
+            raise StoryError(Reason.STORY_STUCK, text, virtual_s=loop.now) from None
 
     async def _tell(self, story: Callable[[], Awaitable[T]]) -> T:
         async with Admin(self.address) as admin:
@@ -238,7 +230,7 @@ class VirtualCluster:
         told: T = await awaited(story)
         return told
 
-    def _break(self, error: RealWorldError) -> None:
+    def _break(self, error: StoryError) -> None:
         """Code under test may swallow the error, or try again for ever."""
         self._loop.broken = error
 
@@ -262,13 +254,15 @@ class VirtualCluster:
 
     def _check_programs(self) -> None:
         for program in self._failed():
-            error = ProgramFailedError(
-                f"{program.name} ended with {program.untold!r}", program=program.name
+            error = StoryError(
+                Reason.PROGRAM_FAILED,
+                f"{program.name} ended with {program.untold!r}",
+                program=program.name,
             )
             error.add_note(self._notes()[-1])
             raise error from program.untold
         for fault in self._loop.faults:
-            raise ProgramFailedError(f"a task ended with {fault!r}") from (
+            raise StoryError(Reason.PROGRAM_FAILED, f"a task ended with {fault!r}") from (
                 fault if isinstance(fault, BaseException) else None
             )
 
@@ -364,7 +358,7 @@ class VirtualCluster:
             every_s: how often it is asked, in virtual seconds.
 
         Raises:
-            ConditionNotMetError: it did not become true.
+            StoryError: it did not become true.
             InvalidRequestError: the condition is no function, or a time is no number of seconds.
         """
         if not callable(condition):
@@ -386,7 +380,7 @@ class VirtualCluster:
                 return value
             if self.now_s >= end_s:
                 text = f"the condition was still {value!r:.200} after {within_s:g} virtual seconds"
-                raise ConditionNotMetError(text, within_s=within_s)
+                raise StoryError(Reason.CONDITION_NOT_MET, text, within_s=within_s)
             await asyncio.sleep(every_s)
 
     # ── looking ───────────────────────────────────────────────────────────────────────────────────

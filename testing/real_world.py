@@ -17,7 +17,7 @@ from threading import get_ident
 from typing import Any
 from unittest.mock import patch
 
-from ..protocol.errors import RealWorldError, StoryError
+from ..protocol.errors import Reason, StoryError
 
 REFUSED: tuple[tuple[Any, str, str], ...] = (
     (time, "sleep", "time.sleep stops the test, and virtual time does not pass meanwhile"),
@@ -33,7 +33,7 @@ _running: list[int] = []
 
 
 def _refusing(
-    home: Any, name: str, why: str, tell: Callable[[RealWorldError], None]
+    home: Any, name: str, why: str, tell: Callable[[StoryError], None]
 ) -> Callable[..., Any]:
     real = getattr(home, name)
     mine = get_ident()
@@ -44,7 +44,7 @@ def _refusing(
         gives_way = name == "sleep" and args == (0,)
         if get_ident() != mine or gives_way:
             return real(*args, **kwargs)
-        error = RealWorldError(f"{why}: {call}", call=call)
+        error = StoryError(Reason.REAL_WORLD, f"{why}: {call}", call=call)
         tell(error)
         raise error
 
@@ -52,9 +52,9 @@ def _refusing(
 
 
 @contextmanager
-def refused_here(tell: Callable[[RealWorldError], None]) -> Iterator[None]:
+def refused_here(tell: Callable[[StoryError], None]) -> Iterator[None]:
     """
-    Refuse these calls in this thread with a RealWorldError, which `tell` gets too: their caller may
+    Refuse these calls in this thread with a StoryError, which `tell` gets too: their caller may
     swallow it.
 
     Raises:

@@ -169,7 +169,7 @@ class CapabilityJudge:
             self.check(capability)
         if public is None or not is_signed(public, signature, packed):
             raise UnauthenticatedError(
-                "no metaserver of this cluster has signed the capability", reason="not signed"
+                "no metaserver of this cluster has signed the capability", problem="not signed"
             )
         return capability
 
@@ -204,7 +204,7 @@ class CapabilityJudge:
         capability = await self.believe(text)
         if capability.holder:
             raise UnauthenticatedError(
-                "this capability is for connections of its holder", reason="held"
+                "this capability is for connections of its holder", problem="held"
             )
         return _caller(capability)
 
@@ -239,12 +239,12 @@ class CapabilityJudge:
         capability = await self.believe(asked.capability)
         if not capability.holder:
             raise UnauthenticatedError(
-                "a bearer's capability is for HTTP, not for connections", reason="not held"
+                "a bearer's capability is for HTTP, not for connections", problem="not held"
             )
         told = asked.address == address
         if not told or not is_proof(capability.holder, asked.proof, nonce, asked.address):
             raise UnauthenticatedError(
                 "the capability is not of who is at the other end of this connection",
-                reason="no proof",
+                problem="no proof",
             )
         return JudgedCapability(self, capability)

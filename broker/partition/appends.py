@@ -43,9 +43,9 @@ from typing import NamedTuple
 import msgspec
 
 from ...protocol.errors import (
-    IdempotencyKeyReusedError,
     InvalidRequestError,
     ProducerFencedError,
+    Reason,
     SequenceGapError,
     SequenceReusedError,
 )
@@ -113,7 +113,7 @@ def decide_append(
         SequenceGapError: the sequence is above the next one, which is `expected`.
         SequenceReusedError: another batch has this sequence.
         ProducerFencedError: the broker has seen a higher epoch.
-        IdempotencyKeyReusedError: the idempotency key has a batch of other messages.
+        InvalidRequestError: the idempotency key has a batch of other messages.
         InvalidRequestError: the sequence does not fit 63 bits.
     """
     sequence = header.sequence
@@ -179,7 +179,11 @@ def _decide_keyed(producer: ProducerState | None, header: Header) -> Duplicate |
     batch = producer.latest[0]
     if producer.epoch == header.producer_epoch and batch.message_count == header.count:
         return Duplicate(batch.base_offset)
-    raise IdempotencyKeyReusedError(partition_id=header.partition_id, base_offset=batch.base_offset)
+    raise InvalidRequestError(
+        Reason.IDEMPOTENCY_KEY_REUSED,
+        partition_id=header.partition_id,
+        base_offset=batch.base_offset,
+    )
 
 
 class Producers(dict[int, ProducerState]):

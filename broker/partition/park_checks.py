@@ -15,11 +15,11 @@ from typing import Any
 from msgspec.structs import replace
 
 from ...protocol.errors import (
-    EditsFullError,
+    BusyError,
     InvalidRequestError,
-    ParkedRedrivenError,
-    ParkFullError,
-    ParkMovedError,
+    OverloadedError,
+    Reason,
+    StaleRouteError,
 )
 from ...protocol.groups import TRIES_MAX_MAX
 from ...protocol.ids import MAX_I64
@@ -78,11 +78,11 @@ def park_changes(
             more.
 
     Raises:
-        ParkMovedError: the children have these messages.
-        ParkFullError: a limit would be passed.
+        StaleRouteError: the children have these messages.
+        OverloadedError: a limit would be passed.
         OverloadedError: the group would have too many ranges of acked messages above its cursor.
         InvalidRequestError: a change is impossible.
-        ParkedMessageUnknownError, ParkedRedrivenError, EditsFullError: a message cannot be edited.
+        NotFoundError, BusyError, OverloadedError: a message cannot be edited.
     """
     return _Checks(parked, acked, next_offset, token).wanted(changes)
 
@@ -141,7 +141,7 @@ class _Checks:
         for change in changes:
             frozen = self._parked.frozen and not self._cleared
             if frozen and not isinstance(change, Freeze | Clear | Unneeded):
-                raise ParkMovedError(partition_id=self._parked.own)
+                raise StaleRouteError(Reason.PARK_MOVED, partition_id=self._parked.own)
             self._changed = self._changed or not isinstance(change, Adopt)
             checked = self._checks[type(change)](change)
             if checked is not None:
@@ -181,12 +181,14 @@ class _Checks:
         named = ("parked keys", "parked messages"), ("dead keys", "dead letters")
         for room, (keys, messages) in zip((self._alive, self._dead), named, strict=True):
             if room.keys and room.keys_over(PARKED_KEYS_MAX):
-                raise ParkFullError(
+                raise OverloadedError(
+                    Reason.PARK_FULL,
                     f"the group has {room.keys_before} {keys} on partition {self._parked.own}",
                     limit=PARKED_KEYS_MAX,
                 )
             if room.messages and room.messages_over(PARKED_MESSAGES_MAX):
-                raise ParkFullError(
+                raise OverloadedError(
+                    Reason.PARK_FULL,
                     f"the group has {room.messages_before} {messages} on partition "
                     f"{self._parked.own}",
                     limit=PARKED_MESSAGES_MAX,
@@ -294,7 +296,7 @@ class _Checks:
         _check_ranges(change.ranges, MAX_I64)
         state = self._state(change.key)
         if change.key in {None, b""} and self._is_handled(change.key):
-            raise ParkedRedrivenError(partition_id=self._parked.own)
+            raise BusyError(Reason.PARKED_REDRIVEN, partition_id=self._parked.own)
         return None if state is None or change.to == change.key else change
 
     def _free(self, change: Free) -> Free | None:
@@ -315,14 +317,18 @@ class _Checks:
         edited, parked = change.message, self._parked
         before = parked.edited(change.key, (edited.source, edited.offset))
         if self._is_handled(change.key):
-            raise ParkedRedrivenError(partition_id=parked.own)
+            raise BusyError(Reason.PARKED_REDRIVEN, partition_id=parked.own)
         others = [other for _, other in parked.edits() if other is not before]
         if len(others) >= EDITS_MAX:
-            raise EditsFullError(f"it has {len(others)} edited messages", limit=EDITS_MAX)
+            raise OverloadedError(
+                Reason.EDITS_FULL, f"it has {len(others)} edited messages", limit=EDITS_MAX
+            )
         size_bytes = sum(len(each.value) + len(each.properties) for each in (*others, edited))
         if size_bytes > EDITS_BYTES_MAX:
-            raise EditsFullError(
-                f"its edited messages would have {size_bytes} bytes", limit=EDITS_BYTES_MAX
+            raise OverloadedError(
+                Reason.EDITS_FULL,
+                f"its edited messages would have {size_bytes} bytes",
+                limit=EDITS_BYTES_MAX,
             )
         return change
 

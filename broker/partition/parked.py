@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, ItemsView, Iterable, Iterator, Sequence
 from functools import partial
 
-from ...protocol.errors import ParkedMessageUnknownError, ParkMovedError
+from ...protocol.errors import NotFoundError, Reason, StaleRouteError
 from ...protocol.offsets import AckedOffsets, Range
 from ...protocol.parked import (
     RETRIED,
@@ -585,14 +585,16 @@ class Parked:
         What an operator has put in the place of a parked message, if anything.
 
         Raises:
-            ParkMovedError: the children have it.
-            ParkedMessageUnknownError: it is not parked under this key.
+            StaleRouteError: the children have it.
+            NotFoundError: it is not parked under this key.
         """
         if self.frozen:
-            raise ParkMovedError(partition_id=self.own)
+            raise StaleRouteError(Reason.PARK_MOVED, partition_id=self.own)
         parked = self._keys.get(key)
         if parked is None or not parked.has(place):
-            raise ParkedMessageUnknownError(partition_id=place[0], offset=place[1])
+            raise NotFoundError(
+                Reason.PARKED_MESSAGE_UNKNOWN, partition_id=place[0], offset=place[1]
+            )
         return parked.edits.get(place)
 
     def edits(self) -> Iterator[tuple[ParkKey, EditedMessage]]:

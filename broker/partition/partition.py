@@ -24,12 +24,13 @@ from ...protocol.control import GroupStatus, HostPartition, PartitionStatus
 from ...protocol.errors import (
     CorruptLogError,
     FencedError,
+    InvalidRequestError,
     OverloadedError,
-    PartitionInUseError,
+    Reason,
     SequenceReusedError,
     StaleRouteError,
 )
-from ...protocol.errors.groups import too_many_groups
+from ...protocol.errors.refusals import too_many_groups
 from ...protocol.ids import MAX_I64, NO_PRODUCER, check_name
 from ...protocol.limits import (
     GROUPS_PER_SUBJECT_MAX,
@@ -485,7 +486,7 @@ class HostedPartition:
         The group of this name; if there is none, a new group that is not added to the partition.
 
         Raises:
-            InvalidNameError: the name is illegal.
+            InvalidRequestError: the name is illegal.
             OverloadedError: the partition has GROUPS_PER_SUBJECT_MAX groups.
         """
         group = self.groups.get(name)
@@ -571,27 +572,29 @@ class HostedPartition:
 
     # ── views ─────────────────────────────────────────────────────────────────────────────────────
     def check_same_facts(self, facts: HostPartition) -> None:
-        """Raises PartitionInUseError if `facts` contradict the facts of this partition."""
+        """Raises InvalidRequestError if `facts` contradict the facts of this partition."""
         if stored_facts(facts) != self.facts:
-            raise PartitionInUseError(
+            raise InvalidRequestError(
+                Reason.PARTITION_IN_USE,
                 f"partition {self.partition_id} is hosted with other facts, "
                 f"as {self.facts.partition.name!r} of {self.facts.subject!r}",
                 partition_id=self.partition_id,
             )
 
     def check_unused(self) -> None:
-        """Raises PartitionInUseError if the partition is sealed, or has or had messages."""
+        """Raises InvalidRequestError if the partition is sealed, or has or had messages."""
         if self.sealed or self.next_offset:
             raise self._in_use()
 
     def check_empty(self) -> None:
-        """Raises PartitionInUseError if the partition has or had messages."""
+        """Raises InvalidRequestError if the partition has or had messages."""
         if self.next_offset:
             raise self._in_use()
 
-    def _in_use(self) -> PartitionInUseError:
+    def _in_use(self) -> InvalidRequestError:
         state = "sealed" if self.sealed else "open"
-        return PartitionInUseError(
+        return InvalidRequestError(
+            Reason.PARTITION_IN_USE,
             f"partition {self.partition_id} is not new: it is {state} and has "
             f"{self.next_offset} messages",
             partition_id=self.partition_id,

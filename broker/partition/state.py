@@ -11,8 +11,9 @@ from collections.abc import Callable
 from ...protocol.control import HostPartition
 from ...protocol.errors import (
     CorruptLogError,
-    PartitionInUseError,
+    InvalidRequestError,
     PartitionUnknownError,
+    Reason,
     StorageError,
 )
 from .dropped import DroppedPartitions
@@ -74,10 +75,12 @@ class BrokerState:
             )
 
     def check_not_dropped(self, partition_id: int) -> None:
-        """Raises PartitionInUseError if a partition of this id was dropped."""
+        """Raises InvalidRequestError if a partition of this id was dropped."""
         if partition_id in self.dropped:
-            raise PartitionInUseError(
-                f"partition {partition_id} was dropped with its subject", partition_id=partition_id
+            raise InvalidRequestError(
+                Reason.PARTITION_IN_USE,
+                f"partition {partition_id} was dropped with its subject",
+                partition_id=partition_id,
             )
 
     def apply_dropped(self, body: DroppedBody) -> None:

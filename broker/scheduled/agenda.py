@@ -28,7 +28,7 @@ from heapq import heapify, heappop, heappush, nsmallest
 from operator import attrgetter
 from typing import NamedTuple
 
-from ...protocol.errors import ScheduledTakenError, ScheduledUnknownError
+from ...protocol.errors import BusyError, NotFoundError, Reason
 from ...protocol.ids import MAX_I64
 from ...protocol.scheduled.receipt import CancelOutcome
 from .name_bytes import NameBytes
@@ -214,19 +214,19 @@ class Agenda:
             `give_back`.
 
         Raises:
-            ScheduledUnknownError
-            ScheduledTakenError: it may be given back yet, so no outcome can be told.
+            NotFoundError
+            BusyError: it may be given back yet, so no outcome can be told.
         """
         entry = self.entries.get(scheduled_id)
         if entry is not None:
             if entry.taken:
-                raise ScheduledTakenError(scheduled_id=scheduled_id.hex())
+                raise BusyError(Reason.SCHEDULED_TAKEN, scheduled_id=scheduled_id.hex())
             entry.taken = True
             self._settling[scheduled_id] = {entry.place.segment}
             return None
         settled = self._settled.get(scheduled_id)
         if settled is None:
-            raise ScheduledUnknownError(scheduled_id=scheduled_id.hex())
+            raise NotFoundError(Reason.SCHEDULED_UNKNOWN, scheduled_id=scheduled_id.hex())
         return settled.outcome
 
     def is_taken(self, scheduled_id: bytes) -> bool:

@@ -135,7 +135,7 @@ class JournalWriter:
             log.critical("scheduled messages are refused until the broker is restarted: %s", error)
         for write in writes:
             write.undo()
-            write.done.set_exception(error.copy(error.fate))
+            write.done.set_exception(error.copy())
             write.done.exception()  # its caller may be gone
 
     async def idle(self) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from ...protocol.access.quota import limits_of
 from ...protocol.access.rights import matches
-from ...protocol.errors import ScheduleFullError
+from ...protocol.errors import OverloadedError, Reason
 from .agenda import ScheduledAmount
 
 SHARE_HINT = (
@@ -46,12 +46,13 @@ def check_names(
         limits: subject or pattern → bytes.
 
     Raises:
-        ScheduleFullError: of the first pattern without room.
+        OverloadedError: of the first pattern without room.
     """
     for pattern, limit in limits_of(subject, limits):
         kept = kept_of(pattern) + _bytes_of(writing, pattern)
         if kept + wanted > limit:
-            error = ScheduleFullError(
+            error = OverloadedError(
+                Reason.SCHEDULE_FULL,
                 f"the broker keeps {kept} bytes of scheduled messages of {pattern!r}, and takes "
                 f"{limit} at most",
                 limit=limit,
@@ -84,20 +85,22 @@ def check_room(
         most: what it may keep.
 
     Raises:
-        ScheduleFullError: the broker is full, or the subject has its share.
+        OverloadedError: the broker is full, or the subject has its share.
     """
     for what, new, all_kept, own_kept, limit in zip(
         ("scheduled messages", "bytes of scheduled messages"), wanted, kept, own, most, strict=True
     ):
         if all_kept + new > limit:
-            raise ScheduleFullError(
+            raise OverloadedError(
+                Reason.SCHEDULE_FULL,
                 f"the broker keeps {all_kept} {what}, and takes {limit} at most",
                 limit=limit,
                 broker_group=broker_group,
             )
         share = (limit - (all_kept - own_kept) + 1) // 2
         if own_kept + new > share:
-            error = ScheduleFullError(
+            error = OverloadedError(
+                Reason.SCHEDULE_FULL,
                 f"the broker keeps {own_kept} {what} of subject {subject!r}, and takes {share} at "
                 f"most: half of what other "
                 "subjects leave",

@@ -206,7 +206,7 @@ class Scheduler:
             For each message whether it was known.
 
         Raises:
-            ScheduleFullError, BrokerReadOnlyError, CorruptLogError: nothing is kept.
+            OverloadedError, BrokerReadOnlyError, CorruptLogError: nothing is kept.
             StorageError: see its fate.
         """
         writing = [self._writing.get(message.scheduled_id) for message in messages]
@@ -229,7 +229,7 @@ class Scheduler:
         Check that there is room for messages, of the broker and of their subject.
 
         Raises:
-            ScheduleFullError: the broker is full, or the subject has its share.
+            OverloadedError: the broker is full, or the subject has its share.
         """
         subject = fresh[0].subject
         size = sum(message.size for message in fresh)
@@ -276,8 +276,8 @@ class Scheduler:
         Never deliver a message, durably, unless it is delivered already.
 
         Raises:
-            ScheduledUnknownError: the message is not known, or no longer.
-            ScheduledTakenError: its delivery has not ended within `DELIVERY_S`.
+            NotFoundError: the message is not known, or no longer.
+            BusyError: its delivery has not ended within `DELIVERY_S`.
             BrokerReadOnlyError, CorruptLogError: nothing is done.
             StorageError: see its fate.
         """

@@ -581,7 +581,7 @@ class GroupCommit:
             self._failure = error
         waiting = self._undo_all(commit.entries)
         for ended in (*(entry.ended for entry in commit.entries), *commit.waiting):
-            _tell(ended, type(error)(f"{self._who}: {error.message}", **error.details))
+            _tell(ended, error.copy(message=f"{self._who}: {error.message}"))
         self._refuse_all(waiting, error)
 
     def _undo_all(self, taken: list[Entry]) -> list[Ended | None]:

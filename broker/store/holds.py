@@ -57,7 +57,7 @@ class MessageHolds:
             OffsetOutOfRangeError: retention has removed messages from the offset on, or it is
                 behind the end.
             OverloadedError: the partition has HOLDS_PER_PARTITION_MAX holds.
-            InvalidNameError, BrokerReadOnlyError: nothing was changed.
+            InvalidRequestError, BrokerReadOnlyError: nothing was changed.
         """
         check_name("job", ask.job)
         self._firsts.rise(partition.partition_id)

@@ -51,7 +51,7 @@ def know_groups(
     Raises:
         GroupDeletedError: a group was deleted after the call was made; none of the groups is
             registered.
-        InvalidNameError, OverloadedError, BrokerReadOnlyError: none or some of the groups are
+        InvalidRequestError, OverloadedError, BrokerReadOnlyError: none or some of the groups are
             registered.
     """
     for name in names:

@@ -40,7 +40,7 @@ def change_parked(
         next_tries: when messages that wait for retry behind the changes are tried.
 
     Raises:
-        ParkFullError, ParkMovedError, InvalidRequestError, OverloadedError, BrokerReadOnlyError,
+        OverloadedError, StaleRouteError, InvalidRequestError, BrokerReadOnlyError,
         MessageTooLargeError:
             nothing was changed.
     """

@@ -37,7 +37,7 @@ def forget_group(
         durable.
 
     Raises:
-        InvalidNameError, OverloadedError, BrokerReadOnlyError
+        InvalidRequestError, OverloadedError, BrokerReadOnlyError
     """
     check_name("consumer group", ask.group)
     group = partition.groups.get(ask.group)

@@ -42,7 +42,7 @@ def set_cursor(store: Store, partition: HostedPartition, ask: SetCursor) -> asyn
     Raises:
         FencedError: the fence is higher, or a consumer has this token.
         OffsetOutOfRangeError: the cursor is above the end of the durable messages.
-        InvalidNameError, OverloadedError, BrokerReadOnlyError, CorruptLogError: nothing was
+        InvalidRequestError, OverloadedError, BrokerReadOnlyError, CorruptLogError: nothing was
             changed.
     """
     partition.check_owners()

@@ -269,8 +269,8 @@ class Store:
         Host a partition; a repeat with the same facts changes nothing.
 
         Raises:
-            InvalidRequestError, InvalidNameError: the facts are impossible.
-            PartitionInUseError: the partition is hosted with other facts, or was dropped.
+            InvalidRequestError: the facts are impossible.
+            InvalidRequestError: the partition is hosted with other facts, or was dropped.
             BrokerReadOnlyError, OverloadedError
         """
         facts = stored_facts(facts)

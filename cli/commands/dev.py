@@ -13,12 +13,7 @@ from ...broker.app import running_broker
 from ...broker.settings import BrokerSettings
 from ...metaserver.running import running_metaserver
 from ...metaserver.settings import MetaserverSettings
-from ...protocol.errors import (
-    AddressError,
-    DataFolderError,
-    KeylaneError,
-    NotEnoughBrokersError,
-)
+from ...protocol.errors import AddressError, DataFolderError, KeylaneError, Reason, UnavailableError
 from ...protocol.ids import check_name
 from ...protocol.text import counted
 from ...rpc.http_network import HttpNetwork
@@ -114,7 +109,9 @@ async def _start(
             async with asyncio.timeout(REGISTER_TIMEOUT_S):
                 await available_brokers(admin, brokers)
         except TimeoutError:
-            raise NotEnoughBrokersError("the brokers did not report to the metaserver") from None
+            raise UnavailableError(
+                Reason.NOT_ENOUGH_BROKERS, "the brokers did not report to the metaserver"
+            ) from None
         for subject in subjects:
             await admin.create_subject(subject)
     return Cluster(

@@ -20,7 +20,7 @@ import msgspec
 
 from ...producer import Producer, ScheduledFuture, SendFuture
 from ...protocol.clock import SystemClock
-from ...protocol.errors import ConfigError, Fate, InputError, InputUnfinishedError, KeylaneError
+from ...protocol.errors import ConfigError, Fate, InputError, KeylaneError, Reason
 from ...protocol.ids import check_name
 from ...protocol.message import Receipt
 from ...protocol.scheduled.deliver_at import AHEAD_MS_MAX, read_deliver_at, shown
@@ -143,7 +143,7 @@ async def produce(meta: str, form: OutputFormat, options: SendOptions) -> None:
     Send the value, or each line or row of the input, and show where it is stored.
 
     Raises:
-        InputUnfinishedError: not all lines are stored; it says which are not.
+        InputError: not all lines are stored; it says which are not.
         InputError: the file cannot be opened.
         KeylaneError: the value is not stored, or an option is impossible.
     """
@@ -177,7 +177,7 @@ def _send(producer: Producer, subject: str, message: Outgoing, source: SendInput
 
 
 def _deliver_at(options: SendOptions) -> Callable[[], int | None]:
-    """Says when a message is delivered that is sent now; raises DeliverAtError."""
+    """Says when a message is delivered that is sent now; raises InvalidRequestError."""
     if options.deliver_at is not None:
         at_ms = read_deliver_at(options.deliver_at, now_ms=CLOCK.wall_ms())
         return lambda: at_ms
@@ -273,7 +273,7 @@ class _Lines:
         Send the lines in `ranges` (all, if it is empty) until one fails.
 
         Raises:
-            InputUnfinishedError: a line failed; what was sent before is settled.
+            InputError: a line failed; what was sent before is settled.
         """
         self._next_line = ranges[0][0] if ranges else 1
         reader = asyncio.create_task(self._send(ranges), name="read lines")
@@ -341,9 +341,7 @@ class _Lines:
         await self._producer.close(flush=False)
         await asyncio.wait([reader, settler])
 
-    def _unfinished(
-        self, cause: str, ranges: Sequence[tuple[int, int | None]]
-    ) -> InputUnfinishedError:
+    def _unfinished(self, cause: str, ranges: Sequence[tuple[int, int | None]]) -> InputError:
         failed = sorted(self._failed)
         rest = [
             (max(start, self._next_line), end)
@@ -353,7 +351,8 @@ class _Lines:
         shown = show_ranges(_joined([*((number, number + 1) for number in failed), *rest]))
         text = f"line {failed[0]}: {cause}" if failed else cause
         doubt = "; some of them may be stored" if self._doubtful else ""
-        error = InputUnfinishedError(
+        error = InputError(
+            Reason.INPUT_UNFINISHED,
             f"{text}. Lines stored: {self._tally.count}{self._tally.declared}; lines not stored: "
             f"{shown}{doubt}",
             stored=self._tally.count,

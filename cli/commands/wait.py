@@ -10,10 +10,11 @@ import time
 from ...admin import Admin
 from ...protocol.errors import (
     KeylaneError,
-    NotEnoughBrokersError,
     OutcomeUnknownError,
+    Reason,
     RetryRule,
     StorageError,
+    UnavailableError,
 )
 from ...protocol.text import counted, listed
 from ..options import OutputFormat
@@ -31,7 +32,7 @@ async def wait_for_servers(
 
     Raises:
         NotSentError, OutcomeUnknownError: no metaserver answers after this time.
-        StorageError, NotEnoughBrokersError: one answers and is not ready, or too few broker groups
+        StorageError, UnavailableError: one answers and is not ready, or too few broker groups
             are available.
         KeylaneError: at once, an answer that does not change by waiting, as that of another
             program.
@@ -79,5 +80,8 @@ async def _available(admin: Admin, count: int) -> list[str]:
             if view.broker_group not in names
         ]
         others = f"; {listed(lack)}" if lack else ""
-        raise NotEnoughBrokersError(f"{len(names)} of {groups} available: {listed(names)}{others}")
+        raise UnavailableError(
+            Reason.NOT_ENOUGH_BROKERS,
+            f"{len(names)} of {groups} available: {listed(names)}{others}",
+        )
     return names

@@ -29,12 +29,7 @@ from operator import attrgetter
 from typing import Any
 
 from ...protocol.clock import Clock
-from ...protocol.errors import (
-    ConfigError,
-    FilterError,
-    MixedUseError,
-    OtherTaskError,
-)
+from ...protocol.errors import ConfigError, FilterError, Reason, UsageError
 from ...protocol.message import Message
 from ...protocol.parked import Failure
 from ...protocol.text import counted
@@ -181,9 +176,9 @@ class Stream:
 
         Raises:
             StopAsyncIteration: the consumer is closed.
-            OtherLoopError: it was opened in another event loop.
-            OtherTaskError: another task iterates.
-            MixedUseError: messages were taken in another way.
+            UsageError: it was opened in another event loop.
+            UsageError: another task iterates.
+            UsageError: messages were taken in another way.
         """
         task = current_task(self._loop)
         if self._quick and task is self._task:
@@ -271,13 +266,16 @@ class Stream:
         """Begin to wait for messages, in whichever task."""
         self._check()
         if self._asked.is_set():
-            raise OtherTaskError("another task waits for messages of this consumer")
+            raise UsageError(Reason.OTHER_TASK, "another task waits for messages of this consumer")
         self._begin(manner)
 
     def _begin(self, manner: str) -> None:
         if self._manner and self._manner != manner:
             self._check_open()
-            raise MixedUseError(f"{manner} of a consumer that gives its messages by {self._manner}")
+            raise UsageError(
+                Reason.MIXED_USE,
+                f"{manner} of a consumer that gives its messages by {self._manner}",
+            )
         if not self._manner:
             self._manner = manner
             self._begun.set()
@@ -566,18 +564,21 @@ class Stream:
         the task that awaits it.
 
         Raises:
-            OtherLoopError: the consumer was opened in another event loop.
-            OtherTaskError: another task waits for a message, or it runs and has not acked a message
+            UsageError: the consumer was opened in another event loop.
+            UsageError: another task waits for a message, or it runs and has not acked a message
                 that it took.
         """
         self._check()
         if self._asked.is_set():
-            raise OtherTaskError("another task waits for the next message of this consumer")
+            raise UsageError(
+                Reason.OTHER_TASK, "another task waits for the next message of this consumer"
+            )
         if self._task is not None and not self._task.done():
             if task is not None and getattr(task.get_coro(), "cr_code", None) in NEXTS:
                 return
             if unacked := self.unacked:
-                raise OtherTaskError(
+                raise UsageError(
+                    Reason.OTHER_TASK,
                     f"another task iterates over this consumer: it took "
                     f"{counted(unacked, 'message')} "
                     "that it has not acked",

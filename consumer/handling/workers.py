@@ -31,7 +31,7 @@ from typing import Any
 
 from ...protocol.backoff import Backoff
 from ...protocol.clock import Clock, boot_seconds
-from ...protocol.errors import HandlerTimeoutError, WorkerCancelledError
+from ...protocol.errors import HandlerTimeoutError, Reason, UsageError
 from ...protocol.message import Message
 from ...rpc.race import start_task
 from ..delivery.user_acks import are_parked_together
@@ -334,7 +334,7 @@ class Workers:
 
     def _on_cancelled(self) -> None:
         if not self._closed:
-            self._on_crash(WorkerCancelledError())
+            self._on_crash(UsageError(Reason.WORKER_CANCELLED))
 
     async def _take_turns(self, worker: WorkerTask, message: Message | None) -> None:  # noqa: C901, PLR0912 - one loop, on purpose
         # One loop without calls of our own in between: a consumer spends most of its time here.

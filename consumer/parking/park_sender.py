@@ -16,7 +16,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable
 
-from ...protocol.errors import FencedError, KeylaneError, ParkFullError, ParkMovedError
+from ...protocol.errors import FencedError, KeylaneError, OverloadedError, Reason, StaleRouteError
 from ...protocol.frames import (
     ChangeParked,
     ParkedChanged,
@@ -186,7 +186,7 @@ class ParkSender:
             except FencedError:
                 raise
             except KeylaneError as error:
-                full = isinstance(error, ParkFullError)
+                full = error.reason is Reason.PARK_FULL
                 level = logging.WARNING if full else logging.INFO
                 self._context.log_failure(troubles, "parked messages", error, level)
                 self._due.set()
@@ -197,7 +197,7 @@ class ParkSender:
         Send one request.
 
         Raises:
-            ParkFullError: the broker takes no park now; try again in a while.
+            OverloadedError: the broker can park no more now; try again in a while.
             KeylaneError: it may be sent again.
         """
         changes = self._queue.take()
@@ -205,12 +205,16 @@ class ParkSender:
             buries = self._context.owner.buries_when_full
             asked = [or_bury(change) for change in changes] if buries else changes
             await self.send_now(asked, self._queue.next_tries(self._context.partition_id))
-        except ParkFullError:
+        except OverloadedError as error:
+            if error.reason is not Reason.PARK_FULL:
+                raise
             waited = self._queue.full and len(changes) == 1
             self._queue.refused()
             if waited:
                 raise
-        except ParkMovedError:
+        except StaleRouteError as error:
+            if error.reason is not Reason.PARK_MOVED:
+                raise
             # The children have them: what is left here has no effect any more.
             self._queue.confirmed()
         else:
@@ -222,5 +226,7 @@ class ParkSender:
         while self._queue:
             try:
                 await self._send()
-            except ParkFullError:
+            except OverloadedError as error:
+                if error.reason is not Reason.PARK_FULL:
+                    raise
                 return

@@ -393,7 +393,7 @@ class PullClient(UserAcks):
 
         Raises:
             LeaseLostError: the partition was handed over, or its lease has ended.
-            ForkedError, OtherLoopError: the consumer is open in another process or event loop.
+            UsageError: the consumer is open in another process or event loop.
         """
         home = self._connections.home
         if get_ident() != home.thread:

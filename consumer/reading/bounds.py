@@ -55,7 +55,7 @@ def start_bound(start: Start, *, partition: int | None, now_ms: int) -> Bound:
     The bound that a program means by `start`.
 
     Raises:
-        InvalidRequestError, OffsetInvalidError
+        InvalidRequestError
     """
     if isinstance(start, Mapping):
         return Bound(BoundKind.OFFSETS, offsets=_offsets(start))
@@ -65,7 +65,7 @@ def start_bound(start: Start, *, partition: int | None, now_ms: int) -> Bound:
 
 
 def _offsets(start: Mapping[int, int] | Mapping[str, int]) -> dict[int, int]:
-    """The offsets by partition id.  Raises InvalidRequestError, OffsetInvalidError."""
+    """The offsets by partition id.  Raises InvalidRequestError."""
     offsets: dict[int, int] = {}
     for given, offset in start.items():
         partition_id: object = given
@@ -89,7 +89,7 @@ def stop_bound(stop: Stop, *, partition: int | None, now_ms: int) -> Bound:
     The bound that a program means by `stop`: the first message that is not read any more.
 
     Raises:
-        InvalidRequestError, OffsetInvalidError
+        InvalidRequestError
     """
     return _bound("stop", stop, partition, now_ms, words="'latest'")
 

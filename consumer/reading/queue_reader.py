@@ -18,10 +18,11 @@ from ...protocol.codecs.codec import Codec, V, check_codec
 from ...protocol.control import FoundOffset, PartitionStatus, TimeBound
 from ...protocol.errors import (
     InvalidRequestError,
+    NotFoundError,
     NotSentError,
     OffsetOutOfRangeError,
     PartitionUnknownError,
-    QueueUnknownError,
+    Reason,
 )
 from ...protocol.frames import Batches, Read
 from ...protocol.http.tls_settings import TlsSettings
@@ -128,7 +129,7 @@ class QueueReader(Resident, Generic[V]):
                 KEYLANE_TOKEN has it.
 
         Raises:
-            ConfigError, InvalidNameError: an argument that cannot work.
+            ConfigError, InvalidRequestError: an argument that cannot work.
         """
         check_name("subject", subject)
         self._addresses = addresses_of(meta)
@@ -158,7 +159,7 @@ class QueueReader(Resident, Generic[V]):
 
         Raises:
             NotSentError, OutcomeUnknownError: no metaserver answers after `wait_s`.
-            AlreadyOpenError, ForkedError: the reader is open, or was before a fork.
+            UsageError: the reader is open, or was before a fork.
         """
         network = self._connections.open()
         self._views = {}
@@ -176,8 +177,8 @@ class QueueReader(Resident, Generic[V]):
         The queues by number, each with its partitions.
 
         Raises:
-            SubjectUnknownError, SubjectNotStaticError
-            ClosedError, ForkedError, OtherLoopError: not open, or not here.
+            SubjectUnknownError, ConflictError
+            ClosedError, UsageError: not open, or not here.
         """
         self._connections.home.check()
         network = self._connections.network
@@ -202,8 +203,7 @@ class QueueReader(Resident, Generic[V]):
             messages behind the loss, perhaps none yet, with `lost` set.
 
         Raises:
-            OffsetInvalidError, QueueUnknownError
-            InvalidRequestError: `bytes_max` is not in its range.
+            InvalidRequestError, NotFoundError: `bytes_max` is not in its range.
             OffsetOutOfRangeError: below the queue's first offset or above its end;
             `error.first_offset` and `error.next_offset` have both. UnreachableError: the broker of
             the partition does not answer.
@@ -244,7 +244,7 @@ class QueueReader(Resident, Generic[V]):
             None if there is no such message.
 
         Raises:
-            QueueUnknownError
+            NotFoundError
             InvalidRequestError: `at_ms` is not in [0, 2**63), or is seconds, micro- or nanoseconds;
             or `bound` is no bound. UnreachableError: the broker of a partition does not answer.
         """
@@ -299,7 +299,8 @@ class QueueReader(Resident, Generic[V]):
             await self.queues()
         view = self._views.get(queue)
         if view is None:
-            raise QueueUnknownError(
+            raise NotFoundError(
+                Reason.QUEUE_UNKNOWN,
                 f"subject {self._subject!r} has queues 0 to {len(self._views) - 1}, not {queue}",
                 queue=queue,
             )
@@ -389,8 +390,9 @@ class QueueReader(Resident, Generic[V]):
 
 
 def _check_queue(queue: object) -> None:
-    """Raises QueueUnknownError: `queue` cannot be the number of a queue."""
+    """Raises NotFoundError: `queue` cannot be the number of a queue."""
     if not is_within(queue, 0, MAX_I64):
-        raise QueueUnknownError(
-            f"the number of a queue is a whole number from 0 on, not {queue!r:.40}"
+        raise NotFoundError(
+            Reason.QUEUE_UNKNOWN,
+            f"the number of a queue is a whole number from 0 on, not {queue!r:.40}",
         )

@@ -22,10 +22,11 @@ from ...protocol.backoff import Backoff, Pauses
 from ...protocol.codecs.codec import Codec, V
 from ...protocol.control import TimeBound
 from ...protocol.errors import (
+    FilterError,
     NotSentError,
     OffsetOutOfRangeError,
     PartitionUnknownError,
-    ReadFilterError,
+    Reason,
     UnreachableError,
 )
 from ...protocol.frames import Batches, Read
@@ -146,7 +147,7 @@ class Reader(Resident, Generic[V]):
             follow: go on with messages that are stored later, through later resizes and moves.
 
         Raises:
-            ConfigError, InvalidNameError, OffsetInvalidError: an argument that cannot work.
+            ConfigError, InvalidRequestError: an argument that cannot work.
             InvalidRequestError: `start` or `stop` is no such value, or in the future.
         """
         check_name("subject", subject)
@@ -205,7 +206,7 @@ class Reader(Resident, Generic[V]):
                 folder for a while.
             NotSentError, OutcomeUnknownError: after `wait_s` no metaserver answers, or not the
                 broker of a partition.
-            AlreadyOpenError, ForkedError: the reader is open, or was before a fork.
+            UsageError: the reader is open, or was before a fork.
         """
         network = self._connections.open()
         try:
@@ -251,7 +252,7 @@ class Reader(Resident, Generic[V]):
 
         Raises:
             StopAsyncIteration: everything is read.
-            ReadFilterError: `where` failed; the next call goes on behind that message.
+            FilterError: `where` failed; the next call goes on behind that message.
             UnreachableError: for ten seconds the broker of a partition has not answered, or no
                 metaserver that was asked what became of one.  With `follow` it waits for them for
                 good, and the log says so.
@@ -260,7 +261,7 @@ class Reader(Resident, Generic[V]):
             SubjectDeletedError, SubjectUnknownError: the subject was deleted meanwhile; a later one
                 of its name is another one.
             PartitionUnknownError: all that `partition` has is gone.
-            ClosedError, ForkedError, OtherLoopError: not open, or not here.
+            ClosedError, UsageError: not open, or not here.
         """
         self._connections.home.check()
         while True:
@@ -295,8 +296,9 @@ class Reader(Resident, Generic[V]):
         return end <= self._positions.get(partition_id, 0)
 
     @staticmethod
-    def _filter_error(message: Message[V], why: str) -> ReadFilterError:
-        return ReadFilterError(
+    def _filter_error(message: Message[V], why: str) -> FilterError:
+        return FilterError(
+            Reason.READER_WHERE,
             f"the reader's `where` failed for message {message.offset} of partition "
             f"{message.partition_id}: {why:.200}",
             partition_id=message.partition_id,

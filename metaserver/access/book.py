@@ -72,12 +72,12 @@ class AccessBook:
         known = self.tokens.get(token_hash(token))
         if known is None:
             raise UnauthenticatedError(
-                "the token is not of this cluster, or it was revoked", reason="unknown token"
+                "the token is not of this cluster, or it was revoked", problem="unknown token"
             )
         if now_ms < known.begins_at:
-            raise UnauthenticatedError("the token is not valid yet", reason="not begun")
+            raise UnauthenticatedError("the token is not valid yet", problem="not begun")
         if known.ends_at and now_ms >= known.ends_at:
-            raise UnauthenticatedError("the token has ended", reason="ended")
+            raise UnauthenticatedError("the token has ended", problem="ended")
         return self.caller_named(known.principal, ends_at_ms=known.ends_at)
 
     def caller_named(

@@ -59,7 +59,7 @@ class Issuer:
 
         Raises:
             UnauthenticatedError: it is not to be believed.
-            IssuerUnreachableError: the issuer's keys are not known.
+            UnavailableError: the issuer's keys are not known.
         """
         digest = hashlib.sha256(text.encode()).digest()
         known = self._known.get(digest)
@@ -145,4 +145,6 @@ def _key_for(key: dict[str, Any], algorithm: str) -> jwt.PyJWK:
 
 
 def _refused(why: str, reason: str) -> UnauthenticatedError:
-    return UnauthenticatedError(f"the token of the outside issuer is refused: {why}", reason=reason)
+    return UnauthenticatedError(
+        f"the token of the outside issuer is refused: {why}", problem=reason
+    )

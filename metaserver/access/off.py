@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...protocol.endpoints import ACCESS
-from ...protocol.errors import AccessOffError
+from ...protocol.errors import InvalidRequestError, Reason
 from ...rpc.server import ControlRoute
 
 
@@ -14,6 +14,6 @@ class AccessOff:
         """A route for each of `endpoints.ACCESS`."""
 
         async def refuse(_body: object, _params: object) -> object:
-            raise AccessOffError
+            raise InvalidRequestError(Reason.ACCESS_OFF)
 
         return [ControlRoute(endpoint, refuse) for endpoint in ACCESS]

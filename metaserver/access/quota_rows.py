@@ -34,7 +34,7 @@ def set_quota(connection: Connection, ask: SetQuota, *, now_ms: int) -> None:
     Store limits; a repeat changes nothing.
 
     Raises:
-        InvalidNameError, InvalidRequestError
+        InvalidRequestError
         OverloadedError: there are too many.
     """
     _check_name(ask.kind, ask.name)
@@ -83,7 +83,7 @@ def _delete(connection: Connection, kind: str, name: str, table: sa.Table) -> bo
 
 
 def unset_quota(connection: Connection, ask: UnsetQuota, *, now_ms: int) -> None:
-    """Delete limits; a repeat changes nothing.  Raises InvalidNameError, InvalidRequestError."""
+    """Delete limits; a repeat changes nothing.  Raises InvalidRequestError."""
     _check_name(ask.kind, ask.name)
     tables = (access_quotas, name_limits) if ask.kind == SUBJECT else (access_quotas,)
     if sum(_delete(connection, ask.kind, ask.name, table) for table in tables):

@@ -15,7 +15,7 @@ from sqlalchemy.engine import Connection
 from ...protocol.access.capability import GRANT_BYTES_MAX, GRANTS_MAX
 from ...protocol.access.principals import check_principal
 from ...protocol.access.rights import AccessGrant, Rights, check_grant
-from ...protocol.errors import InvalidRequestError, OverloadedError, TokenIdUnknownError
+from ...protocol.errors import InvalidRequestError, NotFoundError, OverloadedError, Reason
 from ...protocol.http.access import ChangeGrant, CreateToken, TokenView
 from ...protocol.ids import check_name
 from ..sql.dialect import insert_new, insert_or_replace
@@ -67,7 +67,6 @@ def create_token(
     Store a new token.
 
     Raises:
-        InvalidNameError
         InvalidRequestError: it would end before it begins, or has ended already.
         OverloadedError: there are too many tokens that may still be used, or too many principals.
     """
@@ -129,7 +128,7 @@ def read_tokens(connection: Connection, principal: str | None, now_ms: int) -> l
 
 
 def revoke_token(connection: Connection, token_id: int, *, now_ms: int) -> TokenView:
-    """Revoke a token; a repeat changes nothing.  Raises TokenIdUnknownError."""
+    """Revoke a token; a repeat changes nothing.  Raises NotFoundError."""
     before = _token(connection, token_id, now_ms)
     if not before.revoked_at_ms:
         touch(connection, before.principal, now_ms)
@@ -146,7 +145,7 @@ def grant(connection: Connection, ask: ChangeGrant, *, now_ms: int) -> None:
     Store a right; a repeat changes nothing.
 
     Raises:
-        InvalidNameError, InvalidRequestError
+        InvalidRequestError
         OverloadedError: the principal has as many as fit in a capability, or there are too many
         principals.
     """
@@ -169,7 +168,7 @@ def grant(connection: Connection, ask: ChangeGrant, *, now_ms: int) -> None:
 
 
 def revoke_grant(connection: Connection, ask: ChangeGrant, *, now_ms: int) -> None:
-    """Delete a right; a repeat changes nothing.  Raises InvalidNameError."""
+    """Delete a right; a repeat changes nothing.  Raises InvalidRequestError."""
     check_principal(ask.principal)
     row = _grant_row(ask)
     same = sa.and_(*(access_grants.c[name] == value for name, value in row.items()))
@@ -263,7 +262,9 @@ def _token(connection: Connection, token_id: int, now_ms: int) -> TokenView:
     chosen = sa.select(access_tokens).where(access_tokens.c.token_id == token_id)
     row = connection.execute(chosen).one_or_none()
     if row is None:
-        raise TokenIdUnknownError(f"there is no token {token_id}", token_id=token_id)
+        raise NotFoundError(
+            Reason.TOKEN_ID_UNKNOWN, f"there is no token {token_id}", token_id=token_id
+        )
     return _view(row, now_ms)
 
 

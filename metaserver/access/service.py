@@ -194,7 +194,7 @@ class AccessService:
         await self.refresh()
 
     async def identify(self, text: str) -> Caller:
-        """Who sends this token.  Raises UnauthenticatedError, IssuerUnreachableError."""
+        """Who sends this token.  Raises UnauthenticatedError, UnavailableError."""
         if self._issuer is not None and self._issuer.looks_like(text):
             return self.book.caller_named(*await self._issuer.vouched(text))
         return self.book.caller_of(text, self._clock.wall_ms())
@@ -202,7 +202,7 @@ class AccessService:
     def certified(self, peer: Peer) -> Caller:
         """Who has a client's certificate that TLS has verified.  Raises UnauthenticatedError."""
         if self._clock.wall_ms() >= peer.ends_at_ms:
-            raise UnauthenticatedError("the client's certificate has ended", reason="ended")
+            raise UnauthenticatedError("the client's certificate has ended", problem="ended")
         return self.book.caller_named(peer.principal, ends_at_ms=peer.ends_at_ms)
 
     def version(self) -> int:

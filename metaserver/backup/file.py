@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from ...protocol.errors import BackupFileError
+from ...protocol.errors import ConfigError, Reason
 
 FORMAT = 1
 
@@ -59,21 +59,25 @@ def decode_backup(content: bytes, path: str) -> tuple[BackupHead, list[Row]]:
     Head and rows of a file.
 
     Raises:
-        BackupFileError: it is no backup, of another format, cut off, or damaged.
+        ConfigError: it is no backup, of another format, cut off, or damaged.
     """
     lines = content.splitlines(keepends=True)
     try:
         if len(lines) < 2:
-            raise BackupFileError(f"{path} is no backup, or is cut off", path=path)
+            raise ConfigError(Reason.BACKUP_FILE, f"{path} is no backup, or is cut off", path=path)
         head = msgspec.json.decode(lines[0], type=BackupHead)
         if head.format != FORMAT:
-            raise BackupFileError(f"{path} has format {head.format}, not {FORMAT}", path=path)
+            raise ConfigError(
+                Reason.BACKUP_FILE, f"{path} has format {head.format}, not {FORMAT}", path=path
+            )
         end = msgspec.json.decode(lines[-1], type=BackupEnd)
         rows = [msgspec.json.decode(line, type=Row) for line in lines[1:-1]]
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise BackupFileError(
-            f"{path} is cut off or damaged, or is no backup: {error}", path=path
+        raise ConfigError(
+            Reason.BACKUP_FILE, f"{path} is cut off or damaged, or is no backup: {error}", path=path
         ) from error
     if end != BackupEnd(len(rows), hashlib.sha256(b"".join(lines[:-1])).hexdigest()):
-        raise BackupFileError(f"{path} is damaged: its checksum does not fit", path=path)
+        raise ConfigError(
+            Reason.BACKUP_FILE, f"{path} is damaged: its checksum does not fit", path=path
+        )
     return head, rows

@@ -18,7 +18,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ...protocol.errors import DatabaseInUseError
+from ...protocol.errors import ConfigError, Reason
 from ..sql.clock_restart import restart_times
 from ..sql.cluster_facts import CLUSTER, CLUSTER_VERSION
 from ..sql.dialect import begin_snapshot, insert_or_replace
@@ -69,12 +69,14 @@ def read_rows(
 
 
 def check_unused(connection: Connection) -> None:
-    """Check that nothing was ever stored in the database.  Raises DatabaseInUseError."""
+    """Check that nothing was ever stored in the database.  Raises ConfigError."""
     for table in metadata.sorted_tables:
         if table in {facts, duties, metaservers}:
             continue
         if connection.execute(sa.select(sa.literal(1)).select_from(table).limit(1)).first():
-            raise DatabaseInUseError(f"the database is not empty: {table.name} has rows")
+            raise ConfigError(
+                Reason.DATABASE_NOT_EMPTY, f"the database is not empty: {table.name} has rows"
+            )
 
 
 def store_rows(
@@ -91,7 +93,7 @@ def store_rows(
         route_version: the least version of every route; above every version that clients know.
 
     Raises:
-        DatabaseInUseError
+        ConfigError
     """
     check_unused(connection)
     tables = {table.name: table for table in backup_tables()}

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ...protocol.clock import SystemClock
-from ...protocol.errors import BackupFileError, DataFolderError
+from ...protocol.errors import ConfigError, DataFolderError, Reason
 from ...protocol.membership.versions import VERSION, check_member, parse_version
 from ..settings import MetaserverSettings, machine_boot, prepare_folder
 from ..sql.cluster_facts import check_cluster, read_facts
@@ -46,7 +46,7 @@ async def backup_database(
     Raises:
         DataFolderError: there is no database.
         ConfigError: its schema is of another version; nothing was changed.
-        OtherClusterError, UpgradeSkippedError, MemberTooOldError, StorageError
+        ConflictError, VersionError, StorageError
     """
     async with _stored(settings) as database:
         head, lines = await database.read(_backup)
@@ -86,11 +86,12 @@ def read_backup(
     The head and the rows of a backup of this version and cluster.
 
     Raises:
-        BackupFileError, OtherClusterError
+        ConfigError, ConflictError
     """
     head, rows = decode_backup(content, path)
     if head.revision != HEAD:
-        raise BackupFileError(
+        raise ConfigError(
+            Reason.BACKUP_FILE,
             f"{path} was written by keylane {head.program}, with the schema {head.revision}; this "
             f"is {VERSION}, with {HEAD}",
             path=path,
@@ -106,10 +107,10 @@ async def restore_database(
     Fill an empty database from a backup; returns its head and the number of rows.
 
     Raises:
-        BackupFileError: the file is damaged, or of another version.
-        OtherClusterError: the settings or the database are of another cluster.
-        UpgradeSkippedError, MemberTooOldError: the cluster's version does not allow this program.
-        DatabaseInUseError: the database is not empty.
+        ConfigError: the file is damaged, or of another version.
+        ConflictError: the settings or the database are of another cluster.
+        VersionError: the cluster's version does not allow this program.
+        ConfigError: the database is not empty.
         DataFolderError, StorageError
     """
     head, rows = read_backup(settings, content, path)

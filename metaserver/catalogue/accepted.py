@@ -58,8 +58,8 @@ def accept_folder(connection: Connection, broker_group: str, ask: AcceptFolder) 
     get another token.
 
     Raises:
-        InvalidNameError
-        BrokerGroupUnknownError: it never reported itself.
+        InvalidRequestError
+        NotFoundError: it never reported itself.
         InvalidRequestError: the group's own broker is alive, or not exactly one such copy reports
         itself.
     """

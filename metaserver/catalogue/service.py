@@ -38,20 +38,16 @@ from ...protocol.control import (
     quiet_limit_ms,
 )
 from ...protocol.errors import (
-    BrokerGroupTakenError,
-    CreationFailedError,
-    CreationUnfinishedError,
-    DatabaseEmptyError,
-    FolderBehindError,
-    FolderGivenUpError,
+    ConflictError,
+    FolderRefusedError,
     InvalidRequestError,
     KeylaneError,
-    NotEnoughBrokersError,
     NotSentError,
-    PartitionInUseError,
+    Reason,
     SubjectDeletedError,
-    SubjectExistsError,
     SubjectUnknownError,
+    UnavailableError,
+    UnfinishedError,
 )
 from ...protocol.ids import Subject, check_name
 from ...protocol.operations import Cordon
@@ -175,12 +171,11 @@ class Catalogue:
         Take a broker's report of itself; the first one registers it.
 
         Raises:
-            InvalidNameError, InvalidRequestError
-            BrokerAddressError: its address is not on loopback, and this metaserver serves loopback
-            only. BrokerGroupTakenError: its group belongs to another data folder, or its folder is
-            a copy of one in use. FolderBehindError: its folder is an older copy of one that was in
-            use. FolderGivenUpError: the loss of its folder was accepted. OtherClusterError: it is
-            of another cluster. UpgradeSkippedError, MemberTooOldError: the cluster's version does
+            InvalidRequestError: its address is not on loopback, and this metaserver serves loopback
+            only. FolderRefusedError: its group belongs to another data folder, or its folder is
+            a copy of one in use. FolderRefusedError: its folder is an older copy of one that was in
+            use. FolderRefusedError: the loss of its folder was accepted. ConflictError: it is
+            of another cluster. VersionError: the cluster's version does
             not allow its own.
         """
         check_name("broker group", report.broker_group)
@@ -196,7 +191,7 @@ class Catalogue:
             try:
                 await self._check_no_copy(report)
                 changed = await self._database.write_first(report_broker, report, ttl_ms=ttl_ms)
-            except (BrokerGroupTakenError, FolderBehindError, FolderGivenUpError) as error:
+            except FolderRefusedError as error:
                 if not await self._is_past(report):
                     await self._database.write(note_refused, report, error.message, ttl_ms=ttl_ms)
                 raise
@@ -236,7 +231,7 @@ class Catalogue:
         too.
 
         Raises:
-            BrokerGroupTakenError: another opening of the same data folder answers at the old
+            FolderRefusedError: another opening of the same data folder answers at the old
                 address.
         """
         known = await self._database.read(find_broker, report.broker_group)
@@ -249,7 +244,8 @@ class Catalogue:
         if opening and opening == report.opening:
             return  # the same broker under another name of its host
         if there == report.broker_id:
-            copy = BrokerGroupTakenError(
+            copy = FolderRefusedError(
+                Reason.BROKER_GROUP_TAKEN,
                 f"the data folder of broker group {report.broker_group!r} is in use at "
                 f"{known.address} "
                 f"too: the one at {report.address} is a copy",
@@ -298,7 +294,7 @@ class Catalogue:
         Accept a data folder that is refused because it is an older copy.
 
         Raises:
-            InvalidNameError, BrokerGroupUnknownError, InvalidRequestError
+            InvalidRequestError, NotFoundError
             NotSentError, OutcomeUnknownError: its broker did not answer which partitions it has.
         """
         would = replace(ask, dry_run=True)
@@ -318,7 +314,7 @@ class Catalogue:
         )
         return accepted
 
-    async def lost(self) -> DatabaseEmptyError | None:
+    async def lost(self) -> UnavailableError | None:
         """Return the error if brokers have partitions and the database has no subject, else
         None.
         """
@@ -329,8 +325,8 @@ class Catalogue:
         return await self._database.read(refused_views)
 
     async def cordon(self, broker_group: str, ask: Cordon) -> BrokerView:
-        """Keep a broker group from getting new partitions, or allow it.  Raises InvalidNameError,
-        BrokerGroupUnknownError.
+        """Keep a broker group from getting new partitions, or allow it.  Raises
+        InvalidRequestError, NotFoundError.
         """
         await self._database.write(cordon_broker, broker_group, ask.cordoned)
         views = await self._database.read(broker_views)
@@ -347,13 +343,13 @@ class Catalogue:
         settings.
 
         Raises:
-            InvalidNameError
-            SubjectExistsError: it exists with other settings.
+            InvalidRequestError
+            ConflictError: it exists with other settings.
             SubjectDeletedError: the earlier subject of this name is being deleted.
-            NotEnoughBrokersError: no broker is available, or one did not host its partitions; a
-            retry continues. CreationFailedError: a broker refused its partitions for good; the name
-            may be used again. CreationUnfinishedError: it takes longer than CREATION_WAIT_S, and
-            goes on; a repeat waits for it. DatabaseEmptyError: the database was lost.
+            UnavailableError: no broker is available, or one did not host its partitions; a
+            retry continues. ConflictError: a broker refused its partitions for good; the name
+            may be used again. UnfinishedError: it takes longer than CREATION_WAIT_S, and
+            goes on; a repeat waits for it. UnavailableError: the database was lost.
         """
         row = await self._database.write(
             plan_subject,
@@ -371,7 +367,7 @@ class Catalogue:
         allows it.
 
         Raises:
-            InvalidNameError
+            InvalidRequestError
             SubjectUnknownError: `auto_create` does not allow it, or an operator creates it just
             now. SubjectDeletedError: the earlier subject of the name was deleted, or is being
             deleted: programs that go on
@@ -389,7 +385,10 @@ class Catalogue:
         )
         try:
             view = await self.create(create)
-        except SubjectExistsError:  # another call is creating it, with other settings
+        except ConflictError as error:
+            if error.reason is not Reason.SUBJECT_EXISTS:
+                raise
+            # Another call is creating it, with other settings.
             row = await self._database.read(find_subject, name)
             if row is not None:
                 await self.complete(row)
@@ -418,7 +417,7 @@ class Catalogue:
         for row in await self._database.read(planned_subjects):
             try:
                 await self.complete(row)
-            except CreationFailedError as error:
+            except ConflictError as error:
                 log.warning("%s", error.message)
             except KeylaneError as error:
                 log.info("%s", error.message)
@@ -432,9 +431,9 @@ class Catalogue:
         goes on without them.
 
         Raises:
-            NotEnoughBrokersError: a broker did not host its partitions, and no other is available.
-            CreationFailedError: a broker refused its partitions for good.
-            CreationUnfinishedError: it takes longer than CREATION_WAIT_S.
+            UnavailableError: a broker did not host its partitions, and no other is available.
+            ConflictError: a broker refused its partitions for good.
+            UnfinishedError: it takes longer than CREATION_WAIT_S.
         """
         creation = self._creating.get(row.subject_id)
         if creation is None:
@@ -448,7 +447,8 @@ class Catalogue:
             return
         planned = len(await self._database.read(planned_partitions, row.subject_id))
         hosted = len(creation.hosted)
-        raise CreationUnfinishedError(
+        raise UnfinishedError(
+            Reason.CREATION_UNFINISHED,
             f"{row.name!r} is being created: {hosted} of {counted(planned, 'partition')} have "
             f"their broker",
             subject=row.name,
@@ -476,7 +476,8 @@ class Catalogue:
                     return
             elif not await self._database.write(plan_creation_anew, row.subject_id):
                 break
-        raise NotEnoughBrokersError(
+        raise UnavailableError(
+            Reason.NOT_ENOUGH_BROKERS,
             f"{problem or 'its plan has changed meanwhile'}; the creation continues "
             f"by itself when its "
             "broker takes it, or on another broker once that one is silent",
@@ -490,7 +491,7 @@ class Catalogue:
         Have brokers host partitions; returns why some are not hosted, "" if all are.
 
         Raises:
-            CreationFailedError: a broker refused its partitions for good.
+            ConflictError: a broker refused its partitions for good.
         """
         in_use: dict[int, str] = {}
         slots = asyncio.Semaphore(HOSTED_AT_ONCE_MAX)
@@ -517,7 +518,7 @@ class Catalogue:
             "before, by a newer database or another one"
         )
         if await self._database.write(fail_creation, row.subject_id, problem, in_use=set(in_use)):
-            raise CreationFailedError(problem, subject=row.name)
+            raise ConflictError(Reason.CREATION_FAILED, problem, subject=row.name)
 
     async def _host(
         self,
@@ -555,7 +556,9 @@ class Catalogue:
                 await BrokerClient(self._network, partition.address).control(
                     endpoints.HOST_PARTITION, body
                 )
-            except PartitionInUseError as error:
+            except InvalidRequestError as error:
+                if error.reason is not Reason.PARTITION_IN_USE:
+                    return f"broker group {partition.broker_group!r}: {error.message}"
                 in_use[partition.partition_id] = (
                     f"broker group {partition.broker_group!r}: {error.message}"
                 )
@@ -579,7 +582,7 @@ class Catalogue:
 
     async def queues(self, name: str) -> QueueList:
         """Return the logic queues of a static subject.  Raises SubjectUnknownError,
-        SubjectNotStaticError.
+        ConflictError.
         """
         return await self._database.read(read_queues, name)
 
@@ -631,7 +634,7 @@ class Catalogue:
             subject_id: the subject that the caller knows under this name; 0: none.
 
         Raises:
-            InvalidNameError, SubjectUnknownError, SubjectDeletedError, StrategyMismatchError
+            InvalidRequestError, SubjectUnknownError, SubjectDeletedError, ConflictError
         """
 
         async def read() -> Route:

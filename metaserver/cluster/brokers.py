@@ -16,13 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ...protocol.control import BrokerHeartbeat, BrokerView, RefusedBroker
-from ...protocol.errors import (
-    BrokerGroupTakenError,
-    BrokerGroupUnknownError,
-    FolderBehindError,
-    FolderGivenUpError,
-    NotEnoughBrokersError,
-)
+from ...protocol.errors import FolderRefusedError, NotFoundError, Reason, UnavailableError
 from ...protocol.ids import BrokerGroup, check_name
 from ...protocol.routing import PartitionState
 from ...protocol.text import counted, listed, seconds
@@ -112,9 +106,8 @@ def report_broker(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: in
         The ids of the subjects whose routes changed.
 
     Raises:
-        BrokerGroupTakenError: the group is another data folder's.
-        FolderBehindError: the data folder is an older copy of the group's.
-        FolderGivenUpError: an operator has accepted the loss of this data folder.
+        FolderRefusedError: the group is another data folder's, the folder is an older copy of the
+            group's, or an operator has accepted its loss.
     """
     here = {"of_group": report.broker_group, "for_ms": ttl_ms}
     who = {"broker_id": report.broker_id, "address": report.address}
@@ -133,7 +126,8 @@ def report_broker(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: in
                 if row.alive
                 else f"is silent, with {counted(hosted, 'partition')}"
             )
-            raise BrokerGroupTakenError(
+            raise FolderRefusedError(
+                Reason.BROKER_GROUP_TAKEN,
                 f"broker group {report.broker_group!r} belongs to another data "
                 f"folder, which {state}",
                 broker_group=report.broker_group,
@@ -163,21 +157,23 @@ def _check_not_lost(connection: Connection, report: BrokerHeartbeat) -> None:
         lost_folders.c.broker_id == report.broker_id
     )
     if connection.execute(lost).first() is not None:
-        raise FolderGivenUpError(
+        raise FolderRefusedError(
+            Reason.FOLDER_GIVEN_UP,
             f"the loss of the data folder of broker group {report.broker_group!r} was accepted",
             broker_group=report.broker_group,
         )
 
 
 def _check_not_behind(report: BrokerHeartbeat, known: sa.Row[Any]) -> None:
-    """Raises FolderBehindError if the reporting data folder is an older copy of the group's."""
+    """Raises FolderRefusedError if the reporting data folder is an older copy of the group's."""
     why = ""
     if known.opening not in {"", report.opening, *report.opened_after}:
         why = "does not know of the last start of its broker"
     elif report.log_end < known.log_end:
         why = f"has a log that ends at {report.log_end}, the known one ended at {known.log_end}"
     if why:
-        raise FolderBehindError(
+        raise FolderRefusedError(
+            Reason.FOLDER_BEHIND,
             f"the data folder of broker group {report.broker_group!r} at {report.address} {why}: "
             "it is an older copy, and messages may be missing in it",
             broker_group=report.broker_group,
@@ -348,7 +344,7 @@ def last_heard(connection: Connection, broker_group: str) -> Heard:
     Return when a broker group reported itself last, by the database's clock.
 
     Raises:
-        BrokerGroupUnknownError: it never did.
+        NotFoundError: it never did.
     """
     since, left = now_ms() - brokers.c.seen_at, brokers.c.expires_at - now_ms()
     chosen = sa.select(since, left).where(brokers.c.broker_group == broker_group)
@@ -363,7 +359,7 @@ def broker_alive(connection: Connection, broker_group: str) -> bool:
     Return whether a broker group has reported itself within its ttl.
 
     Raises:
-        BrokerGroupUnknownError: it never did.
+        NotFoundError: it never did.
     """
     chosen = sa.select(brokers.c.expires_at > now_ms()).where(
         brokers.c.broker_group == broker_group
@@ -374,11 +370,11 @@ def broker_alive(connection: Connection, broker_group: str) -> bool:
     return bool(alive)
 
 
-def unknown_group(connection: Connection, broker_group: str) -> BrokerGroupUnknownError:
+def unknown_group(connection: Connection, broker_group: str) -> NotFoundError:
     """Make the error of a broker group that never reported itself; it names the known ones."""
     known = connection.execute(sa.select(brokers.c.broker_group).order_by(brokers.c.broker_group))
     text = f"there is no broker group {broker_group!r}; known are: {listed(known.scalars())}"
-    return BrokerGroupUnknownError(text, broker_group=broker_group)
+    return NotFoundError(Reason.BROKER_GROUP_UNKNOWN, text, broker_group=broker_group)
 
 
 def cordon_broker(connection: Connection, broker_group: str, cordoned: bool) -> None:
@@ -386,8 +382,8 @@ def cordon_broker(connection: Connection, broker_group: str, cordoned: bool) -> 
     Keep a broker group from getting new partitions, or allow it again.
 
     Raises:
-        InvalidNameError
-        BrokerGroupUnknownError: it never reported itself.
+        InvalidRequestError
+        NotFoundError: it never reported itself.
     """
     check_name("broker group", broker_group)
     here = brokers.c.broker_group == broker_group
@@ -492,7 +488,7 @@ def broker_views(connection: Connection) -> list[BrokerView]:
     ]
 
 
-def no_host(connection: Connection, *, without: str = "") -> NotEnoughBrokersError:
+def no_host(connection: Connection, *, without: str = "") -> UnavailableError:
     """Make the error of new partitions that no broker group can take; it says of each why, but for
     `without`.
     """
@@ -505,7 +501,10 @@ def no_host(connection: Connection, *, without: str = "") -> NotEnoughBrokersErr
     ]
     other = "other " if without else ""
     if not states:
-        return NotEnoughBrokersError(f"no {other}broker has reported itself yet")
-    return NotEnoughBrokersError(
-        f"no {other}broker group can take new partitions: {listed(states)}"
+        return UnavailableError(
+            Reason.NOT_ENOUGH_BROKERS, f"no {other}broker has reported itself yet"
+        )
+    return UnavailableError(
+        Reason.NOT_ENOUGH_BROKERS,
+        f"no {other}broker group can take new partitions: {listed(states)}",
     )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ...protocol.errors import DatabaseEmptyError
+from ...protocol.errors import Reason, UnavailableError
 from ...protocol.text import counted
 from ..sql.dialect import insert_or_replace
 from ..sql.schema import brokers, facts, partitions, subjects
@@ -36,11 +36,12 @@ def is_empty(connection: Connection) -> bool:
     return not connection.execute(sa.select(_subjects)).scalar_one()
 
 
-def database_lost(connection: Connection) -> DatabaseEmptyError | None:
+def database_lost(connection: Connection) -> UnavailableError | None:
     """Return the error if the database lacks what brokers have, else None."""
     row = connection.execute(_beside).one_or_none()
     if row is not None:
-        return DatabaseEmptyError(
+        return UnavailableError(
+            Reason.DATABASE_BEHIND,
             f"the database knows no subject, and broker group {row.broker_group!r} has "
             f"{counted(row.hosted, 'partition')}: it was lost, or is another one",
             broker_group=row.broker_group,
@@ -50,13 +51,15 @@ def database_lost(connection: Connection) -> DatabaseEmptyError | None:
     return behind_error(lacking) if lacking else None
 
 
-def behind_error(lacking: str) -> DatabaseEmptyError:
+def behind_error(lacking: str) -> UnavailableError:
     """Make the error of a database that went back; `lacking`: what it lacks, in a sentence."""
-    return DatabaseEmptyError(f"the database went back behind the brokers: {lacking}")
+    return UnavailableError(
+        Reason.DATABASE_BEHIND, f"the database went back behind the brokers: {lacking}"
+    )
 
 
 def check_not_lost(connection: Connection) -> None:
-    """Raise DatabaseEmptyError if the database lacks what brokers have."""
+    """Raise UnavailableError if the database lacks what brokers have."""
     lost = database_lost(connection)
     if lost is not None:
         raise lost

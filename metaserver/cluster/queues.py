@@ -15,7 +15,7 @@ from collections.abc import Collection
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ...protocol.errors import SubjectNotStaticError
+from ...protocol.errors import ConflictError, Reason
 from ...protocol.queues import QueueList, QueueView, SegmentView, start_behind_loss
 from ...protocol.routing import Partition
 from ..sql.dialect import begin_snapshot
@@ -97,12 +97,12 @@ def read_queues(connection: Connection, name: str) -> QueueList:
     Return the queues of a static subject, with their partitions that still have data.
 
     Raises:
-        InvalidNameError, SubjectUnknownError, SubjectNotStaticError
+        InvalidRequestError, SubjectUnknownError, ConflictError
     """
     begin_snapshot(connection)
     row = open_subject_row(connection, name)
     if not row.static:
-        raise SubjectNotStaticError(subject=name)
+        raise ConflictError(Reason.SUBJECT_NOT_STATIC, subject=name)
     chains: dict[int, list[Partition]] = {}
     for partition in subject_partitions(connection, row.subject_id, SERVED):
         chains.setdefault(partition.queue, []).append(partition)

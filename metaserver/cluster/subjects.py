@@ -15,14 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ...protocol.control import CreateSubject, Retention, SubjectSummary, SubjectView
-from ...protocol.errors import (
-    CreationFailedError,
-    StrategyMismatchError,
-    SubjectDeletedError,
-    SubjectExistsError,
-    SubjectHiddenError,
-    SubjectUnknownError,
-)
+from ...protocol.errors import ConflictError, Reason, SubjectDeletedError, SubjectUnknownError
 from ...protocol.ids import RouteVersion, Subject, check_name, partition_name
 from ...protocol.routing import (
     OrderStrategy,
@@ -90,10 +83,10 @@ def open_subject_row(connection: Connection, name: str) -> SubjectRow:
     Return the row of an open subject.
 
     Raises:
-        InvalidNameError, DatabaseEmptyError
+        InvalidRequestError, UnavailableError
         SubjectUnknownError: it does not exist, or is planned and not open yet.
         SubjectDeletedError: it is being deleted.
-        CreationFailedError: its creation has failed.
+        ConflictError: its creation has failed.
     """
     return check_open(connection, name, find_subject(connection, name))
 
@@ -103,7 +96,7 @@ def check_open(connection: Connection, name: str, row: SubjectRow | None) -> Sub
     Return the row if the subject is open.
 
     Raises:
-        SubjectUnknownError, SubjectDeletedError, CreationFailedError, DatabaseEmptyError
+        SubjectUnknownError, SubjectDeletedError, ConflictError, UnavailableError
     """
     if row is None:
         check_not_lost(connection)
@@ -112,14 +105,15 @@ def check_open(connection: Connection, name: str, row: SubjectRow | None) -> Sub
     elif row.route_version > 0:
         return row
     elif row.problem:
-        raise CreationFailedError(row.problem, subject=name)
+        raise ConflictError(Reason.CREATION_FAILED, row.problem, subject=name)
     raise SubjectUnknownError(subject=name)
 
 
 def check_not_hidden(row: SubjectRow) -> None:
-    """Raises SubjectHiddenError: the subject is hidden."""
+    """Raises ConflictError: the subject is hidden."""
     if row.hidden_for:
-        raise SubjectHiddenError(
+        raise ConflictError(
+            Reason.SUBJECT_HIDDEN,
             f"subject {row.name!r} is hidden until it is published in {row.hidden_for!r}",
             subject=row.name,
             target=row.hidden_for,
@@ -151,12 +145,12 @@ def plan_subject(
     nothing if it exists.
 
     Raises:
-        SubjectExistsError: it exists with other settings.
+        ConflictError: it exists with other settings.
         SubjectDeletedError: the earlier subject of this name is being deleted.
-        NotEnoughBrokersError: no broker group is available.
+        UnavailableError: no broker group is available.
         OverloadedError: there are `subjects_max` subjects; or, if `limited`, as many of a pattern
             as its limit.
-        DatabaseEmptyError: the database was lost, see `cluster/lost_database.py`.
+        UnavailableError: the database was lost, see `cluster/lost_database.py`.
     """
     check_name("subject", ask.subject)
     split_ranges(ask.partitions)  # refuses impossible counts
@@ -194,7 +188,7 @@ def plan_subject(
 
 
 def _check_settings(row: SubjectRow, ask: CreateSubject) -> None:
-    """Raises SubjectExistsError: the subject was created with other settings."""
+    """Raises ConflictError: the subject was created with other settings."""
     pairs = {
         "order_strategy": (row.order_strategy, ask.order_strategy),
         "partitions": (row.partitions_wanted, ask.partitions),
@@ -208,7 +202,8 @@ def _check_settings(row: SubjectRow, ask: CreateSubject) -> None:
         if there != wanted
     ]
     if differences:
-        raise SubjectExistsError(
+        raise ConflictError(
+            Reason.SUBJECT_EXISTS,
             f"subject {row.name!r} exists; it was created with {'; '.join(differences)}",
             subject=row.name,
             **{name: there for name, (there, _wanted) in pairs.items()},
@@ -312,7 +307,7 @@ def read_route(
     Raises:
         SubjectUnknownError
         SubjectDeletedError: it is being deleted, or the subject with this id is gone.
-        StrategyMismatchError: `order_strategy` is not the subject's.
+        ConflictError: `order_strategy` is not the subject's.
     """
     row = find_subject(connection, name)
     other = subject_id and (row is None or row.subject_id != subject_id)
@@ -320,8 +315,11 @@ def read_route(
         raise SubjectDeletedError(f"subject {name!r} was deleted", subject=name)
     row = check_open(connection, name, row)
     if order_strategy is not None and order_strategy is not row.order_strategy:
-        raise StrategyMismatchError(
-            subject=name, stored=row.order_strategy.value, asked=order_strategy.value
+        raise ConflictError(
+            Reason.ORDER_STRATEGY,
+            subject=name,
+            stored=row.order_strategy.value,
+            asked=order_strategy.value,
         )
     return Route(
         subject=row.name,
@@ -380,7 +378,7 @@ def subject_summaries(
         hidden_expires_ms: after which idle time hidden ones are deleted; 0: none is.
 
     Raises:
-        DatabaseEmptyError
+        UnavailableError
     """
     check_not_lost(connection)
     count = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ...protocol.errors.groups import too_many_groups
+from ...protocol.errors.refusals import too_many_groups
 from ...protocol.groups import GroupStart
 from ...protocol.limits import GROUPS_PER_SUBJECT_MAX
 from ...protocol.routing import ConsumeStrategy
@@ -46,9 +46,9 @@ def insert_group(
         Whether it was inserted.
 
     Raises:
-        SubjectHiddenError: the subject is hidden.
+        ConflictError: the subject is hidden.
         OverloadedError: the subject has as many groups as it may have.
-        DatabaseEmptyError: the database went back.
+        UnavailableError: the database went back.
     """
     check_not_hidden(subject)
     check_not_lost(connection)

@@ -13,12 +13,7 @@ import sqlalchemy as sa
 from msgspec.structs import asdict
 from sqlalchemy.engine import Connection
 
-from ...protocol.errors import (
-    InvalidRequestError,
-    PolicyInvalidError,
-    RetryPolicyError,
-    SuspendedClientsError,
-)
+from ...protocol.errors import InvalidRequestError, OverloadedError, Reason
 from ...protocol.groups import (
     FailurePolicy,
     GroupPolicy,
@@ -44,7 +39,7 @@ def group_settings(connection: Connection, subject: str, group: str) -> GroupSet
     Return what is stored of a group.
 
     Raises:
-        InvalidNameError, SubjectUnknownError, GroupUnknownError
+        InvalidRequestError, SubjectUnknownError, GroupUnknownError
     """
     row = open_subject_row(connection, subject)
     group_id, _ = find_group(connection, row.subject_id, subject, group)
@@ -61,9 +56,9 @@ def set_policy(
         The id of the group, and the new versions of its members' grants.
 
     Raises:
-        InvalidNameError, SubjectUnknownError, GroupUnknownError
-        PolicyInvalidError: the fields would not work together; nothing has changed.
-        RetryPolicyError: messages of the group are not set aside for retry.
+        InvalidRequestError, SubjectUnknownError, GroupUnknownError: the fields would not work
+        together; nothing has changed.
+        InvalidRequestError: messages of the group are not set aside for retry.
     """
     group_id = _lock(connection, subject, group)
     here = groups.c.group_id == group_id
@@ -76,12 +71,14 @@ def set_policy(
 
 
 def _check_retries(connection: Connection, subject: str, group: str, group_id: int) -> None:
-    """Raises RetryPolicyError."""
+    """Raises InvalidRequestError."""
     chosen = sa.select(groups.c.strategy).where(groups.c.group_id == group_id)
     shared = connection.execute(chosen).scalar_one() == ConsumeStrategy.SHARED
     strict = open_subject_row(connection, subject).order_strategy is OrderStrategy.STRICT
     if strict and not shared:
-        raise RetryPolicyError(f"subject {subject!r} is strict", subject=subject, group=group)
+        raise InvalidRequestError(
+            Reason.RETRY_POLICY, f"subject {subject!r} is strict", subject=subject, group=group
+        )
 
 
 def changed_policy(before: GroupPolicy, ask: SetGroup) -> GroupPolicy:
@@ -89,7 +86,7 @@ def changed_policy(before: GroupPolicy, ask: SetGroup) -> GroupPolicy:
     Return the policy after a change.
 
     Raises:
-        PolicyInvalidError: its fields do not work together.
+        InvalidRequestError: its fields do not work together.
     """
     kept = {} if ask.forget else asdict(before)
     given = {name: value for name, value in asdict(ask).items() if name in asdict(before)}
@@ -98,10 +95,13 @@ def changed_policy(before: GroupPolicy, ask: SetGroup) -> GroupPolicy:
     )
     first_ms, max_ms = policy.backoff_first_ms, policy.backoff_max_ms
     if (first_ms is None) != (max_ms is None):
-        raise PolicyInvalidError("backoff_first_ms and backoff_max_ms go together")
+        raise InvalidRequestError(
+            Reason.POLICY_INVALID, "backoff_first_ms and backoff_max_ms go together"
+        )
     if first_ms is not None and max_ms is not None and first_ms > max_ms:
-        raise PolicyInvalidError(
-            f"backoff_first_ms is {first_ms}, and backoff_max_ms only {max_ms}"
+        raise InvalidRequestError(
+            Reason.POLICY_INVALID,
+            f"backoff_first_ms is {first_ms}, and backoff_max_ms only {max_ms}",
         )
     return policy
 
@@ -116,9 +116,9 @@ def suspend_members(
         The id of the group, which has to be settled, and the new versions of its members' grants.
 
     Raises:
-        InvalidNameError, SubjectUnknownError, GroupUnknownError
-        InvalidRequestError: the client's name has a NUL in it.
-        SuspendedClientsError: SUSPENDED_CLIENTS_MAX clients are suspended.
+        InvalidRequestError, SubjectUnknownError, GroupUnknownError: the client's name has a NUL in
+        it.
+        OverloadedError: SUSPENDED_CLIENTS_MAX clients are suspended.
     """
     group_id = _lock(connection, subject, group)
     if ask.client is None:
@@ -140,7 +140,7 @@ def _switch_client(connection: Connection, group_id: int, client: str, *, suspen
     insert_new(connection, suspended_clients, {"group_id": group_id, "client": client})
     count = sa.select(sa.func.count()).select_from(suspended_clients).where(of_group)
     if connection.execute(count).scalar_one() > SUSPENDED_CLIENTS_MAX:
-        raise SuspendedClientsError(limit=SUSPENDED_CLIENTS_MAX)
+        raise OverloadedError(Reason.SUSPENDED_CLIENTS, limit=SUSPENDED_CLIENTS_MAX)
 
 
 def _lock(connection: Connection, subject: str, group: str) -> int:

@@ -213,10 +213,10 @@ class GroupService:
         are granted once these have heard of it.
 
         Raises:
-            SubjectUnknownError, SubjectDeletedError, InvalidNameError, InvalidRequestError,
-            GroupStrategyError, GroupBusyError, GroupDeletedError, InstanceTakenError,
-            OverloadedError, SessionQuotaError NotSentError: a broker does not say where a new group
-            is to begin; there is no group.
+            SubjectUnknownError, SubjectDeletedError, InvalidRequestError,
+            ConflictError, BusyError, GroupDeletedError, FencedError,
+            OverloadedError, QuotaExceededError, NotSentError: a broker does not say where a new
+            group is to begin; there is no group.
         """
         if ask.start is not None and ask.start != EARLIEST:
             making = CreateGroup(start=ask.start, strategy=ask.strategy)
@@ -562,7 +562,7 @@ class GroupService:
         Change the stored failure policy of a group; its members hear of it at once.
 
         Raises:
-            SubjectUnknownError, GroupUnknownError, PolicyInvalidError, RetryPolicyError
+            SubjectUnknownError, GroupUnknownError, InvalidRequestError
         """
         _, changes = await self._database.write(set_policy, subject, group, ask)
         self._notify(changes)
@@ -573,7 +573,7 @@ class GroupService:
         Suspend a group or a client of it for an operator, or end that.
 
         Raises:
-            SubjectUnknownError, GroupUnknownError, InvalidRequestError, SuspendedClientsError
+            SubjectUnknownError, GroupUnknownError, InvalidRequestError, OverloadedError
         """
         group_id, changes = await self._database.write(suspend_members, subject, group, ask)
         await self.settle(group_id)
@@ -706,7 +706,7 @@ def _settle_and_read(
 
 
 def _checked(ask: Heartbeat) -> SessionId:
-    """Raises SessionUnknownError, InvalidRequestError, InvalidNameError."""
+    """Raises SessionUnknownError, InvalidRequestError."""
     check_session(ask.session)
     if max(len(ask.drained), len(ask.parked), len(ask.holding or ())) > DRAINED_MAX:
         raise InvalidRequestError(f"at most {DRAINED_MAX} partitions at once")

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ...protocol.access.quota import EVERYBODY
-from ...protocol.errors import SessionQuotaError
+from ...protocol.errors import QuotaExceededError, Reason
 from ...protocol.http.quotas import PRINCIPAL
 from ..sql.dialect import now_ms
 from ..sql.schema import access_quotas, sessions
@@ -31,7 +31,7 @@ def check_session_quota(connection: Connection, principal: str, *, more: int = 1
     Check that a principal may begin `more` sessions; without one there is no limit.
 
     Raises:
-        SessionQuotaError: it has as many as its quota, or that of everybody where it has none of
+        QuotaExceededError: it has as many as its quota, or that of everybody where it has none of
             its own.
     """
     if not principal:
@@ -40,7 +40,8 @@ def check_session_quota(connection: Connection, principal: str, *, more: int = 1
     limits = {row.name: row.sessions for row in connection.execute(_quotas, who)}
     limit = limits.get(principal, limits.get(EVERYBODY, 0))
     if limit and connection.execute(_live, who).scalar_one() + more > limit:
-        raise SessionQuotaError(
+        raise QuotaExceededError(
+            Reason.SESSION_QUOTA,
             f"{principal!r} has {limit} consumers, and may have no more",
             principal=principal,
             limit=limit,

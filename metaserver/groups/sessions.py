@@ -18,16 +18,16 @@ from sqlalchemy.engine import Connection
 
 from ...protocol.control import Join, Suspend
 from ...protocol.errors import (
-    GroupBusyError,
+    BusyError,
+    ConflictError,
+    FencedError,
     GroupDeletedError,
-    GroupFilterError,
-    GroupStrategyError,
     GroupUnknownError,
-    InstanceTakenError,
     InvalidRequestError,
     KeylaneError,
     OverloadedError,
-    SessionQuotaError,
+    QuotaExceededError,
+    Reason,
     SessionUnknownError,
     SubjectDeletedError,
 )
@@ -137,18 +137,18 @@ def join_group(
     it.
 
     Raises:
-        InvalidNameError, SubjectUnknownError, InvalidRequestError: the session is one of another
+        InvalidRequestError, SubjectUnknownError: the session is one of another
             group.
-        GroupStrategyError: the group has another strategy.
-        GroupFilterError: a live session of the group leaves other messages out.
-        SessionQuotaError: `principal` has as many sessions as it may have; "": it has no limit.
+        ConflictError: the group has another strategy.
+        ConflictError: a live session of the group leaves other messages out.
+        QuotaExceededError: `principal` has as many sessions as it may have; "": it has no limit.
         OverloadedError: the group has `sessions_max` sessions, or the subject too many groups.
-        GroupBusyError: the group's progress is being set.
+        BusyError: the group's progress is being set.
         SubjectDeletedError, GroupDeletedError: it is being deleted; or the client's earlier session
             was of one that is gone.
         GroupUnknownError: the group does not exist, and would not begin at the earliest message:
             `starts/` makes it.
-        InstanceTakenError: another live session has the instance, and this client joins again; see
+        FencedError: another live session has the instance, and this client joins again; see
             `_replace_instance`.
     """
     _check_texts(ask)
@@ -256,7 +256,7 @@ def _is_room(
     members: int = connection.execute(_members, {"of_group": group_id}).scalar_one()
     try:
         check_session_quota(connection, asks[0].principal, more=len(asks))
-    except SessionQuotaError:
+    except QuotaExceededError:
         return False
     return members + len(asks) <= sessions_max
 
@@ -304,14 +304,14 @@ def _said(ask: Join) -> dict[str, object]:
 
 
 def _check_texts(ask: Join) -> None:
-    """Raises InvalidNameError."""
+    """Raises InvalidRequestError."""
     check_name("consumer group", ask.group)
     if ask.instance:
         check_name("instance", ask.instance)
 
 
 def _check_members(connection: Connection, group_id: int, ask: Join, sessions_max: int) -> None:
-    """Raises GroupFilterError, OverloadedError."""
+    """Raises ConflictError, OverloadedError."""
     _check_filter(connection, group_id, ask)
     if connection.execute(_members, {"of_group": group_id}).scalar_one() >= sessions_max:
         raise OverloadedError("too many consumers in this group", limit=sessions_max)
@@ -351,10 +351,10 @@ def _replace_instance(
         The ended sessions, and those that the new one has to remember.
 
     Raises:
-        InstanceTakenError: one of them is live, and the client joins again: the other process was
+        FencedError: one of them is live, and the client joins again: the other process was
             opened later; or one of them has come in the place of this session, of which this is a
             late call.
-        GroupBusyError: it was not heard since its join, which may be a late call of a process that
+        BusyError: it was not heard since its join, which may be a late call of a process that
             is gone.
     """
     if not ask.instance:
@@ -364,10 +364,14 @@ def _replace_instance(
     live = [session for session in known if session.alive]
     late = any(ask.session in session.predecessors.split() for session in known)
     if late or (ask.again and any(session.heard for session in live)):
-        raise InstanceTakenError(instance=ask.instance, subject=ask.subject, group=ask.group)
+        raise FencedError(
+            Reason.INSTANCE_TAKEN, instance=ask.instance, subject=ask.subject, group=ask.group
+        )
     if ask.again and live:
-        error = GroupBusyError(
-            f"a session with the instance name {ask.instance!r} has joined, and was not heard since"
+        error = BusyError(
+            Reason.GROUP_BUSY,
+            f"a session with the instance name {ask.instance!r} has joined, and was not "
+            "heard since",
         )
         error.hint = "Join again in a moment: it sends its first heartbeat, or ends with its ttl."
         raise error
@@ -381,21 +385,23 @@ def _replace_instance(
 
 
 def _check_not_reset(connection: Connection, group_id: int) -> None:
-    """Raises GroupBusyError."""
+    """Raises BusyError."""
     left_ms = duty_left_ms(connection, reset_duty(group_id))
     if left_ms and not connection.execute(_pending_reset, {"of_group": group_id}).scalar_one():
-        raise GroupBusyError(
+        raise BusyError(
+            Reason.GROUP_BUSY,
             "the progress of this consumer group is being set; join again in a moment",
             left_ms=left_ms,
         )
 
 
 def _check_filter(connection: Connection, group_id: int, ask: Join) -> None:
-    """Raises GroupFilterError."""
+    """Raises ConflictError."""
     which = {"of_group": group_id, "of_filter": ask.filter}
     other = connection.execute(_other_filter, which).first()
     if other is not None:
-        raise GroupFilterError(
+        raise ConflictError(
+            Reason.GROUP_FILTER,
             f"this consumer of group {ask.group!r} has {_shown(ask.filter)}; {other.client!r:.80}, "
             f"another member, "
             f"has {_shown(other.filter)}",
@@ -437,7 +443,7 @@ def _lock_or_create_group(
         Whether it was created, and its row.
 
     Raises:
-        GroupStrategyError, OverloadedError, GroupDeletedError
+        ConflictError, OverloadedError, GroupDeletedError
         GroupUnknownError: the group does not exist, and would not begin at the earliest message.
     """
     subject_id = subject.subject_id
@@ -469,7 +475,8 @@ def _lock_or_create_group(
             left=removals_left(connection, subject_id, group.group_id),
         )
     if group.strategy != ask.strategy:
-        raise GroupStrategyError(
+        raise ConflictError(
+            Reason.GROUP_STRATEGY,
             f"group {ask.group!r} is {group.strategy}, this consumer {ask.strategy}",
             stored=group.strategy,
             asked=ask.strategy.value,

@@ -28,7 +28,7 @@ def switch_group(
     End the sessions of a group and give it another strategy; does nothing if it has that strategy.
 
     Raises:
-        InvalidNameError, SubjectUnknownError, GroupUnknownError
+        InvalidRequestError, SubjectUnknownError, GroupUnknownError
     """
     row = open_subject_row(connection, subject)
     group_id, _ = find_group(connection, row.subject_id, subject, group)

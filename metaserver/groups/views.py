@@ -195,7 +195,7 @@ def read_group(connection: Connection, subject: str, group: ConsumerGroup) -> Gr
     Return a group with the owner of each of its partitions.
 
     Raises:
-        InvalidNameError, SubjectUnknownError, GroupUnknownError
+        InvalidRequestError, SubjectUnknownError, GroupUnknownError
     """
     begin_snapshot(connection)
     row = open_subject_row(connection, subject)
@@ -287,7 +287,7 @@ def find_group(
     Return the id of a group and its strategy.
 
     Raises:
-        InvalidNameError, GroupUnknownError
+        InvalidRequestError, GroupUnknownError
     """
     check_name("consumer group", group)
     named = sa.and_(

@@ -14,12 +14,11 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ...protocol.errors import (
-    BrokerCordonedError,
+    ConflictError,
     InvalidRequestError,
-    NotEnoughBrokersError,
     PartitionUnknownError,
-    StaticSubjectError,
-    SubjectNotStaticError,
+    Reason,
+    UnavailableError,
 )
 from ...protocol.ids import MAX_I64, BrokerGroup, check_name
 from ...protocol.operations import OperationKind, OperationState, Reshape, SetSubject, StepAction
@@ -59,13 +58,13 @@ def plan_operations(connection: Connection, ask: Reshape) -> list[PlannedOperati
     the subjects.
 
     Raises:
-        InvalidNameError, InvalidRequestError, SubjectUnknownError, PartitionUnknownError,
-        QueueUnknownError BrokerGroupUnknownError: the broker group never reported itself.
-        NotEnoughBrokersError: no broker group takes new partitions now. BrokerCordonedError: the
-        target of a move is cordoned. OperationRunningError: another operation on the subject has
-        not changed the route yet. StaticSubjectError: the change would alter the queues of a static
-        subject, and is no growth. SubjectNotStaticError: a growth of a subject without queues.
-        DatabaseEmptyError: the brokers host partitions that this database does not know.
+        InvalidRequestError, SubjectUnknownError, PartitionUnknownError,
+        NotFoundError: the broker group never reported itself.
+        UnavailableError: no broker group takes new partitions now. ConflictError: the
+        target of a move is cordoned. BusyError: another operation on the subject has
+        not changed the route yet. ConflictError: the change would alter the queues of a static
+        subject, and is no growth. ConflictError: a growth of a subject without queues.
+        UnavailableError: the brokers host partitions that this database does not know.
     """
     if ask.kind is OperationKind.CREATE:
         raise InvalidRequestError("a subject is created by POST /v1/subjects")
@@ -88,7 +87,7 @@ def plan_operations(connection: Connection, ask: Reshape) -> list[PlannedOperati
         subject = free_subject(connection, _subject_of(connection, ask.partition_ids))
     try:
         plan = _plan(connection, ask, subject, hosts)
-    except NotEnoughBrokersError as error:
+    except UnavailableError as error:
         if hosts:
             raise
         raise no_host(connection) from error
@@ -109,10 +108,10 @@ def _plan(
     current = open_partitions(connection, subject)
     if ask.kind is OperationKind.GROW:
         if not subject.static:
-            raise SubjectNotStaticError(subject=subject.name)
+            raise ConflictError(Reason.SUBJECT_NOT_STATIC, subject=subject.name)
         return plan_growth(subject.name, current, hosts, count=ask.partitions, queues=ask.queues)
     if subject.static and ask.kind is not OperationKind.MOVE:
-        raise StaticSubjectError(subject=subject.name, queues=len(current))
+        raise ConflictError(Reason.SUBJECT_STATIC, subject=subject.name, queues=len(current))
     if ask.kind is OperationKind.RESIZE:
         return plan_resize(current, ask.partitions, hosts)
     if ask.kind is OperationKind.MERGE:
@@ -199,13 +198,17 @@ def _check_target(
     check_name("broker group", target)
     alive = broker_alive(connection, target)
     if is_cordoned(connection, target):
-        raise BrokerCordonedError(
-            f"broker group {target!r} is cordoned: it gets no new partitions", broker_group=target
+        raise ConflictError(
+            Reason.BROKER_CORDONED,
+            f"broker group {target!r} is cordoned: it gets no new partitions",
+            broker_group=target,
         )
     if target not in hosts:
         view = next(view for view in broker_views(connection) if view.broker_group == target)
-        raise NotEnoughBrokersError(
-            f"broker group {target!r} {'' if alive else 'is '}{view.state}", broker_group=target
+        raise UnavailableError(
+            Reason.NOT_ENOUGH_BROKERS,
+            f"broker group {target!r} {'' if alive else 'is '}{view.state}",
+            broker_group=target,
         )
 
 

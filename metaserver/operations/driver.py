@@ -33,8 +33,8 @@ from ...protocol.control import HostPartition, hosted_limit
 from ...protocol.errors import (
     InvalidRequestError,
     KeylaneError,
-    PartitionInUseError,
     PartitionUnknownError,
+    Reason,
     StorageError,
 )
 from ...protocol.operations import (
@@ -177,9 +177,9 @@ class OperationDriver:
         run only plans.
 
         Raises:
-            InvalidNameError, InvalidRequestError, SubjectUnknownError, PartitionUnknownError,
-            QueueUnknownError, BrokerGroupUnknownError, NotEnoughBrokersError,
-            OperationRunningError: nothing was changed.
+            InvalidRequestError, SubjectUnknownError, PartitionUnknownError,
+            NotFoundError, UnavailableError,
+            BusyError: nothing was changed.
         """
         if max(len(ask.partition_ids), len(ask.queues)) > IDS_MAX:
             raise InvalidRequestError(f"at most {IDS_MAX} partitions or queues at once")
@@ -238,7 +238,7 @@ class OperationDriver:
         Cancel an operation that is in PLAN; a repetition changes nothing.
 
         Raises:
-            OperationUnknownError, OperationForwardError
+            NotFoundError, ConflictError
         """
         await self._database.write(cancel_operation, operation_id)
         self._drive_soon(operation_id)
@@ -431,11 +431,11 @@ class OperationDriver:
                 )
                 await broker.control(endpoints.HOST_PARTITION, facts)
             except KeylaneError as error:
-                absent = isinstance(error, PartitionUnknownError | PartitionInUseError)
-                if canceled and absent:
+                unknown = isinstance(error, PartitionUnknownError)
+                if canceled and (unknown or error.reason is Reason.PARTITION_IN_USE):
                     # Never hosted: a partition of that id at the broker is not of this operation.
                     return _Answer(partition.partition_id, 0)
-                if isinstance(error, PartitionUnknownError):
+                if unknown:
                     return (
                         f"partition {partition.partition_id} is not known to "
                         f"{partition.broker_group!r}"

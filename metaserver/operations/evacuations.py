@@ -27,12 +27,7 @@ from dataclasses import replace
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ...protocol.errors import (
-    CreationRunningError,
-    InvalidRequestError,
-    NotEnoughBrokersError,
-    OperationRunningError,
-)
+from ...protocol.errors import BusyError, InvalidRequestError, Reason, UnavailableError
 from ...protocol.ids import BrokerGroup, PartitionId, check_name
 from ...protocol.operations import BusySubject, Reshape, StepAction
 from ...protocol.queues import start_behind_loss
@@ -83,11 +78,10 @@ def plan_evacuations(connection: Connection, ask: Reshape) -> list[PlannedOperat
     Plan the evacuation of each subject concerned, by name.  Locks the subjects.
 
     Raises:
-        InvalidNameError, BrokerGroupUnknownError, NotEnoughBrokersError
-        InvalidRequestError: `without_source` or `accept_loss` is given and the broker group is not
-        silent; or a queue of a
+        InvalidRequestError, NotFoundError, UnavailableError: `without_source` or `accept_loss` is
+        given and the broker group is not silent; or a queue of a
             static subject has no logic offsets left above the loss.
-        OperationRunningError, CreationRunningError: the broker group answers, and an operation or a
+        BusyError: the broker group answers, and an operation or a
             creation runs on a subject.
     """
     source = BrokerGroup(ask.broker_group)
@@ -124,7 +118,7 @@ def plan_evacuations(connection: Connection, ask: Reshape) -> list[PlannedOperat
             continue
         try:
             plan = plan_evacuation(open_partitions(connection, subject), source, load)
-        except NotEnoughBrokersError as error:
+        except UnavailableError as error:
             raise no_host(connection, without=source) from error
         load.update(child.broker_group for child in plan.children)
         sealed = _blocking_there(connection, subject, source, blocking) if left else ()
@@ -200,7 +194,7 @@ def continue_without(connection: Connection, operation_id: int, ask: Reshape) ->
 
 def _hidden(ask: Reshape, subject: SubjectRow) -> PlannedOperation:
     """The part of an evacuation that concerns a hidden subject: it does not move.  Raises
-    SubjectHiddenError.
+    ConflictError.
     """
     if not (ask.without_source or ask.accept_loss):
         check_not_hidden(subject)
@@ -217,8 +211,10 @@ def _not_free(
     """
     if not (ask.without_source or ask.accept_loss):
         if running:
-            raise OperationRunningError(subject=subject.name, operation_id=running)
-        raise CreationRunningError(subject=subject.name, broker_group=ask.broker_group)
+            raise BusyError(Reason.OPERATION_RUNNING, subject=subject.name, operation_id=running)
+        raise BusyError(
+            Reason.CREATION_RUNNING, subject=subject.name, broker_group=ask.broker_group
+        )
     todo = connection.execute(
         sa.select(steps.c.action, steps.c.done, steps.c.partition_id)
         .join(partitions, partitions.c.partition_id == steps.c.partition_id)

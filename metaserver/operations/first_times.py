@@ -19,9 +19,10 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 from ...protocol.backoff import Pauses
 from ...protocol.errors import (
+    InvalidRequestError,
     KeylaneError,
     OverloadedError,
-    PartitionInUseError,
+    Reason,
     UnreachableError,
 )
 from ...protocol.routing import Partition
@@ -81,7 +82,9 @@ async def _tell(child: Partition, from_ms: int, tell: Tell, pauses: Pauses) -> b
                 try:
                     await tell(child, from_ms)
                     return True
-                except PartitionInUseError:
+                except InvalidRequestError as error:
+                    if error.reason is not Reason.PARTITION_IN_USE:
+                        raise
                     # open: another driver has told it; dropped or sealed: it takes no message any
                     # more
                     return True

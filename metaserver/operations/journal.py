@@ -21,7 +21,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ...protocol.control import Retention
-from ...protocol.errors import OperationForwardError, OperationUnknownError
+from ...protocol.errors import ConflictError, NotFoundError, Reason
 from ...protocol.ids import MAX_I64, Subject
 from ...protocol.limits import MESSAGE_BYTES_MAX
 from ...protocol.operations import OperationKind, OperationState, StepAction
@@ -300,17 +300,17 @@ def cancel_operation(connection: Connection, operation_id: int) -> None:
     seals.
 
     Raises:
-        OperationUnknownError
-        OperationForwardError: the operation is past PLAN.
+        NotFoundError
+        ConflictError: the operation is past PLAN.
     """
     known = 0 < operation_id <= MAX_I64
     state = _lock_operation(connection, operation_id) if known else None
     if state is None:
-        raise OperationUnknownError(operation_id=operation_id)
+        raise NotFoundError(Reason.OPERATION_UNKNOWN, operation_id=operation_id)
     if state is OperationState.CANCELED:
         return
     if not RULES[state].may_cancel:
-        raise OperationForwardError(operation_id=operation_id, state=state.value)
+        raise ConflictError(Reason.OPERATION_FORWARD, operation_id=operation_id, state=state.value)
     mine = steps.c.operation_id == operation_id
     row = connection.execute(_operation, {"of_operation": operation_id}).one()
     every = connection.execute(_steps, {"of_operation": operation_id}).all()

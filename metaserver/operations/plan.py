@@ -28,9 +28,10 @@ from itertools import pairwise
 
 from ...protocol.errors import (
     InvalidRequestError,
-    NotEnoughBrokersError,
+    NotFoundError,
     PartitionUnknownError,
-    QueueUnknownError,
+    Reason,
+    UnavailableError,
 )
 from ...protocol.ids import BrokerGroup, PartitionId, QueueNumber
 from ...protocol.limits import PARTITIONS_MAX
@@ -81,7 +82,7 @@ def plan_resize(current: Sequence[OpenPartition], count: int, hosts: Hosts) -> P
 
     Raises:
         InvalidRequestError: `count` is outside 1..1024.
-        NotEnoughBrokersError: `hosts` is empty.
+        UnavailableError: `hosts` is empty.
     """
     wanted = split_ranges(count)
     here = {(partition.range_start, partition.range_end) for partition in current}
@@ -118,8 +119,8 @@ def plan_growth(
     Raises:
         InvalidRequestError: not either a count or queues; the count is lower than now, or over
             1024; or a queue to cut is one logical partition.
-        QueueUnknownError: the subject has no such queue.
-        NotEnoughBrokersError: `hosts` is empty.
+        NotFoundError: the subject has no such queue.
+        UnavailableError: `hosts` is empty.
     """
     if bool(count) == bool(queues):
         raise InvalidRequestError("give either the number of queues or the queues to split")
@@ -155,7 +156,8 @@ def _cut(subject: str, ranges: dict[int, tuple[int, int]], queue: int) -> None:
     one.
     """
     if queue not in ranges:
-        raise QueueUnknownError(
+        raise NotFoundError(
+            Reason.QUEUE_UNKNOWN,
             f"subject {subject!r} has queues 0 to {max(ranges)}, not {queue}",
             subject=subject,
             queue=queue,
@@ -183,7 +185,7 @@ def plan_split(current: Sequence[OpenPartition], partition_id: int, hosts: Hosts
     Raises:
         PartitionUnknownError: the subject has no such open partition.
         InvalidRequestError: the range is one logical partition.
-        NotEnoughBrokersError: `hosts` is empty.
+        UnavailableError: `hosts` is empty.
     """
     partition = _find(current, partition_id)
     middle = (partition.range_start + partition.range_end) // 2
@@ -203,7 +205,7 @@ def plan_merge(current: Sequence[OpenPartition], ids: Collection[int], hosts: Ho
     Raises:
         PartitionUnknownError: not all are open partitions of the subject.
         InvalidRequestError: fewer than two partitions, or a gap between their ranges.
-        NotEnoughBrokersError: `hosts` is empty.
+        UnavailableError: `hosts` is empty.
     """
     merged = sorted(
         (_find(current, partition_id) for partition_id in set(ids)),
@@ -242,7 +244,7 @@ def plan_evacuation(current: Sequence[OpenPartition], source: BrokerGroup, hosts
     Continue every open partition of the broker group `source` on other broker groups.
 
     Raises:
-        NotEnoughBrokersError: no other broker group takes new partitions.
+        UnavailableError: no other broker group takes new partitions.
     """
     others = {group: load for group, load in hosts.items() if group != source}
     return _moves(
@@ -255,7 +257,7 @@ def plan_set(current: Sequence[OpenPartition], hosts: Hosts) -> Plan:
     Continue every open partition: its broker keeps the settings under which it was hosted.
 
     Raises:
-        NotEnoughBrokersError: `hosts` is empty.
+        UnavailableError: `hosts` is empty.
     """
     return _moves(current, list(current), hosts)
 
@@ -286,7 +288,7 @@ def _plan(
     if not ranges:
         return NOTHING
     if not hosts:
-        raise NotEnoughBrokersError
+        raise UnavailableError(Reason.NOT_ENOUGH_BROKERS)
     gone = {partition.partition_id for partition in sealed}
     of_subject = Counter(
         partition.broker_group for partition in current if partition.partition_id not in gone

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ...protocol.errors import OperationRunningError
+from ...protocol.errors import BusyError, Reason
 from ...protocol.ids import BrokerGroup, PartitionId, QueueNumber, partition_name
 from ...protocol.operations import (
     BusySubject,
@@ -82,14 +82,14 @@ def free_subject(connection: Connection, name: str) -> SubjectRow:
     An open subject without a running operation, locked until the transaction ends.
 
     Raises:
-        InvalidNameError, SubjectUnknownError, CreationFailedError, DatabaseEmptyError,
-        OperationRunningError, SubjectHiddenError
+        InvalidRequestError, SubjectUnknownError, ConflictError, UnavailableError,
+        BusyError
     """
     row = check_open(connection, name, find_subject(connection, name, lock=True))
     check_not_hidden(row)
     running = running_operation(connection, row.subject_id)
     if running is not None:
-        raise OperationRunningError(subject=name, operation_id=running)
+        raise BusyError(Reason.OPERATION_RUNNING, subject=name, operation_id=running)
     return row
 
 

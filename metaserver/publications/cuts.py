@@ -23,12 +23,7 @@ from dataclasses import dataclass, replace
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ...protocol.errors import (
-    OperationRunningError,
-    PublishBehindError,
-    PublishTargetError,
-    SubjectUnknownError,
-)
+from ...protocol.errors import BusyError, PublishError, Reason, SubjectUnknownError
 from ...protocol.ids import PartitionId
 from ...protocol.operations import (
     ROUTE_FINAL,
@@ -69,9 +64,9 @@ def begin_cut(
 
     Raises:
         SubjectUnknownError: the hidden subject is gone, or not created to its end yet.
-        PublishOutdatedError: the target's partitions have changed since the hidden subject was
+        PublishError: the target's partitions have changed since the hidden subject was
             made.
-        OperationRunningError, NotEnoughBrokersError
+        BusyError, UnavailableError
     """
     lock_brokers(connection)
     rows = {name: find_subject(connection, name, lock=True) for name in sorted({hidden, target})}
@@ -158,14 +153,15 @@ def check_cut(
     Check that a hidden subject with a cut may take the place of what lies before it.
 
     Raises:
-        PublishTargetError: it is not to replace the target's messages, which is what the cut was
+        PublishError: it is not to replace the target's messages, which is what the cut was
             made for.
-        OperationRunningError: the cut, or another operation, is under way.
-        PublishOutdatedError: other rows have taken the place of what lies before it.
-        PublishBehindError: there are messages of which it has no rows.
+        BusyError: the cut, or another operation, is under way.
+        PublishError: other rows have taken the place of what lies before it.
+        PublishError: there are messages of which it has no rows.
     """
     if not ask.replace:
-        raise PublishTargetError(
+        raise PublishError(
+            Reason.PUBLISH_TARGET,
             f"{row.name!r} was made to take the place of messages of {target.name!r}: publish it "
             f"with --replace",
             subject=row.name,
@@ -176,7 +172,7 @@ def check_cut(
     if running is None and cut.state not in ROUTE_FINAL:
         running = cut.operation_id
     if running is not None:
-        raise OperationRunningError(subject=target.name, operation_id=running)
+        raise BusyError(Reason.OPERATION_RUNNING, subject=target.name, operation_id=running)
     if _is_replaced(connection, cut):
         raise outdated(row, "other rows took the place of the messages that its rows were made of")
     older = sa.select(partitions).where(
@@ -187,7 +183,8 @@ def check_cut(
     for each in connection.execute(older.order_by(partitions.c.partition_id)):
         expected = None if ask.ends is None else ask.ends.get(each.partition_id, 0)
         if each.end_offset is None:
-            raise PublishBehindError(
+            raise PublishError(
+                Reason.PUBLISH_BEHIND,
                 f"where partition {each.partition_id} ends is not known: its broker was left "
                 f"behind while it was silent, "
                 "and is to seal it",
@@ -195,7 +192,8 @@ def check_cut(
                 partition_id=each.partition_id,
             )
         if expected is not None and each.end_offset > expected:
-            raise PublishBehindError(
+            raise PublishError(
+                Reason.PUBLISH_BEHIND,
                 f"{each.end_offset - expected} messages of partition {each.partition_id}, from "
                 f"offset {expected} on, are not "
                 f"in {row.name!r}; nothing was changed",

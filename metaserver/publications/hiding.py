@@ -15,12 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ...protocol.control import Retention
-from ...protocol.errors import (
-    HiddenTakenError,
-    InvalidRequestError,
-    PublishTargetError,
-    SubjectUnknownError,
-)
+from ...protocol.errors import InvalidRequestError, PublishError, Reason, SubjectUnknownError
 from ...protocol.ids import check_name, partition_name
 from ...protocol.operations import HideSubject
 from ...protocol.routing import OrderStrategy, PartitionState, split_ranges
@@ -48,11 +43,11 @@ def plan_hidden(
     Store a hidden subject and its PLANNED partitions; does nothing if it exists.
 
     Raises:
-        InvalidNameError, InvalidRequestError, SubjectDeletedError, CreationFailedError,
-        DatabaseEmptyError SubjectUnknownError: there is no target, and `ask` says no partitions for
-        it. PublishTargetError: the hidden subject's name is taken, or was published.
-        HiddenTakenError: another job fills it. SubjectHiddenError: the target is hidden itself.
-        OperationRunningError: the target's partitions are being changed. NotEnoughBrokersError,
+        InvalidRequestError, SubjectDeletedError, ConflictError,
+        UnavailableError, SubjectUnknownError: there is no target, and `ask` says no partitions for
+        it. PublishError: the hidden subject's name is taken, or was published.
+        PublishError: another job fills it. ConflictError: the target is hidden itself.
+        BusyError: the target's partitions are being changed. UnavailableError,
         OverloadedError
     """
     check_name("subject", target)
@@ -89,7 +84,8 @@ def _check_unpublished(connection: Connection, hidden: str, target: str) -> None
     published = sa.select(publications.c.target, publications.c.subject_id)
     there = connection.execute(published.where(publications.c.hidden == hidden)).one_or_none()
     if there is not None:
-        raise PublishTargetError(
+        raise PublishError(
+            Reason.PUBLISH_TARGET,
             f"{hidden!r} was published in {there.target!r} before; choose another name",
             subject=hidden,
             target=target,
@@ -104,11 +100,15 @@ def _check_same(
         raise being_deleted(connection, known.subject_id, known.name)
     if known.hidden_for != target:
         what = f"made for {known.hidden_for!r}" if known.hidden_for else "not hidden"
-        raise PublishTargetError(
-            f"subject {known.name!r} exists and is {what}", subject=known.name, target=target
+        raise PublishError(
+            Reason.PUBLISH_TARGET,
+            f"subject {known.name!r} exists and is {what}",
+            subject=known.name,
+            target=target,
         )
     if ask.filled_by and known.filled_by not in {"", ask.filled_by}:
-        raise HiddenTakenError(
+        raise PublishError(
+            Reason.HIDDEN_TAKEN,
             f"{known.name!r} is filled by {known.filled_by}",
             subject=known.name,
             filled_by=known.filled_by,

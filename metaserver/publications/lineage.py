@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ...protocol.errors import OperationRunningError, PublishOutdatedError
+from ...protocol.errors import BusyError, PublishError, Reason
 from ..cluster.rows import SubjectRow
 from ..cluster.subjects import check_not_hidden
 from ..operations.plan_inputs import open_partitions, running_operation
@@ -33,13 +33,13 @@ def check_continues(
     Check that a hidden subject continues what its target has open now.
 
     Raises:
-        SubjectHiddenError, OperationRunningError
-        PublishOutdatedError: the target's partitions have changed.
+        ConflictError, BusyError
+        PublishError: the target's partitions have changed.
     """
     check_not_hidden(target)
     running = running_operation(connection, target.subject_id)
     if running is not None:
-        raise OperationRunningError(subject=target.name, operation_id=running)
+        raise BusyError(Reason.OPERATION_RUNNING, subject=target.name, operation_id=running)
     now = {partition.partition_id for partition in open_partitions(connection, target)}
     if now != set().union(*parents.values()):
         raise outdated(
@@ -50,11 +50,12 @@ def check_continues(
         )
 
 
-def outdated(row: SubjectRow, what: str) -> PublishOutdatedError:
+def outdated(row: SubjectRow, what: str) -> PublishError:
     """The error of a hidden subject that continues other partitions than the open ones of its
     target.
     """
-    return PublishOutdatedError(
+    return PublishError(
+        Reason.PUBLISH_OUTDATED,
         f"{row.name!r} cannot be published in {row.hidden_for!r}: {what} since it was made",
         subject=row.name,
         target=row.hidden_for,

@@ -24,11 +24,10 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ...protocol.errors import (
-    GroupBusyError,
+    BusyError,
     InvalidRequestError,
-    PublishCursorsError,
-    PublishGroupsError,
-    PublishTargetError,
+    PublishError,
+    Reason,
     SubjectDeletedError,
     SubjectUnknownError,
 )
@@ -68,13 +67,13 @@ def begin_publication(
         The id of the operation, leased to `driver`; 0 if there was no target, and all is done.
 
     Raises:
-        InvalidNameError, InvalidRequestError, SubjectUnknownError, SubjectDeletedError,
-        DatabaseEmptyError PublishTargetError: the subject is not hidden, or was made for another
-        target. PublishOutdatedError: the target's partitions have changed, or there is a target
-        now, or none any more. OperationRunningError: the target's partitions are being changed.
-        PublishGroupsError, GroupBusyError: the target is to be replaced, and a group has no
-        position or live consumers. PublishCursorsError: as these, and a group has changed since its
-        cursors were looked at. PublishBehindError: the target is to be replaced, and has messages
+        InvalidRequestError, SubjectUnknownError, SubjectDeletedError,
+        UnavailableError, PublishError: the subject is not hidden, or was made for another
+        target. PublishError: the target's partitions have changed, or there is a target
+        now, or none any more. BusyError: the target's partitions are being changed.
+        PublishError, BusyError: the target is to be replaced, and a group has no
+        position or live consumers. PublishError: as these, and a group has changed since its
+        cursors were looked at. PublishError: the target is to be replaced, and has messages
         that the hidden subject lacks.
     """
     check_name("subject", ask.target)
@@ -137,8 +136,11 @@ def _published(connection: Connection, hidden: str, ask: PublishSubject) -> int 
         return None
     if (known.target, known.replaces) != (ask.target, ask.replace):
         how = ", replacing it" if known.replaces else ""
-        raise PublishTargetError(
-            f"{hidden!r} was published in {known.target!r}{how}", subject=hidden, target=ask.target
+        raise PublishError(
+            Reason.PUBLISH_TARGET,
+            f"{hidden!r} was published in {known.target!r}{how}",
+            subject=hidden,
+            target=ask.target,
         )
     _check_id(hidden, known.subject_id, ask)
     return int(known.operation_id)
@@ -165,12 +167,18 @@ def _check_hidden(
         raise being_deleted(connection, row.subject_id, hidden)
     _check_id(hidden, row.subject_id, ask)
     if not row.hidden_for:
-        raise PublishTargetError(
-            f"subject {hidden!r} is not hidden", subject=hidden, target=ask.target
+        raise PublishError(
+            Reason.PUBLISH_TARGET,
+            f"subject {hidden!r} is not hidden",
+            subject=hidden,
+            target=ask.target,
         )
     if row.hidden_for != ask.target:
-        raise PublishTargetError(
-            f"{hidden!r} was made for {row.hidden_for!r}", subject=hidden, target=ask.target
+        raise PublishError(
+            Reason.PUBLISH_TARGET,
+            f"{hidden!r} was made for {row.hidden_for!r}",
+            subject=hidden,
+            target=ask.target,
         )
     if row.route_version == 0:
         raise SubjectUnknownError(f"{hidden!r} is not created to its end yet", subject=hidden)
@@ -192,7 +200,8 @@ def _steps_of(
         check_cut(connection, row, target, ask, cut, parents)
         return [(hidden_id, StepAction.SEAL, False) for hidden_id in parents]
     if ask.ends is not None:
-        raise PublishTargetError(
+        raise PublishError(
+            Reason.PUBLISH_TARGET,
             f"{row.name!r} was made without a cut: messages that are sent meanwhile would be "
             f"deleted unseen; delete it, and "
             "reprocess the subject into itself again",
@@ -265,9 +274,9 @@ def _place_groups(
 
     Raises:
         InvalidRequestError: a position is of another partition.
-        PublishGroupsError: a group has no position.
-        PublishCursorsError: a group has changed since its cursors were looked at.
-        GroupBusyError: a group has live consumers, or its progress is being set.
+        PublishError: a group has no position.
+        PublishError: a group has changed since its cursors were looked at.
+        BusyError: a group has live consumers, or its progress is being set.
     """
     mine = sa.and_(groups.c.subject_id == target.subject_id, sa.not_(groups.c.deleting))
     known = connection.execute(
@@ -275,7 +284,8 @@ def _place_groups(
     ).all()
     lacking = sorted({group.name for group in known} - set(ask.starts))
     if lacking:
-        raise PublishGroupsError(
+        raise PublishError(
+            Reason.PUBLISH_GROUPS,
             f"{counted(len(lacking), 'consumer group')} of {target.name!r} would have no position: "
             f"{', '.join(lacking[:10])}",
             subject=target.name,
@@ -285,7 +295,8 @@ def _place_groups(
         _check_quiet(connection, group.group_id, group.name)
         looked_at = ask.revisions.get(group.name)
         if looked_at and looked_at != revision_of(group.group_id, group.version, group.last_token):
-            raise PublishCursorsError(
+            raise PublishError(
+                Reason.PUBLISH_CURSORS,
                 f"consumer group {group.name!r} was reset, or had a consumer, since its cursors "
                 f"were looked at",
                 subject=target.name,
@@ -323,7 +334,8 @@ def _check_quiet(connection: Connection, group_id: int, name: str) -> None:
         what = (
             "its progress is being set" if left_ms else f"it has {counted(live, 'live consumer')}"
         )
-        raise GroupBusyError(
+        raise BusyError(
+            Reason.GROUP_BUSY,
             f"consumer group {name!r} is carried over only while it stands still, "
             f"and {what}: stop it, "
             "publish, and start it again",

@@ -62,7 +62,7 @@ def plan_rebuild(
     Plan the rows of a database that fits these brokers.
 
     Raises:
-        InvalidNameError: the name of a gone broker group is not valid.
+        InvalidRequestError: the name of a gone broker group is not valid.
         InvalidRequestError: the brokers contradict each other, or brokers are missing.  The message
             lists the problems.
     """

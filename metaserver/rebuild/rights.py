@@ -16,7 +16,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ...protocol.errors import DatabaseInUseError
+from ...protocol.errors import ConfigError, Reason
 from ..access.rows import begin_access, raise_version
 from ..backup.rows import number_ahead
 from ..sql.name_limits import name_limits
@@ -56,13 +56,14 @@ class KeptRights:
 
 def check_no_rights(connection: Connection) -> None:
     """Check that the database has no rights that others would be mixed with.  Raises
-    DatabaseInUseError.
+    ConfigError.
     """
     for table in RIGHTS:
         if connection.execute(sa.select(sa.literal(1)).select_from(table).limit(1)).first():
-            raise DatabaseInUseError(
+            raise ConfigError(
+                Reason.DATABASE_NOT_EMPTY,
                 f"the database has tokens or rights of its own ({table.name} has rows); nothing "
-                f"was changed"
+                f"was changed",
             )
 
 
@@ -74,7 +75,7 @@ def store_rights(connection: Connection, kept: KeptRights, *, now_ms: int) -> No
         now_ms: the calendar.
 
     Raises:
-        DatabaseInUseError
+        ConfigError
     """
     check_no_rights(connection)
     begin_access(connection, secrets.token_hex(16))

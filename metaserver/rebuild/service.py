@@ -55,7 +55,7 @@ async def rebuild_database(
         ConfigError: the database is not empty.
         UnauthenticatedError: a broker has access control, and the network shows no token of the
             servers' settings.
-        InvalidNameError: the name of a gone broker group is not valid.
+        InvalidRequestError: the name of a gone broker group is not valid.
         InvalidRequestError: the brokers contradict each other, or brokers are missing.
         UnreachableError: a broker does not answer.
         DataFolderError, StorageError
@@ -101,7 +101,7 @@ async def _hosted(network: Network, address: str) -> PartitionStatusList:
         return await BrokerClient(network, address).partitions()
     except (UnauthenticatedError, AccessDeniedError) as error:
         refused = UnauthenticatedError(
-            f"the broker at {address} refuses the rebuild: {error.message}", reason="rebuild"
+            f"the broker at {address} refuses the rebuild: {error.message}", problem="rebuild"
         )
         refused.hint = HINT
         raise refused from error
@@ -112,8 +112,8 @@ def rights_of_file(settings: MetaserverSettings, content: bytes, path: str) -> K
     The rights in a file of `keylane meta backup`; `settings` are those of the rebuild.
 
     Raises:
-        BackupFileError: it is damaged, or of another version.
-        OtherClusterError
+        ConfigError: it is damaged, or of another version.
+        ConflictError
     """
     return KeptRights(rows=read_backup(settings, content, path)[1])
 

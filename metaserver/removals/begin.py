@@ -20,12 +20,7 @@ from ...protocol.control import (
     GroupDeletion,
     SubjectDeletion,
 )
-from ...protocol.errors import (
-    GroupBusyError,
-    GroupUnknownError,
-    OperationRunningError,
-    SubjectUnknownError,
-)
+from ...protocol.errors import BusyError, GroupUnknownError, Reason, SubjectUnknownError
 from ...protocol.ids import SessionId, check_name
 from ...protocol.operations import OperationKind
 from ...protocol.routing import PartitionState
@@ -54,9 +49,9 @@ def begin_subject_deletion(connection: Connection, name: str, ask: DeleteSubject
     `ask.subject_id` is gone.
 
     Raises:
-        InvalidNameError, SubjectUnknownError, DatabaseEmptyError
-        OperationRunningError: its partitions are being changed.
-        GroupBusyError: it has live consumers, and `ask.force` is not given; or a group's progress
+        InvalidRequestError, SubjectUnknownError, UnavailableError
+        BusyError: its partitions are being changed.
+        BusyError: it has live consumers, and `ask.force` is not given; or a group's progress
         is being set.
     """
     row = find_subject(connection, name, lock=True)
@@ -84,7 +79,7 @@ def begin_subject_deletion(connection: Connection, name: str, ask: DeleteSubject
     )
     operation_id = connection.execute(running).scalar_one_or_none()
     if operation_id is not None:
-        raise OperationRunningError(subject=name, operation_id=operation_id)
+        raise BusyError(Reason.OPERATION_RUNNING, subject=name, operation_id=operation_id)
     of_subject = groups.c.subject_id == row.subject_id
     locked = sa.select(groups.c.group_id).where(of_subject).order_by(groups.c.group_id)
     ids = list(connection.execute(locked.with_for_update()).scalars())
@@ -114,8 +109,8 @@ def begin_group_deletion(
     `ask.group_id` is gone.
 
     Raises:
-        InvalidNameError, SubjectUnknownError, SubjectDeletedError, GroupUnknownError
-        GroupBusyError: it has live consumers, and `ask.force` is not given; or its progress is
+        InvalidRequestError, SubjectUnknownError, SubjectDeletedError, GroupUnknownError
+        BusyError: it has live consumers, and `ask.force` is not given; or its progress is
         being set.
     """
     row = check_open(connection, subject, find_subject(connection, subject, lock=True))
@@ -152,10 +147,11 @@ def begin_group_deletion(
 def _live_sessions(
     connection: Connection, name: str, group_id: int, ask: DeleteSubject | DeleteGroup
 ) -> list[SessionId]:
-    """The live sessions of a group, which is locked.  Raises GroupBusyError."""
+    """The live sessions of a group, which is locked.  Raises BusyError."""
     left_ms = duty_left_ms(connection, reset_duty(group_id))
     if left_ms:
-        raise GroupBusyError(
+        raise BusyError(
+            Reason.GROUP_BUSY,
             f"the progress of a consumer group is being set, and {name!r} cannot "
             f"be deleted meanwhile",
             left_ms=left_ms,
@@ -164,7 +160,8 @@ def _live_sessions(
     chosen = sa.select(sessions.c.session).where(sessions.c.group_id == group_id)
     live = [SessionId(session) for session in connection.execute(chosen).scalars()]
     if live and not ask.force:
-        raise GroupBusyError(
+        raise BusyError(
+            Reason.GROUP_BUSY,
             f"{name!r} has {counted(len(live), 'live consumer')}: stop them, or delete it under "
             f"them with force=True (--force)",
             sessions=len(live),

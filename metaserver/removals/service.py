@@ -91,7 +91,7 @@ class RemovalService:
         Delete a subject; returns how far that is, after every broker that answers was asked.
 
         Raises:
-            InvalidNameError, SubjectUnknownError, OperationRunningError, GroupBusyError: nothing
+            InvalidRequestError, SubjectUnknownError, BusyError: nothing
                 was changed.
         """
         begun = await self._database.write(begin_subject_deletion, name, ask)
@@ -105,8 +105,8 @@ class RemovalService:
         Delete a consumer group; returns how far that is, after every broker that answers was asked.
 
         Raises:
-            InvalidNameError, SubjectUnknownError, SubjectDeletedError, GroupUnknownError,
-                GroupBusyError: nothing was changed.
+            InvalidRequestError, SubjectUnknownError, SubjectDeletedError, GroupUnknownError,
+                BusyError: nothing was changed.
         """
         begun = await self._database.write(begin_group_deletion, subject, group, ask)
         await self._continue(begun, "its group was deleted")

@@ -21,11 +21,12 @@ from collections.abc import Awaitable, Callable
 
 from ...protocol.clock import Clock, SystemClock
 from ...protocol.errors import (
-    GroupBusyError,
+    BusyError,
+    ConflictError,
     KeylaneError,
-    ResetCanceledError,
-    ResetUnfinishedError,
+    Reason,
     StorageError,
+    UnfinishedError,
 )
 from ...protocol.progress import CanceledReset, GroupReset, ResetGroup
 from ...protocol.text import listed
@@ -80,8 +81,8 @@ class LiveResets:
 
         Raises:
             As `ResetService.reset`; of `ask.live`:
-            ResetUnfinishedError: a consumer has not handed its partitions over in time; the reset
-            goes on by itself. ResetCanceledError: an operator has canceled it.
+            UnfinishedError: a consumer has not handed its partitions over in time; the reset
+            goes on by itself. ConflictError: an operator has canceled it.
         """
         if not ask.live or ask.dry_run:
             return await self._resets.reset(subject, group, ask)
@@ -103,7 +104,7 @@ class LiveResets:
             self._driven.discard(reset_id)
 
     async def _drive(self, reset_id: int) -> GroupReset:
-        """Look at a reset until it is done.  Raises what ends it, and ResetUnfinishedError after
+        """Look at a reset until it is done.  Raises what ends it, and UnfinishedError after
         ANSWER_MS.
         """
         until_ms = self._boot_ms() + ANSWER_MS
@@ -115,17 +116,18 @@ class LiveResets:
             if problem is None:
                 continue
             if self._boot_ms() >= until_ms:
-                raise ResetUnfinishedError(f"{problem}; it goes on by itself")
+                raise UnfinishedError(Reason.RESET_UNFINISHED, f"{problem}; it goes on by itself")
             await asyncio.sleep(LOOK_MS / 1000)
 
     async def _read(self, reset_id: int) -> LiveReset:
         live = await self._database.read(read_live_reset, reset_id)
         if live is None:
-            raise ResetUnfinishedError(
-                "the reset was given up by another metaserver, or canceled, or the group deleted"
+            raise UnfinishedError(
+                Reason.RESET_UNFINISHED,
+                "the reset was given up by another metaserver, or canceled, or the group deleted",
             )
         if live.canceled:
-            raise ResetCanceledError(subject=live.subject, group=live.group)
+            raise ConflictError(Reason.RESET_CANCELED, subject=live.subject, group=live.group)
         return live
 
     async def cancel(self, subject: str, group: str) -> CanceledReset:
@@ -133,8 +135,8 @@ class LiveResets:
         Cancel the reset that waits for a group's consumers: they go on where they were.
 
         Raises:
-            InvalidNameError, SubjectUnknownError, GroupUnknownError
-            ResetForwardError: cursors may be set, or all are; or the group has no reset.
+            InvalidRequestError, SubjectUnknownError, GroupUnknownError
+            ConflictError: cursors may be set, or all are; or the group has no reset.
         """
         group_id, asked = await self._database.write(cancel_live_reset, subject, group)
         await self._settle(group_id)
@@ -155,7 +157,7 @@ class LiveResets:
             await self._resets.run(
                 live.subject, live.group, live.ask, reset_id=live.reset_id, begun=live.begun
             )
-        except (GroupBusyError, ResetUnfinishedError, StorageError) as error:
+        except (BusyError, UnfinishedError, StorageError) as error:
             return error.message
         except KeylaneError as error:
             if await self._database.write(give_up_live_reset, live.reset_id, live.group_id):

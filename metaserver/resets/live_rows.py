@@ -18,7 +18,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ...protocol.errors import GroupBusyError, GroupUnknownError, ResetForwardError
+from ...protocol.errors import BusyError, ConflictError, GroupUnknownError, Reason
 from ...protocol.progress import GroupReset, ResetGroup
 from ..cluster.heard import mark_unsettled
 from ..cluster.subjects import open_subject_row
@@ -74,7 +74,7 @@ def plan_live_reset(connection: Connection, group_id: int, ask: ResetGroup) -> i
 
     Raises:
         GroupUnknownError: the group was deleted.
-        GroupBusyError: another reset of the group is pending.
+        BusyError: another reset of the group is pending.
     """
     if connection.execute(_lock, {"of_group": group_id}).one_or_none() is None:
         raise GroupUnknownError(f"consumer group {group_id} was deleted")
@@ -82,7 +82,7 @@ def plan_live_reset(connection: Connection, group_id: int, ask: ResetGroup) -> i
     known = connection.execute(_of_group, {"of_group": group_id}).one_or_none()
     if known is not None and known.answer is None:
         if known.ask != text:
-            raise GroupBusyError("another reset of this consumer group is under way")
+            raise BusyError(Reason.GROUP_BUSY, "another reset of this consumer group is under way")
         return int(known.reset_id)
     connection.execute(sa.delete(live_resets).where(live_resets.c.group_id == group_id))
     row = {"group_id": group_id, "ask": text}
@@ -161,21 +161,27 @@ def cancel_live_reset(connection: Connection, subject: str, group: str) -> tuple
         The id of the group, and what the reset would have set.
 
     Raises:
-        InvalidNameError, SubjectUnknownError, GroupUnknownError
-        ResetForwardError: cursors may be set, or all are; or the group has no reset.
+        InvalidRequestError, SubjectUnknownError, GroupUnknownError
+        ConflictError: cursors may be set, or all are; or the group has no reset.
     """
     subject_id = open_subject_row(connection, subject).subject_id
     group_id, _ = find_group(connection, subject_id, subject, group)
     connection.execute(_lock, {"of_group": group_id})
     row = connection.execute(_of_group, {"of_group": group_id}).one_or_none()
     if row is None:
-        raise ResetForwardError(f"group {group!r} has no reset", subject=subject, group=group)
+        raise ConflictError(
+            Reason.RESET_FORWARD, f"group {group!r} has no reset", subject=subject, group=group
+        )
     if row.answer:
-        raise ResetForwardError(
-            f"the reset of group {group!r} is done", subject=subject, group=group
+        raise ConflictError(
+            Reason.RESET_FORWARD,
+            f"the reset of group {group!r} is done",
+            subject=subject,
+            group=group,
         )
     if row.begun:
-        error = ResetForwardError(
+        error = ConflictError(
+            Reason.RESET_FORWARD,
             f"the reset of group {group!r} has begun to set cursors",
             subject=subject,
             group=group,

@@ -22,11 +22,12 @@ from msgspec.structs import replace
 from sqlalchemy.engine import Connection
 
 from ...protocol.errors import (
-    GroupBusyError,
+    BusyError,
+    ConflictError,
     GroupUnknownError,
+    NotFoundError,
     PartitionUnknownError,
-    QueueUnknownError,
-    SubjectNotStaticError,
+    Reason,
 )
 from ...protocol.ids import FencingToken, PartitionId, check_name
 from ...protocol.progress import ResetGroup
@@ -121,13 +122,13 @@ def reset_scope(
         begun: cursors may be set already, and what was selected then may have expired.
 
     Raises:
-        InvalidNameError, InvalidRequestError, SubjectUnknownError, GroupUnknownError,
-        QueueUnknownError, PartitionUnknownError, SubjectNotStaticError
+        InvalidRequestError, SubjectUnknownError, GroupUnknownError,
+        NotFoundError, PartitionUnknownError, ConflictError
     """
     row = open_subject_row(connection, subject)
     check_name("consumer group", group)
     if ask.queue is not None and not row.static:
-        raise SubjectNotStaticError(subject=subject)
+        raise ConflictError(Reason.SUBJECT_NOT_STATIC, subject=subject)
     check_ask(ask, static=row.static)
     named = sa.and_(
         groups.c.subject_id == row.subject_id, groups.c.name == group, sa.not_(groups.c.deleting)
@@ -138,7 +139,7 @@ def reset_scope(
         raise GroupUnknownError(subject=subject, group=group)
     selected, left_out = _selected(connection, row.subject_id, ask)
     if not selected and not begun and ask.queue is not None:
-        raise QueueUnknownError(subject=subject, queue=ask.queue)
+        raise NotFoundError(Reason.QUEUE_UNKNOWN, subject=subject, queue=ask.queue)
     if not selected and not begun and ask.partition_id is not None:
         raise PartitionUnknownError(
             f"partition {ask.partition_id} is no partition of {subject!r} with data",
@@ -239,7 +240,7 @@ def begin_reset(
         Partition id → token; None if the scope has changed and has to be planned again.
 
     Raises:
-        GroupBusyError: the group has live sessions, or of a live reset one that holds a lease;
+        BusyError: the group has live sessions, or of a live reset one that holds a lease;
             another reset holds it or is pending; or the database was just rebuilt.
     """
     group_id, ids = scope.group_id, scope.ids
@@ -255,7 +256,7 @@ def begin_reset(
     if {part.partition_id for part in selected} != set(ids) or strategy != scope.strategy:
         return None
     if not take_duty(connection, reset_duty(group_id), holder=holder, lease_ms=lease_ms):
-        raise GroupBusyError("another reset of this consumer group is under way")
+        raise BusyError(Reason.GROUP_BUSY, "another reset of this consumer group is under way")
     last_token = raise_token_floor(FencingToken(last), fence)
     tokens = {partition_id: last_token + number for number, partition_id in enumerate(ids, 1)}
     free = {"group_id": group_id, "session": None, "wanted": None, "withdrawn": False}
@@ -286,27 +287,34 @@ _held = sa.select(sa.func.count()).where(
 
 
 def _check_free(connection: Connection, group_id: int, reset_id: int) -> None:
-    """Raises GroupBusyError: sessions are in the way of a reset, or another reset is; or the
+    """Raises BusyError: sessions are in the way of a reset, or another reset is; or the
     database was just rebuilt.
     """
     left_ms = duty_left_ms(connection, rebuilt_duty(group_id))
     if left_ms:
-        raise GroupBusyError(
+        raise BusyError(
+            Reason.GROUP_BUSY,
             "the database was rebuilt, and consumers from before may still be at work",
             left_ms=left_ms,
         )
     which = {"of_group": group_id}
     pending = connection.execute(_pending, which).scalar_one_or_none() or 0
     if pending != reset_id:
-        raise GroupBusyError("another reset of this consumer group is pending, or this one is done")
+        raise BusyError(
+            Reason.GROUP_BUSY,
+            "another reset of this consumer group is pending, or this one is done",
+        )
     if reset_id:
         held = connection.execute(_held, which).scalar_one()
         if held:
-            raise GroupBusyError(f"{counted(held, 'partition')} of the group are not handed over")
+            raise BusyError(
+                Reason.GROUP_BUSY, f"{counted(held, 'partition')} of the group are not handed over"
+            )
         return
     live = connection.execute(_live, which).scalar_one()
     if live:
-        raise GroupBusyError(
+        raise BusyError(
+            Reason.GROUP_BUSY,
             f"the consumer group has {counted(live, 'live consumer')}: stop them, or reset it "
             f"under them with live=True "
             "(--live), while no other reset runs",

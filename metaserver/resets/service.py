@@ -24,12 +24,7 @@ from msgspec.structs import replace
 
 from ...protocol import endpoints
 from ...protocol.control import PartitionStatus
-from ...protocol.errors import (
-    GroupBusyError,
-    KeylaneError,
-    OverloadedError,
-    ResetUnfinishedError,
-)
+from ...protocol.errors import BusyError, KeylaneError, OverloadedError, Reason, UnfinishedError
 from ...protocol.progress import CursorView, GroupReset, GroupStatus, ResetGroup, SetCursor
 from ...protocol.routing import Partition
 from ...protocol.text import counted
@@ -81,10 +76,10 @@ class ResetService:
         Set the progress of a group without live sessions.
 
         Raises:
-            InvalidNameError, InvalidRequestError, SubjectUnknownError, GroupUnknownError,
-            QueueUnknownError, PartitionUnknownError, SubjectNotStaticError, OffsetOutOfRangeError,
-            GroupBusyError, NotSentError: a broker does not answer; nothing was changed.
-            ResetUnfinishedError: some cursors are set, others may not be; call again.
+            InvalidRequestError, SubjectUnknownError, GroupUnknownError,
+            NotFoundError, PartitionUnknownError, ConflictError, OffsetOutOfRangeError,
+            BusyError, NotSentError: a broker does not answer; nothing was changed.
+            UnfinishedError: some cursors are set, others may not be; call again.
         """
         if ask.dry_run:
             plan, _ = await self.plan(subject, group, ask)
@@ -112,7 +107,7 @@ class ResetService:
             for ids in generations(scope.partitions):
                 await self._set_cursors(group, scope, ids, tokens, cursors, done)
                 self._after_step("reset-generation")
-        except ResetUnfinishedError:
+        except UnfinishedError:
             await self._database.write(end_reset, scope.group_id, tokens, {}, holder=holder)
             raise
         self._after_step("reset-told")
@@ -185,7 +180,9 @@ class ResetService:
             )
             if tokens is not None:
                 return scope, cursors, tokens
-        raise GroupBusyError("the partitions of its subject keep changing; reset it later")
+        raise BusyError(
+            Reason.GROUP_BUSY, "the partitions of its subject keep changing; reset it later"
+        )
 
     async def _set_cursors(
         self,
@@ -197,7 +194,7 @@ class ResetService:
         done: dict[int, GroupStatus],
     ) -> None:
         """Set the cursors of these partitions at their brokers; `done` gets the group there.
-        Raises ResetUnfinishedError.
+        Raises UnfinishedError.
         """
         partitions = {int(partition.partition_id): partition for partition in scope.partitions}
 
@@ -223,7 +220,8 @@ class ResetService:
 
         problems = [problem for problem in await asyncio.gather(*map(set_one, ids)) if problem]
         if problems:
-            raise ResetUnfinishedError(
+            raise UnfinishedError(
+                Reason.RESET_UNFINISHED,
                 f"of {counted(len(partitions), 'partition')} {len(done)} are set; {problems[0]}",
                 partitions=len(partitions),
                 partitions_set=len(done),

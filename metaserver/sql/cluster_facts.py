@@ -13,7 +13,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ...protocol.errors import OtherClusterError
+from ...protocol.errors import ConflictError, Reason
 from ...protocol.membership.versions import FIRST_RELEASE, Version, check_member, parse_version
 from .dialect import insert_new, insert_or_replace
 from .migrate import lock_schema, migrate
@@ -61,10 +61,10 @@ def open_cluster(
         before: checks a database that exists, before anything is changed.
 
     Raises:
-        OtherClusterError: it is the database of another cluster.
-        UpgradeSkippedError, MemberTooOldError: the cluster has a version that does not allow this
+        ConflictError: it is the database of another cluster.
+        VersionError: the cluster has a version that does not allow this
             program.
-        SchemaTooNewError: the database was written by a newer keylane, and this one cannot use it.
+        ConfigError: the database was written by a newer keylane, and this one cannot use it.
     """
     lock_schema(connection)
     new = not sa.inspect(connection).has_table(facts.name)
@@ -81,11 +81,12 @@ def open_cluster(
 
 
 def check_cluster(expected: str, actual: str, place: str) -> None:
-    """Raises OtherClusterError if both are known and differ; `place` is where the second was
+    """Raises ConflictError if both are known and differ; `place` is where the second was
     read.
     """
     if expected and actual and expected != actual:
-        raise OtherClusterError(
+        raise ConflictError(
+            Reason.OTHER_CLUSTER,
             f"{place} is of the cluster {actual!r:.80}, and the settings say {expected!r:.80}",
             expected=expected,
             actual=actual,

@@ -198,7 +198,7 @@ async def open_database(
     Raises:
         What `before` raises.
         ConfigError, DataFolderError, StorageError
-        OtherClusterError, UpgradeSkippedError, MemberTooOldError: nothing was changed.
+        ConflictError, VersionError: nothing was changed.
     """
     try:
         where = _embedded(folder) if url is None else make_url(url)

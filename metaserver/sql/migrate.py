@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ... import migrations
-from ...protocol.errors import ConfigError, SchemaTooNewError
+from ...protocol.errors import ConfigError, Reason
 from ...protocol.membership.versions import FIRST_RELEASE, VERSION, parse_version
 from . import name_limits as _name_limits  # noqa: F401 - its table is among those of `metadata`
 from . import past as _past  # noqa: F401 - as above
@@ -62,7 +62,7 @@ def migrate(connection: Connection, *, program: str = VERSION) -> None:
 
     Raises:
         ConfigError: the database was written by a keylane before the first release.
-        SchemaTooNewError: the database was written by a newer keylane, and this one cannot use it.
+        ConfigError: the database was written by a newer keylane, and this one cannot use it.
     """
     lock_schema(connection)
     revision = _revision(connection)
@@ -115,7 +115,7 @@ def _check_released(connection: Connection, revision: str) -> None:
 
 def _check_reader(connection: Connection, program: str, error: Exception) -> None:
     """Check that a program can use a schema whose revision it does not know.  Raises
-    SchemaTooNewError.
+    ConfigError.
     """
     revision = _revision(connection)
     reader = _reader(connection)
@@ -127,7 +127,8 @@ def _check_reader(connection: Connection, program: str, error: Exception) -> Non
             revision,
         )
         return
-    raise SchemaTooNewError(
+    raise ConfigError(
+        Reason.SCHEMA_TOO_NEW,
         f"the database was written by a newer keylane: its schema is at {revision}, this keylane "
         f"{program} has {HEAD};"
         f" use keylane {reader} or a newer one, or another database",

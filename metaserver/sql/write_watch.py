@@ -19,7 +19,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 from sqlalchemy.engine import Connection
 
 from ...protocol.clock import Clock
-from ...protocol.errors import BrokerGroupTakenError, StorageError
+from ...protocol.errors import StorageError
 from .database import SqlDatabase, SqliteDatabase
 from .dialect import insert_or_replace
 from .schema import facts
@@ -93,8 +93,8 @@ class WatchedDatabase:
         silent = False
         try:
             return await asked
-        except (StorageError, asyncio.CancelledError) as error:
-            silent = not isinstance(error, BrokerGroupTakenError)
+        except (StorageError, asyncio.CancelledError):
+            silent = True
             raise
         finally:
             self._asked -= 1
@@ -111,8 +111,6 @@ class WatchedDatabase:
     async def _watched(self, written: Awaitable[T]) -> T:
         try:
             answer = await self._answered(written)
-        except BrokerGroupTakenError:  # of a broker's folder, and no failure of the database
-            raise
         except StorageError as error:
             self._failed(error.message)
             raise

@@ -43,7 +43,7 @@ def start_cursors(
 
     Raises:
         PartitionUnknownError: cursors name a partition that the subject never had.
-        ManifestError: rows took the place of messages on both sides of a cursor.
+        JobError: rows took the place of messages on both sides of a cursor.
         OffsetOutOfRangeError: messages behind a cursor are gone, or a cursor is behind the end.
     """
     if start.at is StartAt.EARLIEST or any(part.fence for part in parts):

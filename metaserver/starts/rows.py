@@ -80,7 +80,7 @@ def start_scope(connection: Connection, subject: str, group: str) -> StartScope:
     Return what a group's creation needs.
 
     Raises:
-        InvalidNameError, SubjectUnknownError
+        InvalidRequestError, SubjectUnknownError
         GroupDeletedError: a group of this name is being deleted.
     """
     check_name("consumer group", group)

@@ -21,11 +21,12 @@ from msgspec.structs import replace
 
 from ...protocol import endpoints
 from ...protocol.errors import (
-    GroupBusyError,
-    GroupExistsError,
-    GroupStartUnfinishedError,
+    BusyError,
+    ConflictError,
     KeylaneError,
     OffsetOutOfRangeError,
+    Reason,
+    UnfinishedError,
 )
 from ...protocol.groups import CreateGroup, GroupSettings, StartAt
 from ...protocol.operations import PartitionHistory
@@ -88,10 +89,10 @@ class StartService:
         Make a group; a repeat changes nothing.  Everything stored from then on is delivered to it.
 
         Raises:
-            InvalidNameError, InvalidRequestError, SubjectUnknownError, OverloadedError,
-            GroupDeletedError GroupExistsError: it was made before, with another start or strategy.
-            GroupBusyError: the partitions keep changing; nothing was changed. NotSentError: a
-            broker does not answer; nothing was changed. GroupStartUnfinishedError: the start is
+            InvalidRequestError, SubjectUnknownError, OverloadedError,
+            GroupDeletedError, ConflictError: it was made before, with another start or strategy.
+            BusyError: the partitions keep changing; nothing was changed. NotSentError: a
+            broker does not answer; nothing was changed. UnfinishedError: the start is
             fixed, and a broker has not stored it.
         """
         await self.begin(subject, group, ask)
@@ -103,14 +104,16 @@ class StartService:
             await self.begin(subject, group, ask)
             stored = await self._stored(subject, group)
         if stored.start != ask.start.stored or stored.strategy != ask.strategy:
-            raise GroupExistsError(
+            raise ConflictError(
+                Reason.GROUP_EXISTS,
                 f"consumer group {group!r} of {subject!r} is {stored.strategy} and began at "
                 f"{stored.start}",
                 stored=f"{stored.strategy}, {stored.start}",
                 asked=f"{ask.strategy}, {ask.start}",
             )
         if stored.unstarted:
-            raise GroupStartUnfinishedError(
+            raise UnfinishedError(
+                Reason.GROUP_START_UNFINISHED,
                 f"consumer group {group!r} is made; its start is not stored yet on partitions "
                 f"{', '.join(map(str, stored.unstarted))}",
                 partitions=len(stored.unstarted),
@@ -159,7 +162,9 @@ class StartService:
                 await self._tell_new(subject, group)
                 self._after_step("start-told")
                 return
-        raise GroupBusyError("the partitions of its subject keep changing; make the group later")
+        raise BusyError(
+            Reason.GROUP_BUSY, "the partitions of its subject keep changing; make the group later"
+        )
 
     async def _tell_new(self, subject: str, group: str) -> None:
         scope = await self._database.read(start_scope, subject, group)
@@ -177,7 +182,7 @@ class StartService:
     async def _stored(self, subject: str, group: str) -> GroupSettings:
         scope = await self._database.read(start_scope, subject, group)
         if scope.stored is None:
-            raise GroupBusyError(f"consumer group {group!r} was deleted meanwhile")
+            raise BusyError(Reason.GROUP_BUSY, f"consumer group {group!r} was deleted meanwhile")
         return scope.stored
 
     # ── brokers ───────────────────────────────────────────────────────────────────────────────────

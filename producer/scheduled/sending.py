@@ -19,19 +19,18 @@ from ...protocol.batch import encode_batch
 from ...protocol.clock import Clock
 from ...protocol.control import Health
 from ...protocol.errors import (
-    BrokerGroupUnknownError,
     ClosedError,
-    DeliverAtKeyError,
     DeliveryTimeoutError,
     Fate,
     GivenUpError,
     InternalError,
     InvalidRequestError,
     KeylaneError,
+    NotFoundError,
     NotSentError,
     QueueFullError,
+    Reason,
     RetryRule,
-    ScheduleFullError,
     StorageError,
     UnreachableError,
 )
@@ -84,7 +83,7 @@ class ScheduledFuture:
         try:
             return (yield from asyncio.shield(self._task).__await__())
         except KeylaneError as error:
-            raise error.copy(error.fate) from error.__cause__
+            raise error.copy() from error.__cause__
 
     def _report(self) -> None:
         """Note that the caller is told of the outcome."""
@@ -226,7 +225,7 @@ class LaterSending:
 
         Raises:
             InvalidRequestError, CodecError: it has a logic queue, or is not bytes; nothing is sent.
-            DeliverAtError, DeliverAtKeyError, MessageTooLargeError, InvalidNameError: nothing is
+            InvalidRequestError, MessageTooLargeError: nothing is
                 sent.
             QueueFullError: too much waits for brokers; nothing is sent.
         """
@@ -235,7 +234,7 @@ class LaterSending:
         if type(data) is not bytes or type(key) is not bytes:
             refuse_text(value=data, key=key)
         if key:
-            raise DeliverAtKeyError
+            raise InvalidRequestError(Reason.DELIVER_AT_KEY)
         limit_ms = self._settings.delivery_timeout_ms
         limit_ms = limit_ms if timeout_ms is None else checked_timeout(timeout_ms)
         if queue is not None:
@@ -320,7 +319,7 @@ class LaterSending:
                 again = isinstance(error, UnreachableError) or error.retry is not RetryRule.NEVER
                 if not group and isinstance(error, StorageError):
                     again = True  # the metaserver's disk, which is mended: no broker was asked
-                if not again or isinstance(error, ScheduleFullError):
+                if not again or error.reason is Reason.SCHEDULE_FULL:
                     raise
                 group = group or error.details.get("broker_group", "")
                 attempt.cause = broker_cause(error, group) if group else route_cause(error)
@@ -369,7 +368,7 @@ class LaterSending:
         return (broker_group, address) in _available(asked.result())
 
     async def _address(self, broker_group: str) -> str:
-        """The address of a broker group.  Raises NotSentError, BrokerGroupUnknownError,
+        """The address of a broker group.  Raises NotSentError, NotFoundError,
         ClosedError.
         """
         if self._health is None or self._health.done():
@@ -381,7 +380,7 @@ class LaterSending:
                 if not broker["available"]:
                     raise NotSentError.of_group(broker_group)
                 return str(broker["address"])
-        raise BrokerGroupUnknownError(broker_group=broker_group)
+        raise NotFoundError(Reason.BROKER_GROUP_UNKNOWN, broker_group=broker_group)
 
     async def cancel(self, receipt: ScheduledReceipt) -> CancelOutcome:
         """See `Producer.cancel`."""
@@ -512,10 +511,10 @@ class ScheduledCancels(Resident):
             deleted, or takes no message of its size.
 
         Raises:
-            ScheduledUnknownError: the broker does not know the message, or no longer.
-            ScheduledTakenError: it is on its way to its subject, which does not answer; ask again.
+            NotFoundError: the broker does not know the message, or no longer.
+            BusyError: it is on its way to its subject, which does not answer; ask again.
             NotSentError, OutcomeUnknownError: the broker that keeps it does not answer.
-            ClosedError, ForkedError, OtherLoopError: not open, or not here; a ClosedError also if
+            ClosedError, UsageError: not open, or not here; a ClosedError also if
                 it is closed meanwhile.
         """
         self._home.check()

@@ -28,9 +28,8 @@ from ...protocol.errors import (
     InvalidRequestError,
     KeylaneError,
     MessageTooLargeError,
-    RowsGivenUpError,
-    RowsRefusedError,
-    RowsUnfinishedError,
+    Reason,
+    TableError,
 )
 from ...protocol.limits import KEY_BYTES_MAX, LOGICAL_PARTITIONS
 from ...protocol.message import Receipt, TableReceipt
@@ -386,10 +385,10 @@ class TableSending:
         Send all rows and wait until they are stored.
 
         Raises:
-            RowsRefusedError: without `partial`, a row cannot be sent: no row of a source in memory
+            TableError: without `partial`, a row cannot be sent: no row of a source in memory
                 is, and of a stream none of that record batch and of those after it.
-            RowsUnfinishedError: a stream raised; what it gave before was sent.
-            RowsGivenUpError: rows were given up.
+            TableError: a stream raised; what it gave before was sent.
+            TableError: rows were given up.
         """
         self._partial = partial
         failure: BaseException | None = None
@@ -416,7 +415,7 @@ class TableSending:
         return TableReceipt(self._stored, self._refused)
 
     async def _check(self, blocks: Iterable[Block]) -> None:
-        """Raises RowsRefusedError if a row of `blocks`, the next ones, cannot be sent."""
+        """Raises TableError if a row of `blocks`, the next ones, cannot be sent."""
         row = self._row
         limit = self._sender.message_bytes_max
         refused: dict[int, str] = {}
@@ -426,7 +425,8 @@ class TableSending:
             await asyncio.sleep(0)  # other tasks run between blocks
         if refused:
             first, why = min(refused.items())
-            raise RowsRefusedError(
+            raise TableError(
+                Reason.ROWS_REFUSED,
                 f"{counted(len(refused), 'row', 'rows')} cannot be sent, the first is "
                 f"row {first}: {why}; "
                 f"{counted(self._row, 'row', 'rows')} before were sent",
@@ -543,11 +543,12 @@ class TableSending:
         """The number of given-up rows that may be stored."""
         return sum(error.fate is Fate.UNKNOWN for error in self._given_up.values())
 
-    def _unfinished(self, failure: BaseException) -> RowsUnfinishedError:
+    def _unfinished(self, failure: BaseException) -> TableError:
         unknown = self._unknown
         given_up = f", {len(self._given_up)} were given up" if self._given_up else ""
         left_out = f", {len(self._refused)} were left out" if self._refused else ""
-        error = RowsUnfinishedError(
+        error = TableError(
+            Reason.ROWS_UNFINISHED,
             f"the source failed behind {counted(self._row, 'row')}, of which {self._stored} are "
             f"stored{given_up}"
             f"{left_out}: {failure!r:.200}",
@@ -561,11 +562,12 @@ class TableSending:
         error.__cause__ = failure
         return error
 
-    def _error(self) -> RowsGivenUpError:
+    def _error(self) -> TableError:
         unknown = self._unknown
         row, first = min(self._given_up.items())
         gone = counted(len(self._given_up), "row was", "rows were")
-        error = RowsGivenUpError(
+        error = TableError(
+            Reason.ROWS_GIVEN_UP,
             f"{gone} given up, {unknown} of them may be stored; {self._stored} are stored; "
             f"the first, row {row}: {first.message}",
             rows=sorted(self._given_up)[:ROWS_NAMED],

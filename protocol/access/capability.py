@@ -114,7 +114,7 @@ def parts_of(text: str) -> tuple[Capability, bytes, bytes]:
         return _decode(packed), packed, data[:SIGNATURE_BYTES]
     except (ValueError, msgspec.MsgspecError, RecursionError):
         raise UnauthenticatedError(
-            "what was given is no capability of keylane", reason=NO_CAPABILITY
+            "what was given is no capability of keylane", problem=NO_CAPABILITY
         ) from None
 
 
@@ -134,7 +134,7 @@ def check_current(
         CapabilityEndedError
     """
     if capability.cluster != cluster:
-        raise UnauthenticatedError("the capability is of another cluster", reason="other cluster")
+        raise UnauthenticatedError("the capability is of another cluster", problem="other cluster")
     principal = capability.principal
     if now_ms >= capability.ends_at_ms:
         raise CapabilityEndedError(

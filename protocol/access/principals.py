@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from ..errors import InvalidNameError
+from ..errors import InvalidRequestError, Reason
 from ..ids import check_name
 
 ADMIN: Final = "admin"
@@ -31,12 +31,14 @@ def is_outside(name: str) -> bool:
 
 
 def check_principal(name: object) -> str:
-    """Raises InvalidNameError: it is no name of a principal."""
+    """Raises InvalidRequestError: it is no name of a principal."""
     if isinstance(name, str) and is_outside(name):
         return name
     try:
         return check_name("principal", name)
-    except InvalidNameError as error:
-        raise InvalidNameError(
-            f"{error.message}; or cert:NAME, jwt:NAME, group:NAME", kind="principal"
+    except InvalidRequestError as error:
+        raise InvalidRequestError(
+            Reason.NAME_INVALID,
+            f"{error.message}; or cert:NAME, jwt:NAME, group:NAME",
+            kind="principal",
         ) from None

@@ -25,7 +25,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from ..errors import AccessDeniedError, InvalidNameError, InvalidRequestError
+from ..errors import AccessDeniedError, InvalidRequestError
 from ..ids import HIDDEN, check_name
 
 
@@ -106,7 +106,7 @@ def check_pattern(what: str, pattern: str) -> str:
     try:
         if beginning or not pattern:
             check_name(what, beginning)
-    except InvalidNameError:
+    except InvalidRequestError:
         raise InvalidRequestError(
             f"a pattern of a {what} is a name, or its beginning and '*', not {pattern!r:.80}"
         ) from None

@@ -12,7 +12,7 @@ from base64 import urlsafe_b64encode
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from ..errors import TokenInUrlError, TokenInvalidError
+from ..errors import ConfigError, InvalidRequestError, Reason
 
 TOKEN_BYTES: Final = 32
 _TOKEN = re.compile(r"kl_[A-Za-z0-9_-]{43}")
@@ -38,13 +38,14 @@ def check_token(text: object, origin: str) -> str:
         origin: where it comes from, for the error; the error never has the text itself.
 
     Raises:
-        TokenInvalidError
+        ConfigError
     """
     token = text.strip() if isinstance(text, str) else ""
     outside = len(token) <= JWT_CHARS_MAX and _JWT.fullmatch(token) is not None
     if _TOKEN.fullmatch(token) is None and not outside:
-        raise TokenInvalidError(
-            f"{origin} has no token: one is kl_ and 43 letters, or a JWT of an outside issuer"
+        raise ConfigError(
+            Reason.TOKEN_INVALID,
+            f"{origin} has no token: one is kl_ and 43 letters, or a JWT of an outside issuer",
         )
     return token
 
@@ -55,9 +56,11 @@ def is_own_token(text: str) -> bool:
 
 
 def check_own_token(token: str, origin: object) -> str:
-    """Raises TokenInvalidError: it is of an outside issuer; the servers' own tokens are not."""
+    """Raises ConfigError: it is of an outside issuer; the servers' own tokens are not."""
     if not is_own_token(token):
-        raise TokenInvalidError(f"{origin} needs a token of keylane: kl_ and 43 letters")
+        raise ConfigError(
+            Reason.TOKEN_INVALID, f"{origin} needs a token of keylane: kl_ and 43 letters"
+        )
     return token
 
 
@@ -67,15 +70,15 @@ def token_hash(token: str) -> str:
 
 
 def check_no_token(path: str, query: Mapping[str, str]) -> None:
-    """Raises TokenInUrlError: the path or a parameter of a request has a token, or is named as
+    """Raises InvalidRequestError: the path or a parameter of a request has a token, or is named as
     one.
     """
     named = any(name.lower() in _NAMES for name in query)
     if named or _SECRET.search(path) or any(map(_SECRET.search, query.values())):
-        raise TokenInUrlError
+        raise InvalidRequestError(Reason.TOKEN_IN_URL)
 
 
 def check_address_has_no_token(text: str) -> None:
-    """Raises TokenInUrlError: what should be addresses has a token in it."""
+    """Raises InvalidRequestError: what should be addresses has a token in it."""
     if _SECRET.search(text):
-        raise TokenInUrlError("a token stands in an address")
+        raise InvalidRequestError(Reason.TOKEN_IN_URL, "a token stands in an address")

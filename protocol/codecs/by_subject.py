@@ -13,8 +13,8 @@ Codecs: TypeAlias = Codec[Any] | dict[str, Codec[Any]] | None
 
 
 def checked_codecs(codec: Codec[Any] | Mapping[str, Codec[Any]] | None) -> Codecs:
-    """Raises ConfigError, InvalidNameError: something in it is not a codec, or not of a name that a
-    subject may have.
+    """Raises ConfigError, InvalidRequestError: something in it is not a codec, or not of a name that
+    a subject may have.
     """
     if isinstance(codec, Mapping):
         codecs = dict(codec)

@@ -4,7 +4,8 @@ Pure.
 
 from __future__ import annotations
 
-from .base import Detail, Fate, KeylaneError, RetryRule
+from .base import Detail, KeylaneError
+from .reasons import RetryRule
 
 
 class ConfigError(KeylaneError):
@@ -17,6 +18,10 @@ class ConfigError(KeylaneError):
     """The number of problems."""
     path = Detail(str)
     """The settings file that cannot be read."""
+    subject = Detail(str)
+    group = Detail(str)
+    revision = Detail(str)
+    reader = Detail(str)
 
 
 class HandlerTypeError(ConfigError, TypeError):
@@ -33,19 +38,6 @@ class HandlerTypeError(ConfigError, TypeError):
     )
 
 
-class WorkerCancelledError(KeylaneError):
-    """All tasks of the event loop were cancelled, those that run handlers too, and the program went
-    on.
-    """
-
-    code = 1011
-    summary = "a task that runs handlers was cancelled, and not by its consumer"
-    hint = (
-        "The consumer has ended.  Code of the program must not cancel every task of the event loop "
-        "and then go on."
-    )
-
-
 class RefusedError(KeylaneError):
     """Root of the refusals.  Raised itself for an error code of a newer version."""
 
@@ -56,28 +48,11 @@ class RefusedError(KeylaneError):
     )
 
 
-class InvalidNameError(RefusedError):
-    """A name of a subject or group is illegal."""
+class UsageError(RefusedError):
+    """A client is used where it is not open, or in a way that its program has not chosen."""
 
-    code = 1101
-    summary = "illegal name"
-    hint = (
-        "Names match ^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$: letters, digits, dots, hyphens and "
-        "underscores, "
-        "with a letter or a digit first."
-    )
-    kind = Detail(str)
-    name = Detail(str)
-    """The first 80 characters of the name as it was given."""
-
-
-class OffsetInvalidError(RefusedError):
-    """A value cannot be an offset of a message."""
-
-    code = 1102
-    summary = "not an offset"
-    hint = "Offsets are whole numbers in [0, 2**63)."
-    offset = Detail(str)
+    unacked = Detail(int)
+    """Messages that the other task took and has not acked; None if it waits for one."""
 
 
 class MessageTooLargeError(RefusedError):
@@ -100,62 +75,24 @@ class InvalidRequestError(RefusedError):
     address = Detail(str)
     unknown_call = Detail(int)
     """1 if the server does not have the call."""
-
-
-class OriginError(RefusedError):
-    """A browser calls for a web page of another site."""
-
-    code = 1105
-    summary = "a web page of another site may not call this server"
-    hint = "Call it from a program, without an Origin header, or through your own server."
+    kind = Detail(str)
+    name = Detail(str)
+    """The first 80 characters of the name as it was given."""
+    offset = Detail(str)
     origin = Detail(str)
-
-
-class ForeignHostError(RefusedError):
-    """A request names a host that is not this server, as after DNS rebinding."""
-
-    code = 1106
-    summary = "the request is for another host"
-    hint = "Call the server as localhost, by its loopback address, or by the name it listens on."
     host = Detail(str)
-
-
-class RequestTooSlowError(RefusedError):
-    """The whole body of a request did not arrive in time."""
-
-    code = 1107
-    retry = RetryRule.LATER
-    summary = "the request did not arrive whole in time"
-    hint = "Nothing was done.  Send the request in one go."
     limit_ms = Detail(int)
-
-
-class HandshakeError(RefusedError):
-    """What came to a TLS port began no TLS connection: other bytes, another version, or a
-    certificate that is refused.
-    """
-
-    code = 1392
-    summary = "no TLS connection was made"
-    hint = (
-        "Connect with TLS 1.3; where tls_client_ca is set, also with a certificate it has signed."
-    )
-    reason = Detail(str)
-    """In OpenSSL's words."""
-
-
-class BrokerAddressError(RefusedError):
-    """A broker reports an address that means no machine, or that is not loopback where the
-    metaserver serves no TLS.
-    """
-
-    code = 1108
-    summary = "a broker's address must be one that the cluster may use"
-    hint = (
-        "Start the broker on 127.0.0.1, ::1 or localhost, or give the metaserver "
-        "and all brokers TLS."
-    )
-    address = Detail(str)
+    problem = Detail(str)
+    """What ended a TLS handshake, in OpenSSL's words."""
+    base_offset = Detail(int)
+    """Offset of the first message that was stored under the key."""
+    next_offset = Detail(int)
+    subject = Detail(str)
+    group = Detail(str)
+    deliver_at_ms = Detail(int)
+    now_ms = Detail(int)
+    """The calendar of the program that refused."""
+    option = Detail(str)
 
 
 class SubjectUnknownError(RefusedError):
@@ -172,17 +109,30 @@ class SubjectUnknownError(RefusedError):
     subject = Detail(str)
 
 
-class SubjectExistsError(RefusedError):
-    """Created again with other settings."""
+class ConflictError(RefusedError):
+    """The request contradicts what is stored: settings, or the state of what it is about."""
 
-    code = 1111
-    summary = "the subject exists already, with other settings"
-    hint = "keylane subject describe NAME shows its settings."
     subject = Detail(str)
     order_strategy = Detail(str)
     partitions = Detail(int)
     retention = Detail(str)
     static = Detail(bool)
+    stored = Detail(str)
+    asked = Detail(str)
+    operation_id = Detail(int)
+    state = Detail(str)
+    broker_group = Detail(str)
+    queues = Detail(int)
+    client = Detail(str)
+    """The name of the other consumer."""
+    group = Detail(str)
+    begun = Detail(bool)
+    """Cursors may be set: the reset only goes forward."""
+    partition_ids = Detail(str)
+    target = Detail(str)
+    """The subject that its messages become messages of."""
+    expected = Detail(str)
+    actual = Detail(str)
 
 
 class GroupUnknownError(RefusedError):
@@ -211,6 +161,32 @@ class PartitionUnknownError(RefusedError):
     partition_id = Detail(int)
     subject = Detail(str)
     broker_group = Detail(str)
+
+
+class SubjectDeletedError(RefusedError):
+    """The subject is being deleted, or it was: a subject of its name is another one."""
+
+    code = 1114
+    summary = "the subject was deleted"
+    hint = (
+        "A subject created under this name later (keylane subject create NAME) is a different one: "
+        "restart its consumers, and send its messages again."
+    )
+    subject = Detail(str)
+    left = Detail(int)
+    """The number of partitions that brokers still have to drop."""
+
+
+class GroupDeletedError(RefusedError):
+    """The consumer group is being deleted, or it was: a group of its name is another one."""
+
+    code = 1115
+    summary = "the consumer group was deleted"
+    hint = "A consumer started now begins a new group at the first message that is still stored."
+    subject = Detail(str)
+    group = Detail(str)
+    left = Detail(int)
+    """The number of partitions whose brokers still have to forget the group."""
 
 
 class StaleRouteError(RefusedError):
@@ -245,6 +221,9 @@ class FencedError(RefusedError):
     """The caller's token."""
     current_token = Detail(int)
     """The highest token that the broker has seen; None if it does not know the caller's."""
+    instance = Detail(str)
+    subject = Detail(str)
+    group = Detail(str)
 
 
 class SessionUnknownError(RefusedError):
@@ -254,17 +233,6 @@ class SessionUnknownError(RefusedError):
     summary = "the session is unknown, or its ttl has passed"
     hint = "Join again with a new session; the old leases have ended."
     session = Detail(str)
-
-
-class InstanceTakenError(RefusedError):
-    """A process that was started later has this consumer's instance name in its group."""
-
-    code = 1267
-    summary = "another process has taken this consumer's instance name"
-    hint = "Give each consumer of a group its own instance name; the one started last continues."
-    instance = Detail(str)
-    subject = Detail(str)
-    group = Detail(str)
 
 
 class TokenUnknownError(RefusedError):
@@ -314,126 +282,62 @@ class SequenceReusedError(RefusedError):
     expected = Detail(int)
 
 
-class IdempotencyKeyReusedError(RefusedError):
-    """A request has the idempotency key of an earlier request with other messages."""
+class CodecError(RefusedError):
+    """A codec failed: raised by `Producer.send`, which has queued nothing, and by
+    `Message.decode`.
+    """
 
-    code = 1146
-    summary = "the idempotency key was used for other messages"
-    hint = (
-        "Nothing of this request was stored there.  Use a new key for a new request; a repeat must "
-        "have the same messages."
-    )
+    code = 1149
+    summary = "a codec failed"
+    hint = "The cause is the codec's own error.  Sender and receiver need the same codec."
+    codec = Detail(str)
+    subject = Detail(str)
     partition_id = Detail(int)
-    base_offset = Detail(int)
-    """Offset of the first message that was stored under the key."""
+    offset = Detail(int)
 
 
-class StrategyMismatchError(RefusedError):
-    """The order strategy of a producer is not the subject's."""
+class FolderRefusedError(RefusedError):
+    """A metaserver refuses the data folder of a broker: the group has another one."""
 
-    code = 1150
-    summary = "the strategy differs from the one stored for the subject"
-    hint = "Leave the strategy out, or use the stored one; keylane subject describe NAME shows it."
-    subject = Detail(str)
-    stored = Detail(str)
-    asked = Detail(str)
+    broker_group = Detail(str)
+    address = Detail(str)
+    log_end = Detail(int)
+    known_log_end = Detail(int)
 
 
-class NotEnoughBrokersError(RefusedError):
-    """No available broker group can take the partitions."""
+class UnavailableError(RefusedError):
+    """The cluster lacks something that the request needs; an operator provides it."""
 
-    code = 1151
-    summary = "no broker group is available"
-    retry = RetryRule.LATER
-    hint = (
-        "Start a broker, free space on its disk, or uncordon one: keylane broker list shows why a "
-        "broker gets no partitions."
-    )
     subject = Detail(str)
     broker_group = Detail(str)
+    partitions = Detail(int)
 
 
-class NoPartitionError(RefusedError):
-    """A message was refused because its logical partition has no open partition now."""
+class BusyError(RefusedError):
+    """Something else is at work on the same thing; it ends by itself."""
 
-    code = 1152
-    summary = "no open partition for this message now"
-    retry = RetryRule.AFTER_NEW_ROUTE
-    hint = (
-        "Send it again: its partitions are being changed.  keylane subject "
-        "operations NAME shows how."
-    )
-
-
-class OperationRunningError(RefusedError):
-    """A change of partitions is requested while another one runs on the subject."""
-
-    code = 1153
-    summary = "another operation on this subject is not finished"
-    retry = RetryRule.LATER
-    hint = "keylane subject operations NAME shows its progress and what it waits for."
     subject = Detail(str)
     operation_id = Detail(int)
-
-
-class BrokerGroupUnknownError(RefusedError):
-    """The broker group has never reported itself."""
-
-    code = 1154
-    summary = "no such broker group"
-    hint = "keylane broker list shows all broker groups."
     broker_group = Detail(str)
+    left_ms = Detail(int)
+    """How long a running reset may still take."""
+    sessions = Detail(int)
+    """The number of live consumers."""
+    partition_id = Detail(int)
+    scheduled_id = Detail(str)
 
 
-class GroupStrategyError(RefusedError):
-    """A consumer joins with another consume strategy than the group's."""
+class NotFoundError(RefusedError):
+    """Nothing has this name or id.  A subject, a group and a partition have errors of their own."""
 
-    code = 1155
-    summary = "the group consumes in another way"
-    hint = (
-        "Join with the group's strategy, or change it: keylane group switch SUBJECT GROUP STRATEGY"
-    )
-    stored = Detail(str)
-    asked = Detail(str)
-
-
-class OperationUnknownError(RefusedError):
-    """The operation does not exist."""
-
-    code = 1156
-    summary = "no such operation"
-    hint = "keylane subject operations NAME lists the latest operations of a subject."
+    broker_group = Detail(str)
     operation_id = Detail(int)
-
-
-class OperationForwardError(RefusedError):
-    """An operation cannot be canceled, because it may have sealed a partition."""
-
-    code = 1157
-    summary = "the operation may have sealed something, and only goes forward"
-    hint = "Wait until it is done; keylane subject operations NAME says what it waits for."
-    operation_id = Detail(int)
-    state = Detail(str)
-
-
-class CreationRunningError(RefusedError):
-    """A broker group cannot be evacuated while a subject is created with partitions on it."""
-
-    code = 1159
-    summary = "a subject is still being created with partitions there"
-    retry = RetryRule.LATER
-    hint = "The creation finishes by itself once its brokers answer; then try again."
     subject = Detail(str)
-    broker_group = Detail(str)
-
-
-class BrokerCordonedError(RefusedError):
-    """A partition cannot move to a broker group that an operator has cordoned."""
-
-    code = 1158
-    summary = "the broker group is cordoned"
-    hint = "Choose another broker group, or: keylane broker uncordon GROUP"
-    broker_group = Detail(str)
+    queue = Detail(int)
+    token_id = Detail(str)
+    partition_id = Detail(int)
+    offset = Detail(int)
+    scheduled_id = Detail(str)
 
 
 class OffsetOutOfRangeError(RefusedError):
@@ -472,6 +376,26 @@ class FrameError(RefusedError):
     size_bytes = Detail(int)
 
 
+class UnpackError(CorruptBatchError):
+    """The checksum of a packed batch is right, and it does not unpack to what its lengths say: its
+    sender packed it so.
+    """
+
+    code = 1163
+    summary = "the packed batch does not unpack"
+    retry = RetryRule.NEVER
+    hint = (
+        "The batch is damaged for every reader.  Skip its messages: open a Reader at offset + "
+        "count; for a consumer group: keylane group reset SUBJECT GROUP --partition PARTITION --to "
+        "OFFSET --live"
+    )
+    count = Detail(int)
+    """Messages of the batch, of which `offset` is the first."""
+    size_bytes = Detail(int)
+    """What its lengths add up to."""
+    unpacked_bytes = Detail(int)
+
+
 class BrokerReadOnlyError(RefusedError):
     """The disk is nearly full, or a write failed; the message says which."""
 
@@ -495,17 +419,9 @@ class OverloadedError(RefusedError):
     cursor = Detail(int)
     """The cursor of a group that has too many ranges acked above it."""
     subjects = Detail(int)
-
-
-class AnswerNotTakenError(OverloadedError):
-    """A client has taken no part of its answer in time, and is disconnected; what it asked for may
-    be done.
-    """
-
-    code = 1391
-    fate = Fate.UNKNOWN
-    summary = "the client does not take its answer"
-    hint = "Read answers as they arrive, or ask for less at once."
+    broker_group = Detail(str)
+    subject = Detail(str)
+    pattern = Detail(str)
 
 
 class LeaseLostError(RefusedError):
@@ -516,6 +432,10 @@ class LeaseLostError(RefusedError):
     hint = "Stop handling it: another consumer will handle the message."
     partition_id = Detail(int)
     offset = Detail(int)
+    token = Detail(int)
+    """Of the message."""
+    current_token = Detail(int)
+    """The highest one in the user's database."""
 
 
 class QueueFullError(RefusedError):
@@ -533,138 +453,175 @@ class QueueFullError(RefusedError):
     queued_bytes = Detail(int)
 
 
-class CodecError(RefusedError):
-    """A codec failed: raised by `Producer.send`, which has queued nothing, and by
-    `Message.decode`.
+class SchemaError(RefusedError):
+    """The tables of an outbox or of fenced effects cannot be used."""
+
+    table = Detail(str)
+    version = Detail(int)
+    """Of the tables."""
+    wanted = Detail(int)
+
+
+class EffectDoneError(RefusedError):
+    """Another transaction has committed the effect of this message meanwhile; this one must not
+    commit.
     """
 
-    code = 1149
-    summary = "a codec failed"
-    hint = "The cause is the codec's own error.  Sender and receiver need the same codec."
-    codec = Detail(str)
-    subject = Detail(str)
+    code = 1274
+    summary = "another transaction has committed the effect of this message meanwhile"
+    hint = "Roll back.  When the message is retried, it is skipped."
     partition_id = Detail(int)
     offset = Detail(int)
 
 
-class StaticSubjectError(RefusedError):
-    """A call would merge or rearrange the logic queues of a static subject."""
+class DataLossError(OffsetOutOfRangeError):
+    """Retention has removed rows that a read of a range, or a stream, asks for."""
 
-    code = 1190
-    summary = "a static subject keeps its queues: it can only be given more"
+    code = 1295
+    summary = "retention has removed rows of the range"
+    hint = "The option failOnDataLoss=false continues after the loss; or begin later."
+    subject = Detail(str)
+    lost_until = Detail(int)
+    """One past the last lost offset; the first one is `offset`.  None: the end of the partition is
+    not known.
+    """
+    rows = Detail(int)
+    """How many rows are lost; None: not known."""
+    stored_before_ms = Detail(int)
+    """The lost rows were stored before this time, in milliseconds since 1970."""
+
+
+class PublishError(RefusedError):
+    """A hidden subject cannot be filled or published."""
+
+    subject = Detail(str)
+    target = Detail(str)
+    published_id = Detail(int)
+    """Of the subject that was published under this name before; not there: none was, or its id is
+    not known.
+    """
+    filled_by = Detail(str)
+    """The other job."""
+    groups = Detail(str)
+    """Their names, with commas."""
+    group = Detail(str)
+    partition_id = Detail(int)
+    from_offset = Detail(int)
+    """The first message that is missing."""
+    messages = Detail(int)
+    """How many of this partition are missing."""
+
+
+class RowsError(RefusedError):
+    """Rows that Spark writes cannot be stored in their order; nothing of the job is published."""
+
+    task = Detail(int)
+    partition_id = Detail(int)
+    subject = Detail(str)
+    """The hidden subject."""
+    rows = Detail(int)
+    """How many of this partition are gone."""
+    row = Detail(int)
+    offset = Detail(int)
+    column = Detail(str)
+
+
+class JobError(RefusedError):
+    """Messages cannot be reprocessed, or what was made of them cannot be used."""
+
+    path = Detail(str)
+    partition_id = Detail(int)
+    job = Detail(str)
+    start = Detail(int)
+    """The first offset of the piece in which it failed."""
+
+
+class UnauthenticatedError(RefusedError):
+    """A server with access control does not know the caller."""
+
+    code = 1350
+    summary = "the caller is not known"
     hint = (
-        "Split queues with keylane subject grow NAME; move them with keylane subject move "
-        "PARTITION --to GROUP"
+        "Give a token of this cluster: token=, KEYLANE_TOKEN_FILE or KEYLANE_TOKEN.  An "
+        "administrator makes one with keylane access token create PRINCIPAL.  A client identified "
+        "by its certificate needs one that has not expired: replace its files, and it "
+        "continues by itself."
     )
+    problem = Detail(str)
+
+
+class AccessDeniedError(RefusedError):
+    """The caller is known, and has no right to do this."""
+
+    code = 1351
+    summary = "the principal has no right to do this"
+    hint = "keylane access list PRINCIPAL shows what is granted."
+    principal = Detail(str)
+    right = Detail(str)
     subject = Detail(str)
-    queues = Detail(int)
+    group = Detail(str)
 
 
-class SubjectNotStaticError(RefusedError):
-    """A call needs logic queues, and the subject is not static."""
+class CapabilityEndedError(RefusedError):
+    """A capability has ended, or rights of its principal were changed after it was made."""
 
-    code = 1191
-    summary = "the subject has no fixed logic queues"
-    hint = "Only a static subject has queues: keylane subject create NAME --static --queues N"
-    subject = Detail(str)
-
-
-class QueueUnknownError(RefusedError):
-    """The subject does not have the logic queue."""
-
-    code = 1192
-    summary = "no such logic queue"
-    hint = "keylane subject queues NAME lists the queues."
-    subject = Detail(str)
-    queue = Detail(int)
-
-
-class GroupBusyError(RefusedError):
-    """A group's progress cannot be set under its live consumers."""
-
-    code = 1193
+    code = 1352
     retry = RetryRule.LATER
-    summary = "the consumer group has live consumers"
-    hint = "Stop these consumers, or wait until the ttl of those that died has passed."
-    left_ms = Detail(int)
-    """How long a running reset may still take."""
-    sessions = Detail(int)
-    """The number of live consumers."""
-
-
-class FolderBehindError(RefusedError):
-    """A data folder lacks messages that the broker group had."""
-
-    code = 1220
-    summary = "the data folder is an older copy of the broker group's"
+    summary = "the capability has ended"
     hint = (
-        "Start the broker on the folder that was last in use.  If that folder is lost, and you "
-        "give up what this one lacks: keylane broker accept GROUP"
+        "keylane's clients renew it by themselves; other clients ask a metaserver for a new one: "
+        "POST /v1/access/capability"
     )
-    broker_group = Detail(str)
-    address = Detail(str)
-    log_end = Detail(int)
-    known_log_end = Detail(int)
+    principal = Detail(str)
 
 
-class DatabaseEmptyError(RefusedError):
-    """The metaserver's database lacks what brokers have: it is empty beside their partitions, or it
-    went back.
+class QuotaExceededError(RefusedError):
+    """A principal or a subject is so far over its limit that waiting in the call would take too
+    long.
     """
 
-    code = 1221
-    summary = "the metaserver's database lacks what brokers have"
+    code = 1357
     retry = RetryRule.LATER
+    summary = "the quota is used up for a while"
+    hint = "Try again after retry_after_ms.  keylane access quota list shows the limits."
+    principal = Detail(str)
+    retry_after_ms = Detail(int)
+    limit = Detail(int)
+
+
+class ConnectionQuotaError(QuotaExceededError):
+    """A principal has as many connections at a broker as it may have."""
+
+    code = 1358
+    summary = "the principal has too many connections"
     hint = (
-        "Start the metaservers with the database that was in use, or stop them and make an empty "
-        "one from the brokers: "
-        "keylane meta rebuild.  keylane meta verify shows each difference."
+        "Close a connection, or raise the quota: keylane access quota set PRINCIPAL --connections N"
     )
-    broker_group = Detail(str)
-    partitions = Detail(int)
 
 
-class PartitionInUseError(InvalidRequestError):
-    """A new partition has the id of a partition that the broker has in use."""
+class VersionError(RefusedError):
+    """Two programs are of versions that do not work together; nothing was changed."""
 
-    code = 1222
-    summary = "the broker has this partition in use already"
-    hint = (
-        "The number was already assigned: the metaserver's database is older than the broker.  "
-        "keylane meta verify compares them, keylane meta rebuild rebuilds the database."
+    client = Detail(str)
+    server = Detail(str)
+    version = Detail(str)
+    cluster = Detail(str)
+
+
+def too_many_groups(where: str, limit: int) -> OverloadedError:
+    """
+    The refusal of one more consumer group.
+
+    Args:
+        where: what has as many as it may have: "the subject", or a partition.
+        limit: how many that is.
+    """
+    error = OverloadedError(
+        f"too many consumer groups: {where} has {limit}, and takes no more", limit=limit
     )
-    next_offset = Detail(int)
-
-
-class CreationFailedError(RefusedError):
-    """A broker refused a partition of a new subject, and a repeat cannot help."""
-
-    code = 1223
-    summary = "the subject could not be created"
-    hint = (
-        "Nothing was opened; create it again once the cause is fixed.  keylane meta verify "
-        "compares database and brokers."
+    error.hint = (
+        "Delete groups that no program uses: keylane group delete SUBJECT GROUP.  One that clients "
+        "have made at a broker alone "
+        "is not listed: it is known, and can be deleted, after keylane group create SUBJECT GROUP"
     )
-    subject = Detail(str)
-
-
-class FolderGivenUpError(RefusedError):
-    """A broker is started on a data folder whose loss an operator has accepted."""
-
-    code = 1224
-    summary = "the loss of this data folder was accepted, and others go on without it"
-    hint = "Keep the folder for inspection, and start the broker with an empty one."
-    broker_group = Detail(str)
-
-
-class AcceptedAsLostError(RefusedError):
-    """A message may have been stored in a partition whose loss was accepted."""
-
-    code = 1225
-    fate = Fate.UNKNOWN
-    summary = "the message may have been in a partition that was accepted as lost"
-    hint = (
-        "It may have been handled before the loss.  Send it again only if handling it "
-        "twice does no harm."
-    )
-    partition_id = Detail(int)
+    return error

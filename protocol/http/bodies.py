@@ -51,7 +51,7 @@ def check_no_nul(call: str, body: bytes, params: Mapping[str, str]) -> None:
         params: of path, query and headers.
 
     Raises:
-        InvalidNameError, InvalidRequestError: names the first place that has it.
+        InvalidRequestError: names the first place that has it.
     """
     given: object = params
     # JSON has it as an escape alone; an escaped backslash may stand before such letters.

@@ -172,4 +172,4 @@ def _of_message(error: KeylaneError, index: int, count: int) -> KeylaneError:
     """The error of one of `count` messages, which says which one it is."""
     if count == 1:
         return error
-    return type(error)(f"message {index}: {error.message}", **error.details)
+    return error.copy(message=f"message {index}: {error.message}")

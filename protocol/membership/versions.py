@@ -18,13 +18,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ..errors import (
-    ClientTooOldError,
-    InvalidRequestError,
-    MemberTooOldError,
-    ServerTooOldError,
-    UpgradeSkippedError,
-)
+from ..errors import InvalidRequestError, Reason, VersionError
 
 VERSION = "0.2.0"
 """Of this program; `pyproject.toml` has the same."""
@@ -79,7 +73,7 @@ def check_client(told: str, own: str) -> None:
 
     Raises:
         InvalidRequestError: it is no version.
-        ClientTooOldError, ServerTooOldError: it is more than one minor version away, or was never
+        VersionError: it is more than one minor version away, or was never
             released.
     """
     _check_pair(client=told, server=own)
@@ -95,9 +89,13 @@ def _check_pair(*, client: str, server: str) -> None:
     ahead = steps(ours, theirs)
     said = f"the client is keylane {client[:48]}, the server {server[:48]}"
     if ahead > 1 or ours < min(FIRST_RELEASE, theirs):
-        raise ClientTooOldError(f"{said}: upgrade the client", client=client, server=server)
+        raise VersionError(
+            Reason.CLIENT_TOO_OLD, f"{said}: upgrade the client", client=client, server=server
+        )
     if ahead < -1 or theirs < min(FIRST_RELEASE, ours):
-        raise ServerTooOldError(f"{said}: upgrade the server", client=client, server=server)
+        raise VersionError(
+            Reason.SERVER_TOO_OLD, f"{said}: upgrade the server", client=client, server=server
+        )
 
 
 def check_member(told: str, cluster: Version, name: str) -> None:
@@ -106,13 +104,14 @@ def check_member(told: str, cluster: Version, name: str) -> None:
 
     Raises:
         InvalidRequestError: `told` is no version.
-        UpgradeSkippedError: it is more than one minor version newer.
-        MemberTooOldError: it is older, and others may write what it does not read.
+        VersionError: it is more than one minor version newer.
+        VersionError: it is older, and others may write what it does not read.
     """
     version = parse_version(told)
     ahead = steps(cluster, version)
     if ahead > 1:
-        raise UpgradeSkippedError(
+        raise VersionError(
+            Reason.UPGRADE_SKIPPED,
             f"{name} is keylane {version}, and the cluster is at {cluster}: run the version after "
             f"{cluster} first,"
             " on every host",
@@ -120,7 +119,8 @@ def check_member(told: str, cluster: Version, name: str) -> None:
             cluster=str(cluster),
         )
     if ahead < 0:
-        raise MemberTooOldError(
+        raise VersionError(
+            Reason.MEMBER_TOO_OLD,
             f"{name} is keylane {version}, and the cluster is at {cluster} already",
             version=str(version),
             cluster=str(cluster),

@@ -20,7 +20,7 @@ from typing import Annotated
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from ..errors import ManifestError
+from ..errors import JobError, Reason
 from ..groups import GroupStart, StartAt
 from ..ids import MAX_I64
 
@@ -138,19 +138,20 @@ def decode_manifest(data: bytes, *, where: str) -> Manifest:
     The manifest of these bytes.
 
     Raises:
-        ManifestError: they are none, or a newer program wrote them.
+        JobError: they are none, or a newer program wrote them.
     """
     try:
         manifest = _decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ManifestError(f"{where} is no manifest: {error}", path=where) from None
+        raise JobError(Reason.MANIFEST, f"{where} is no manifest: {error}", path=where) from None
     if manifest.format != FORMAT:
-        raise ManifestError(
+        raise JobError(
+            Reason.MANIFEST,
             f"{where} is a manifest of format {manifest.format}: a newer keylane wrote it",
             path=where,
         )
     if len({each.partition_id for each in manifest.ranges}) != len(manifest.ranges):
-        raise ManifestError(f"{where} names a partition twice", path=where)
+        raise JobError(Reason.MANIFEST, f"{where} names a partition twice", path=where)
     return manifest
 
 
@@ -191,12 +192,13 @@ def live_offsets(manifest: Manifest, *, where: str) -> dict[int, int]:
     A partition that is not named is one that was opened later: it is read from its first message.
 
     Raises:
-        ManifestError: the backfill is not complete.
+        JobError: the backfill is not complete.
     """
     missing = missing_pieces(manifest, manifest.pieces)
     if missing:
         first = missing[0]
-        raise ManifestError(
+        raise JobError(
+            Reason.MANIFEST,
             f"{where} is not complete: {len(missing)} pieces are missing, the first is "
             f"[{first.start}, {first.end}) of partition {first.partition_id}",
             path=where,
@@ -209,13 +211,15 @@ def group_start_of(manifest: Manifest, *, subject: str, where: str) -> GroupStar
     Where a consumer group begins that goes on behind a backfill.
 
     Raises:
-        ManifestError: the backfill is of another subject, or not complete, or has no partition.
+        JobError: the backfill is of another subject, or not complete, or has no partition.
     """
     if manifest.subject != subject:
-        raise ManifestError(
-            f"{where} is of subject {manifest.subject}, not of {subject}", path=where
+        raise JobError(
+            Reason.MANIFEST,
+            f"{where} is of subject {manifest.subject}, not of {subject}",
+            path=where,
         )
     offsets = live_offsets(manifest, where=where)
     if not offsets:
-        raise ManifestError(f"{where} has no partition", path=where)
+        raise JobError(Reason.MANIFEST, f"{where} has no partition", path=where)
     return GroupStart(at=StartAt.CURSORS, at_ms=manifest.planned_at_ms, cursors=offsets)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from ..errors import ManifestError
+from ..errors import JobError, Reason
 
 AGAIN = (
     "Run `keylane spark reprocess` anew into another folder, and begin behind that one; or begin "
@@ -56,7 +56,7 @@ def behind_rows(
         cursors: partition id → where the backfill ended, of each partition that had data then.
 
     Raises:
-        ManifestError: a partition has rows both of messages that the backfill has and of others.
+        JobError: a partition has rows both of messages that the backfill has and of others.
     """
     older = {each for number in cursors for each in _ancestors(number, parents)}
     """What a partition of the backfill continues lies before the backfill, which may have begun
@@ -85,8 +85,9 @@ def behind_rows(
 
 def _of_both(
     rows: int, number: int, cursors: Mapping[int, int], ends: Mapping[int, int | None]
-) -> ManifestError:
-    error = ManifestError(
+) -> JobError:
+    error = JobError(
+        Reason.MANIFEST,
         f"messages [{cursors.get(number, 0)}, {ends.get(number)}) of partition {number}, behind "
         f"the backfill, were replaced: "
         f"partition {rows} has their rows among rows of messages that the backfill has",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from ..errors import DeliverAtError
+from ..errors import InvalidRequestError, Reason
 from ..text import is_not_a_time, plain_number
 
 AHEAD_MS_MAX = 366 * 86_400_000
@@ -24,7 +24,8 @@ def deliver_at_ms(given: object, *, now_ms: int) -> int:
         now_ms: the calendar of the caller.
 
     Raises:
-        DeliverAtError: another type, no time zone, not later than now, or over AHEAD_MS_MAX ahead.
+        InvalidRequestError: another type, no time zone, not later than now, or over AHEAD_MS_MAX
+        ahead.
     """
     return check_deliver_at(_instant_ms(given), now_ms=now_ms)
 
@@ -32,17 +33,19 @@ def deliver_at_ms(given: object, *, now_ms: int) -> int:
 def _instant_ms(given: object) -> int:
     if isinstance(given, datetime):
         if is_not_a_time(given):
-            raise DeliverAtError(f"deliver_at is no time: {given!r:.40}")
+            raise InvalidRequestError(Reason.DELIVER_AT, f"deliver_at is no time: {given!r:.40}")
         if given.utcoffset() is None:
-            raise DeliverAtError(
+            raise InvalidRequestError(
+                Reason.DELIVER_AT,
                 f"deliver_at has no time zone: {given.isoformat()}; give datetime(…, tzinfo=UTC), "
-                f"or .astimezone()"
+                f"or .astimezone()",
             )
         return -((_BEGIN - given) // _MS)
     if type(given) is int:
         return given
-    raise DeliverAtError(
-        f"deliver_at is a datetime or milliseconds, not {type(given).__name__} {given!r:.40}"
+    raise InvalidRequestError(
+        Reason.DELIVER_AT,
+        f"deliver_at is a datetime or milliseconds, not {type(given).__name__} {given!r:.40}",
     )
 
 
@@ -55,17 +58,19 @@ def check_deliver_at(at_ms: int, *, now_ms: int, latest_ms: int | None = None) -
             right.
 
     Raises:
-        DeliverAtError: it is not later than now, or over AHEAD_MS_MAX ahead of both.
+        InvalidRequestError: it is not later than now, or over AHEAD_MS_MAX ahead of both.
     """
     if at_ms <= now_ms:
         seconds = " (seconds since 1970?  milliseconds are needed)" if at_ms < SECONDS_MAX else ""
-        raise DeliverAtError(
+        raise InvalidRequestError(
+            Reason.DELIVER_AT,
             f"deliver_at has passed: {shown(at_ms)}{seconds}; now is {shown(now_ms)}",
             deliver_at_ms=_detail(at_ms),
             now_ms=now_ms,
         )
     if at_ms > (now_ms if latest_ms is None else latest_ms) + AHEAD_MS_MAX:
-        raise DeliverAtError(
+        raise InvalidRequestError(
+            Reason.DELIVER_AT,
             f"deliver_at is over 366 days ahead: {shown(at_ms)}; now is {shown(now_ms)}",
             deliver_at_ms=_detail(at_ms),
             now_ms=now_ms,
@@ -75,14 +80,14 @@ def check_deliver_at(at_ms: int, *, now_ms: int, latest_ms: int | None = None) -
 
 def read_deliver_at(text: str, *, now_ms: int) -> int:
     """As `deliver_at_ms`, of a text: milliseconds, or a time of ISO 8601 with a zone.  Raises
-    DeliverAtError.
+    InvalidRequestError.
     """
     return check_deliver_at(read_instant_ms(text), now_ms=now_ms)
 
 
 def read_instant_ms(text: str) -> int:
-    """The same, also of a time that has passed or is far ahead.  Raises DeliverAtError: it is no
-    time, or has no zone.
+    """The same, also of a time that has passed or is far ahead.  Raises InvalidRequestError: it is
+    no time, or has no zone.
     """
     number = plain_number(text.removeprefix("-"))
     if number is not None:
@@ -91,9 +96,10 @@ def read_instant_ms(text: str) -> int:
         # A plus sign that stands in a URL as it is comes as a space.
         given = datetime.fromisoformat(text.replace(" ", "+") if "T" in text else text)
     except ValueError:
-        raise DeliverAtError(
+        raise InvalidRequestError(
+            Reason.DELIVER_AT,
             f"deliver_at is milliseconds since 1970 or a time such as 2030-01-31T08:00:00Z, not "
-            f"{text!r:.60}"
+            f"{text!r:.60}",
         ) from None
     return _instant_ms(given)
 

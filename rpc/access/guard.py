@@ -23,12 +23,11 @@ from ...protocol.access.quota import Quota
 from ...protocol.access.tokens import check_no_token
 from ...protocol.clock import Clock
 from ...protocol.errors import (
-    HandshakeError,
-    InvalidNameError,
+    InvalidRequestError,
     KeylaneError,
     MessageTooLargeError,
     PartitionUnknownError,
-    RequestTooSlowError,
+    Reason,
     UnauthenticatedError,
 )
 from ...protocol.frames import (
@@ -183,16 +182,16 @@ class Guard:
             return self._certified(peer)
         if len(authorization) != 1:
             reason = "no token" if not authorization else "several tokens"
-            raise UnauthenticatedError(f"the request has {reason}", reason=reason)
+            raise UnauthenticatedError(f"the request has {reason}", problem=reason)
         kind, _, text = authorization[0].partition(" ")
         if kind.lower() != "bearer" or not text:
             raise UnauthenticatedError(
-                "the header is: Authorization: Bearer TOKEN", reason="no bearer"
+                "the header is: Authorization: Bearer TOKEN", problem="no bearer"
             )
         return await self._identify(text.strip())
 
     def check_url(self, path: str, query: Mapping[str, str]) -> None:
-        """Raises TokenInUrlError."""
+        """Raises InvalidRequestError."""
         check_no_token(path, query)
 
     async def pass_through(
@@ -314,7 +313,7 @@ class Guard:
         """Write a line about a request that was refused without a look at its caller's rights."""
         # The reason of a handshake is OpenSSL's; the texts of other refusals may have what the
         # caller sent.
-        detail = error.reason or "" if isinstance(error, HandshakeError) else ""
+        detail = error.details.get("problem", "") if error.reason is Reason.HANDSHAKE else ""
         self.note(CALLER.get(), remote, did, AccessTarget(), error, detail)
 
     def connection(self, remote: str) -> ConnectionAccess | None:
@@ -369,8 +368,10 @@ def _after(left_out: int, what: str, detail: str) -> str:
 
 
 def _is_refusal(error: KeylaneError) -> bool:
-    return 1350 <= error.code < 1370 or isinstance(
-        error, RequestTooSlowError | MessageTooLargeError
+    return (
+        1350 <= error.code < 1370
+        or error.reason is Reason.REQUEST_TOO_SLOW
+        or isinstance(error, MessageTooLargeError)
     )
 
 
@@ -398,11 +399,11 @@ class ConnectionAccess:
 
         Args:
             take_place: takes a place for the principal, before it is believed; "": a server of the
-                cluster needs none. It raises ConnectionQuotaError.
+                cluster needs none. It raises QuotaExceededError.
 
         Raises:
             UnauthenticatedError, CapabilityEndedError
-            ConnectionQuotaError: the principal has as many connections as it may have.
+            QuotaExceededError: the principal has as many connections as it may have.
         """
         try:
             held = await self._judge.authenticate(self.nonce, asked)
@@ -419,7 +420,7 @@ class ConnectionAccess:
 
     def _enter(self, principal: str, quota: Quota, take_place: Callable[[str], None]) -> None:
         """Count the connection as one of the principal, "" for a server, in place of that of
-        before.  Raises ConnectionQuotaError.
+        before.  Raises QuotaExceededError.
         """
         pacing = self._guard.pacing
         if principal:
@@ -445,7 +446,7 @@ class ConnectionAccess:
             self._held.check()
         elif self._boot_ms() - self._began_ms > AUTHENTICATE_S * 1000:
             raise UnauthenticatedError(
-                "the connection has not said who calls", reason="not authenticated"
+                "the connection has not said who calls", problem="not authenticated"
             )
 
     def note_end(self, error: KeylaneError) -> None:
@@ -533,12 +534,12 @@ class ConnectionAccess:
         try:
             if self._held is None:
                 raise UnauthenticatedError(
-                    "the connection has not said who calls", reason="not authenticated"
+                    "the connection has not said who calls", problem="not authenticated"
                 )
             _check_names(request)
             target = self._judge.target(request)
             self._caller.check(FRAME_RIGHTS.get(kind, Rights.CONSUME), *target)
-        except (PartitionUnknownError, InvalidNameError):
+        except (PartitionUnknownError, InvalidRequestError):
             raise
         except KeylaneError as error:
             self._guard.note(self._caller, self._remote, kind.__name__, target, error)
@@ -567,7 +568,7 @@ def _key(request: Request) -> tuple[object, ...]:
 
 def _check_names(request: Request) -> None:
     """Check the names that are kept with a decision, which are as long as their sender likes.
-    Raises InvalidNameError.
+    Raises InvalidRequestError.
     """
     group = getattr(request, "group", None)
     if group is not None:

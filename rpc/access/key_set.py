@@ -22,7 +22,7 @@ from typing import Any, Final
 import aiohttp
 import msgspec
 
-from ...protocol.errors import IssuerUnreachableError
+from ...protocol.errors import Reason, UnavailableError
 
 log = logging.getLogger("keylane.metaserver")
 
@@ -67,7 +67,7 @@ class KeySet:
         The key with this id; None: the issuer has none.
 
         Raises:
-            IssuerUnreachableError: the keys were not read for too long.
+            UnavailableError: the keys were not read for too long.
         """
         if self._is_due(kid):
             async with self._turn:
@@ -75,7 +75,9 @@ class KeySet:
                     await self._read()
         now_ms = self._boot_ms()
         if self._read_at_ms is None or now_ms - self._read_at_ms > STALE_MS_MAX:
-            raise IssuerUnreachableError(f"the keys of the issuer in {self._where} are not known")
+            raise UnavailableError(
+                Reason.ISSUER_UNREACHABLE, f"the keys of the issuer in {self._where} are not known"
+            )
         return self._keys.get(kid)
 
     def _is_due(self, kid: str) -> bool:

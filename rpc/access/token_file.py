@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ...protocol.access.tokens import check_token
 from ...protocol.clock import SystemClock
-from ...protocol.errors import TokenInvalidError, UnauthenticatedError
+from ...protocol.errors import ConfigError, Reason, UnauthenticatedError
 from ..reasons import reason
 
 log = logging.getLogger("keylane.rpc")
@@ -28,7 +28,7 @@ PIPE_S = 5.0
 """How long a start waits for what writes a token into a pipe."""
 
 TokenSource = Callable[[], str]
-"""Returns the token as it is now.  Raises TokenInvalidError."""
+"""Returns the token as it is now.  Raises ConfigError."""
 
 
 def token_in_file(path: Path, *, wait_s: float = PIPE_S) -> str:
@@ -39,12 +39,14 @@ def token_in_file(path: Path, *, wait_s: float = PIPE_S) -> str:
         wait_s: how long to wait for the end of a pipe, in seconds; a file is read at once.
 
     Raises:
-        TokenInvalidError: the file cannot be read, or has no token.
+        ConfigError: the file cannot be read, or has no token.
     """
     try:
         data = _read(path, wait_s)
     except (OSError, ValueError) as error:
-        raise TokenInvalidError(f"cannot read the token in {path}: {reason(error)}") from error
+        raise ConfigError(
+            Reason.TOKEN_INVALID, f"cannot read the token in {path}: {reason(error)}"
+        ) from error
     return check_token(data.decode("utf-8-sig", "replace"), f"the file {path}")
 
 
@@ -88,7 +90,7 @@ class TokenFile:
         problem: why the last one is used; "": the file was read.
 
     Raises:
-        TokenInvalidError: it cannot be read at first.
+        ConfigError: it cannot be read at first.
     """
 
     def __init__(self, path: Path) -> None:
@@ -104,7 +106,7 @@ class TokenFile:
         problem = ""
         try:
             self._last = token_in_file(self._path, wait_s=0.0)
-        except TokenInvalidError as error:
+        except ConfigError as error:
             gone = isinstance(error.__cause__, FileNotFoundError)
             problem = f"the file {self._path} is gone" if gone else error.message
         if problem and problem != self.problem:
@@ -116,7 +118,7 @@ class TokenFile:
 
 
 def token_from_file(path: str) -> TokenSource:
-    """The token in a file, as it is when it is used.  Raises TokenInvalidError: it cannot be read
+    """The token in a file, as it is when it is used.  Raises ConfigError: it cannot be read
     at first.
     """
     return TokenFile(Path(path))
@@ -146,7 +148,7 @@ def token_source(given: str | None) -> TokenSource | None:
         given: the argument `token=`.
 
     Raises:
-        TokenInvalidError: there is one, and it cannot be used.
+        ConfigError: there is one, and it cannot be used.
     """
     if given is not None:
         token = check_token(given, "token=")

@@ -13,7 +13,13 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from ...protocol.clock import Clock, SystemClock
-from ...protocol.errors import AccessOffError, KeylaneError, NotSentError, UnreachableError
+from ...protocol.errors import (
+    InvalidRequestError,
+    KeylaneError,
+    NotSentError,
+    Reason,
+    UnreachableError,
+)
 from ...protocol.http.access import Capabilities
 from ..race import shared, start_task
 from .credentials import ShownCapability
@@ -51,7 +57,7 @@ class Wallet:
         self._metaservers.update(dict.fromkeys(addresses))
 
     async def bearer(self, address: str) -> str | None:
-        """See `Credentials.bearer`.  Raises TokenInvalidError, UnauthenticatedError,
+        """See `Credentials.bearer`.  Raises ConfigError, UnauthenticatedError,
         NotSentError.
         """
         if address in self._metaservers:
@@ -106,7 +112,9 @@ class Wallet:
             began_ms = self._boot_ms()
             try:
                 have = await self._ask(address, token, self._key.public)
-            except AccessOffError:
+            except InvalidRequestError as error:
+                if error.reason is not Reason.ACCESS_OFF:
+                    raise
                 have = Capabilities(principal="", bearer="", ends_in_ms=60_000)
             except UnreachableError as error:
                 raised = error

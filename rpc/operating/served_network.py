@@ -27,7 +27,7 @@ class ServedNetwork:
     How a server program serves and how it calls other servers.
 
     Raises:
-        CertificateFileError, CertificateKeyError: a file cannot be used.
+        ConfigError: a file cannot be used.
     """
 
     def __init__(self, settings: ServingSettings) -> None:
@@ -54,7 +54,7 @@ class ServedNetwork:
         closes it.
 
         Raises:
-            CertificateFileError, CertificateKeyError, TokenInvalidError
+            ConfigError
         """
         self._outgoing = HttpNetwork(self._settings.client_tls(), token=token, identity=identity)
         return self._outgoing

@@ -27,14 +27,14 @@ from functools import partial
 from aiohttp import web
 
 from ...protocol.errors import (
-    AnswerNotTakenError,
-    ClientTooOldError,
     ConnectionQuotaError,
     FrameError,
     InternalError,
     KeylaneError,
     OverloadedError,
+    Reason,
     UnauthenticatedError,
+    VersionError,
 )
 from ...protocol.frames import (
     Ack,
@@ -224,7 +224,7 @@ class DataPlane:
 
     def _take_place(self, connection: PlaneConnection, principal: str) -> None:
         """Give a connection a place, now that it is known whose it is; "": a server's.  Raises
-        ConnectionQuotaError.
+        QuotaExceededError.
         """
         if connection in self._partings or connection not in self._connections:
             return  # it is being ended: no other one is ended for it
@@ -349,8 +349,10 @@ class DataPlane:
         """Take the first frame; False if the client is refused, and its connection is closed."""
         try:
             if not isinstance(asked, Hello):
-                raise ClientTooOldError(
-                    f"the client tells no version, the server is keylane {VERSION}", server=VERSION
+                raise VersionError(
+                    Reason.CLIENT_TOO_OLD,
+                    f"the client tells no version, the server is keylane {VERSION}",
+                    server=VERSION,
                 )
             check_client(asked.version, VERSION)
         except KeylaneError as error:
@@ -553,7 +555,9 @@ class DataPlane:
         waiting_s = connection.waiting_s(now_s)
         if waiting_s < self._stuck_s and not (self._room.short and waiting_s >= SHORT_S):
             return None
-        error = AnswerNotTakenError(f"this client has taken no answer for {waiting_s:.0f} s")
+        error = OverloadedError(
+            Reason.ANSWER_NOT_TAKEN, f"this client has taken no answer for {waiting_s:.0f} s"
+        )
         log.warning("a client is disconnected: %s", error.message)
         return error, CloseCode.TRY_AGAIN_LATER
 
@@ -592,7 +596,10 @@ class DataPlane:
 
 def _no_place(text: str, principal: str, limit: int) -> ConnectionQuotaError:
     error = ConnectionQuotaError(
-        text, principal=principal, limit=limit, retry_after_ms=RETRY_PLACE_MS
+        text,
+        principal=principal,
+        limit=limit,
+        retry_after_ms=RETRY_PLACE_MS,
     )
     error.hint = PLACE_HINT
     return error

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...protocol.clock import SystemClock
-from ...protocol.errors import CertificateFileError, CertificateKeyError, ConfigError
+from ...protocol.errors import ConfigError, Reason
 from ...protocol.http.tls_settings import TlsSettings
 from .resuming import BulkContext, ResumingContext
 from .settings import ServingSettings
@@ -45,7 +45,7 @@ class ServerTls:
         wall_ms: the time, in milliseconds since 1970; None: the machine's.
 
     Raises:
-        CertificateFileError, CertificateKeyError: as `reload`.
+        ConfigError: as `reload`.
     """
 
     def __init__(self, settings: ServingSettings, wall_ms: Callable[[], int] | None = None) -> None:
@@ -61,7 +61,7 @@ class ServerTls:
         be resumed.
 
         Raises:
-            CertificateFileError, CertificateKeyError: a file cannot be used; the old ones stay in
+            ConfigError: a file cannot be used; the old ones stay in
                 use.
         """
         names, ends_s = self._check(settings)
@@ -72,19 +72,21 @@ class ServerTls:
 
     def _check(self, settings: ServingSettings) -> tuple[frozenset[str], float]:
         """The names of the certificate, and its end in seconds since 1970.  Raises
-        CertificateFileError.
+        ConfigError.
         """
         assert settings.tls_cert is not None
         certificate = read_certificate(settings.tls_cert)
         now_s = self._wall_ms() / 1000
         if certificate.not_valid_after_utc.timestamp() < now_s:
-            raise CertificateFileError(
+            raise ConfigError(
+                Reason.CERTIFICATE_FILE,
                 f"the certificate in {settings.tls_cert} has ended on "
                 f"{certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC",
                 path=str(settings.tls_cert),
             )
         if certificate.not_valid_before_utc.timestamp() > now_s:
-            raise CertificateFileError(
+            raise ConfigError(
+                Reason.CERTIFICATE_FILE,
                 f"the certificate in {settings.tls_cert} is valid from "
                 f"{certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC on",
                 path=str(settings.tls_cert),
@@ -93,7 +95,7 @@ class ServerTls:
 
 
 def read_certificate(path: Path) -> Certificate:
-    """The first certificate in a PEM file.  Raises CertificateFileError."""
+    """The first certificate in a PEM file.  Raises ConfigError."""
     from cryptography.x509 import load_pem_x509_certificate
 
     try:
@@ -126,7 +128,7 @@ class ClientContexts:
             client are; a server is told by SIGHUP.
 
     Raises:
-        CertificateFileError, CertificateKeyError: a file cannot be used.
+        ConfigError: a file cannot be used.
     """
 
     def __init__(self, tls: TlsSettings, *, follows_files: bool = False) -> None:
@@ -174,7 +176,7 @@ class ClientContexts:
             return ""
         try:
             certificate = read_certificate(Path(self._tls.cert))
-        except CertificateFileError as error:
+        except ConfigError as error:
             return error.message
         now_s = SystemClock().wall_ms() / 1000
         if certificate.not_valid_after_utc.timestamp() < now_s:
@@ -225,7 +227,7 @@ def _stamp_of(path: str) -> tuple[int, int, int] | None:
 
 
 def _content_of(tls: TlsSettings) -> bytes:
-    """A digest of the content of a client's files.  Raises CertificateFileError."""
+    """A digest of the content of a client's files.  Raises ConfigError."""
     digest = sha256()
     for path in (tls.ca, tls.cert, tls.key):
         try:
@@ -240,7 +242,7 @@ def client_context(tls: TlsSettings) -> ResumingContext:
     The context of a client's connections to one server.
 
     Raises:
-        CertificateFileError, CertificateKeyError: a file cannot be used.
+        ConfigError: a file cannot be used.
     """
     context = ResumingContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -267,7 +269,7 @@ def _use(context: ssl.SSLContext, settings: ServingSettings) -> None:
 
 
 def _load_pair(context: ssl.SSLContext, cert: Path, key: Path) -> None:
-    """Raises CertificateFileError, CertificateKeyError."""
+    """Raises ConfigError."""
     for path in (cert, key):
         try:
             path.read_bytes()
@@ -278,8 +280,10 @@ def _load_pair(context: ssl.SSLContext, cert: Path, key: Path) -> None:
         context.load_cert_chain(cert, key, password=_no_password)
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
-            raise CertificateKeyError(
-                f"the key in {key} is not that of the certificate in {cert}", path=str(key)
+            raise ConfigError(
+                Reason.CERTIFICATE_KEY,
+                f"the key in {key} is not that of the certificate in {cert}",
+                path=str(key),
             ) from error
         read_certificate(cert)
         raise _unusable(key, error) from error
@@ -298,11 +302,11 @@ def _trust(context: ssl.SSLContext, path: Path) -> None:
         raise _unusable(path, error) from error
 
 
-def _unusable(path: Path, error: Exception) -> CertificateFileError:
+def _unusable(path: Path, error: Exception) -> ConfigError:
     if isinstance(error, OSError) and not isinstance(error, ssl.SSLError):
         text = error.strerror or str(error)
     else:
         text = "it has no PEM certificate or key that can be read"
         if "encrypted" in str(error):
             text = "the key is encrypted"
-    return CertificateFileError(f"cannot use {path}: {text}", path=str(path))
+    return ConfigError(Reason.CERTIFICATE_FILE, f"cannot use {path}: {text}", path=str(path))

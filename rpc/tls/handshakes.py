@@ -9,17 +9,7 @@ import ssl
 import aiohttp
 
 from ...protocol.address import parse_address
-from ...protocol.errors import (
-    CertificateEarlyError,
-    CertificateEndedError,
-    CertificateNameError,
-    CertificateUnknownError,
-    ClientCertificateError,
-    ConfigError,
-    NotSentError,
-    TlsMissingError,
-    TlsNeededError,
-)
+from ...protocol.errors import ConfigError, NotSentError, Reason
 
 PROBE_SECONDS = 1.0
 # Numbers of OpenSSL, X509_V_ERR_*.
@@ -45,9 +35,12 @@ def tls_problem(address: str, error: BaseException) -> NotSentError | None:
         return _refused_certificate(address, cause)
     reason = cause.reason or ""
     if reason in _NO_TLS:
-        return TlsMissingError(f"the server at {address} serves no TLS", address=address)
+        return NotSentError(
+            Reason.TLS_MISSING, f"the server at {address} serves no TLS", address=address
+        )
     if any(alert in reason for alert in _CLIENT_REFUSED):
-        return ClientCertificateError(
+        return NotSentError(
+            Reason.CLIENT_CERTIFICATE,
             f"the server at {address} refuses this client's certificate, or wants one",
             address=address,
         )
@@ -56,16 +49,23 @@ def tls_problem(address: str, error: BaseException) -> NotSentError | None:
 
 def _refused_certificate(address: str, cause: ssl.SSLCertVerificationError) -> NotSentError:
     if cause.verify_code == _EXPIRED:
-        return CertificateEndedError(f"the certificate of {address} has ended", address=address)
+        return NotSentError(
+            Reason.CERTIFICATE_ENDED, f"the certificate of {address} has ended", address=address
+        )
     if cause.verify_code == _NOT_YET_VALID:
-        return CertificateEarlyError(
-            f"the certificate of {address} is not valid yet", address=address
+        return NotSentError(
+            Reason.CERTIFICATE_EARLY,
+            f"the certificate of {address} is not valid yet",
+            address=address,
         )
     if cause.verify_code in (_HOST_MISMATCH, _IP_MISMATCH):
-        return CertificateNameError(
-            f"the certificate of {address} is not valid for this name", address=address
+        return NotSentError(
+            Reason.CERTIFICATE_NAME,
+            f"the certificate of {address} is not valid for this name",
+            address=address,
         )
-    return CertificateUnknownError(
+    return NotSentError(
+        Reason.CERTIFICATE_UNKNOWN,
         f"the certificate of {address} is not of a trusted authority: {cause.verify_message}",
         address=address,
     )
@@ -101,16 +101,19 @@ async def why_ended(
         context: with which the connection was made; None: without TLS.
 
     Returns:
-        TlsNeededError, ClientCertificateError, or None if it is something else.
+        NotSentError, or None if it is something else.
     """
     if not is_cut(error):
         return None
     if context is None:
         if await _is_ended(address, _trusting(), wait_s=0) is None:
             return None
-        return TlsNeededError(f"the server at {address} wants TLS", address=address)
+        return NotSentError(
+            Reason.TLS_NEEDED, f"the server at {address} wants TLS", address=address
+        )
     if await _is_ended(address, context):
-        return ClientCertificateError(
+        return NotSentError(
+            Reason.CLIENT_CERTIFICATE,
             f"the server at {address} wants a certificate of this client, or another one",
             address=address,
         )

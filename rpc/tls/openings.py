@@ -20,12 +20,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import cast
 
-from ...protocol.errors import (
-    HandshakeError,
-    KeylaneError,
-    OverloadedError,
-    RequestTooSlowError,
-)
+from ...protocol.errors import InvalidRequestError, KeylaneError, OverloadedError, Reason
 from ..race import start_task
 
 log = logging.getLogger("keylane.rpc")
@@ -121,9 +116,12 @@ class TlsOpenings:
             reason = str(error.reason or error)
             if isinstance(error, ssl.SSLCertVerificationError) and error.verify_message:
                 reason = f"the client's certificate is refused: {error.verify_message}"
-            return HandshakeError(f"no TLS connection: {reason}", reason=reason)
+            return InvalidRequestError(
+                Reason.HANDSHAKE, f"no TLS connection: {reason}", problem=reason
+            )
         if isinstance(error, ConnectionAbortedError):  # so event loops tell that the time is over
-            return RequestTooSlowError(
+            return InvalidRequestError(
+                Reason.REQUEST_TOO_SLOW,
                 f"no TLS handshake in {self._handshake_s:g} s",
                 limit_ms=int(self._handshake_s * 1000),
             )

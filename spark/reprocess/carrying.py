@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...protocol.errors import CutOverError
+from ...protocol.errors import JobError, Reason
 from ...protocol.reprocess.manifest import Manifest
 from ...protocol.reprocess.sources import SOURCE
 
@@ -50,7 +50,7 @@ def positions(
         ends: new partition → one past its last row.
 
     Raises:
-        CutOverError: a row does not say what it was made of.
+        JobError: a row does not say what it was made of.
     """
     begins = {group: dict(ends) for group in cursors}
     for batch in batches:
@@ -73,7 +73,7 @@ def check_covers(
     Check that the rows of a job may take the place of the messages that are stored.
 
     Raises:
-        CutOverError: there are messages behind its ranges, or a group has not handled messages
+        JobError: there are messages behind its ranges, or a group has not handled messages
             before them.
     """
     ranges = {each.partition_id: each for each in manifest.ranges}
@@ -83,7 +83,8 @@ def check_covers(
         whole = ranges.get(each.partition_id)
         begin, end = (0, 0) if whole is None else (whole.start, whole.end)
         if each.end > end:
-            raise CutOverError(
+            raise JobError(
+                Reason.CUT_OVER,
                 f"partition {each.partition_id} has {each.end - max(end, each.first)} messages "
                 f"from offset {end} on, which "
                 "are not in the backfill: reprocess the subject to its latest message, into a new "
@@ -93,7 +94,8 @@ def check_covers(
         for group, by_source in cursors.items():
             cursor = max(by_source.get(each.partition_id, each.end), each.first)
             if cursor < begin:
-                raise CutOverError(
+                raise JobError(
+                    Reason.CUT_OVER,
                     f"consumer group {group!r} has not handled {begin - cursor} messages of "
                     f"partition {each.partition_id}, "
                     f"[{cursor}, {begin}), which are not in the backfill: let it go on, or "
@@ -109,7 +111,7 @@ def _numbers(column: pa.Array) -> npt.NDArray[np.int64]:
 
 def sources_of(properties: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """The source partition and the source offset of each row, as its properties say.  Raises
-    CutOverError.
+    JobError.
     """
     if not len(properties):
         empty = np.zeros(0, np.int64)
@@ -122,9 +124,10 @@ def sources_of(properties: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray
         pairs = pc.cast(parts.flatten(), pa.int64()).to_numpy(zero_copy_only=False)
         pairs = pairs.reshape(len(texts), 2)
     except (pa.ArrowInvalid, ValueError) as error:
-        raise CutOverError(
+        raise JobError(
+            Reason.CUT_OVER,
             f"a row has no usable property {SOURCE}, which says what it was made of: the job has "
             f"to keep the column "
-            f"offset ({error})"
+            f"offset ({error})",
         ) from None
     return pairs[:, 0], pairs[:, 1]

@@ -27,7 +27,7 @@ import xxhash
 
 from ...arrow.column_hash import hash_column
 from ...producer.tables.arrow import Column
-from ...protocol.errors import CompareError, CutOverError
+from ...protocol.errors import JobError, Reason
 from ...protocol.reprocess.manifest import JobPiece
 from ...protocol.reprocess.sources import SOURCE
 from .carrying import sources_of
@@ -98,7 +98,7 @@ def compared_rows(
         where: the output, for errors.
 
     Raises:
-        CompareError: a row does not say what it was made of.
+        JobError: a row does not say what it was made of.
     """
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
     count = batch.num_rows
@@ -112,8 +112,8 @@ def compared_rows(
     else:
         try:
             source, offset = sources_of(maps)
-        except CutOverError as error:
-            raise CompareError(f"{where}: {error.message}", path=where) from None
+        except JobError as error:
+            raise JobError(Reason.OUTPUTS_DIFFER, f"{where}: {error.message}", path=where) from None
     keys = _hashes(columns.get("key"), count)
     row = _mixed(_mixed(keys, _hashes(columns["value"], count)), _of_properties(maps))
     return ComparedRows(

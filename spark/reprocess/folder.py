@@ -25,7 +25,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ...protocol.errors import ManifestError
+from ...protocol.errors import JobError, Reason
 from ...protocol.reprocess.manifest import JobPiece, Manifest, decode_manifest, encode_manifest
 from ...protocol.text import counted
 
@@ -43,14 +43,14 @@ class OutputFolder:
         self.parked = self._own / "parked"
 
     def read(self, name: str) -> Manifest | None:
-        """The plan or the manifest; None if there is none.  Raises ManifestError."""
+        """The plan or the manifest; None if there is none.  Raises JobError."""
         path = self._own / name
         try:
             data = path.read_bytes()
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise ManifestError(f"{path}: {error.strerror}", path=str(path)) from None
+            raise JobError(Reason.MANIFEST, f"{path}: {error.strerror}", path=str(path)) from None
         return decode_manifest(data, where=str(path))
 
     def write(self, name: str, manifest: Manifest) -> None:

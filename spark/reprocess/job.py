@@ -23,7 +23,7 @@ from types import ModuleType
 import pyarrow as pa
 from pyspark import cloudpickle
 
-from ...protocol.errors import JobFailedError
+from ...protocol.errors import JobError, Reason
 from ...protocol.ids import check_name
 
 JobFunction = Callable[[pa.Table], "pa.Table | pa.RecordBatch"]
@@ -56,8 +56,8 @@ def load_job(named: str, *, name: str = "", version: str = "") -> Job:
             that are imported by a name which is computed.
 
     Raises:
-        JobFailedError: no such module or function.
-        InvalidNameError: the version is no name.
+        JobError: no such module or function.
+        InvalidRequestError: the version is no name.
     """
     module_name, _, function_name = named.partition(":")
     try:
@@ -65,14 +65,16 @@ def load_job(named: str, *, name: str = "", version: str = "") -> Job:
         function = getattr(module, function_name)
         source = inspect.getsource(module)
     except (ImportError, AttributeError, ValueError, OSError) as error:
-        failed = JobFailedError(f"cannot import the job {named!r:.200}: {error}", job=named[:200])
+        failed = JobError(
+            Reason.JOB_FAILED, f"cannot import the job {named!r:.200}: {error}", job=named[:200]
+        )
         failed.hint = (
             "Give module:function, as jobs:clean; the module is looked for in the "
             "current folder first."
         )
         raise failed from None
     if not callable(function):
-        raise JobFailedError(f"{named!r:.200} is no function", job=named[:200])
+        raise JobError(Reason.JOB_FAILED, f"{named!r:.200} is no function", job=named[:200])
     if module_name != "__main__":
         cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
     digest = hashlib.sha256(source.encode())

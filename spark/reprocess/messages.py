@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...arrow.columns import TIME
-from ...protocol.errors import JobFailedError
+from ...protocol.errors import JobError, Reason
 from ...protocol.reprocess.manifest import JobPiece
 from ...protocol.reprocess.sources import SOURCE
 
@@ -37,7 +37,7 @@ def messages_of(rows: pa.Table, *, job: str, piece: JobPiece) -> pa.Table:
     message was made of, which the job has read, is not of its rows.
 
     Raises:
-        JobFailedError: a column is no part of a message, or has a wrong type, or the value is
+        JobError: a column is no part of a message, or has a wrong type, or the value is
             missing.
     """
     names = rows.column_names
@@ -46,8 +46,10 @@ def messages_of(rows: pa.Table, *, job: str, piece: JobPiece) -> pa.Table:
     wrong = [name for name in names if name not in (*STORED, *OF_SOURCE)]
     if wrong or "value" not in names:
         what = f"a column {wrong[0]}" if wrong else "no column value"
-        raise JobFailedError(
-            f"job {job} at {where} gave {what}: messages have {', '.join(STORED)}", **details
+        raise JobError(
+            Reason.JOB_FAILED,
+            f"job {job} at {where} gave {what}: messages have {', '.join(STORED)}",
+            **details,
         )
     sources = None
     try:
@@ -63,7 +65,7 @@ def messages_of(rows: pa.Table, *, job: str, piece: JobPiece) -> pa.Table:
             },
         )
     except pa.ArrowException as error:
-        raise JobFailedError(f"job {job} at {where}: {error}", **details) from error
+        raise JobError(Reason.JOB_FAILED, f"job {job} at {where}: {error}", **details) from error
     return pa.table(columns)
 
 

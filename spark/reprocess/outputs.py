@@ -19,13 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from ...arrow.reading import read
-from ...protocol.errors import (
-    CompareError,
-    JobFailedError,
-    ManifestError,
-    PartitionUnknownError,
-    SubjectUnknownError,
-)
+from ...protocol.errors import JobError, PartitionUnknownError, Reason, SubjectUnknownError
 from ...protocol.reprocess.manifest import JobPiece, Manifest, live_offsets
 from .compared_rows import ComparedRows, Unlike, compared_rows, of_pieces, unlike_keys
 from .comparing import KeyDifference, differences
@@ -49,8 +43,8 @@ def compare_outputs(meta: str, old: str, new: OutputFolder) -> list[KeyDifferenc
         new: the folder of the job.
 
     Raises:
-        ManifestError: one of them is not complete, or they have other ranges.
-        CompareError: rows are gone, or do not say what they were made of.
+        JobError: one of them is not complete, or they have other ranges.
+        JobError: rows are gone, or do not say what they were made of.
         KeylaneError: what reading raises.
     """
     after = complete(new)
@@ -90,10 +84,10 @@ def _merged(unlike: Iterable[KeyDifference]) -> list[KeyDifference]:
 
 
 def complete(folder: OutputFolder) -> Manifest:
-    """The manifest of a complete job.  Raises ManifestError."""
+    """The manifest of a complete job.  Raises JobError."""
     manifest = folder.read(MANIFEST)
     if manifest is None:
-        raise ManifestError(f"{folder.path} is not complete", path=str(folder.path))
+        raise JobError(Reason.MANIFEST, f"{folder.path} is not complete", path=str(folder.path))
     live_offsets(manifest, where=str(folder.path))
     return manifest
 
@@ -103,7 +97,8 @@ def _paired(
 ) -> list[tuple[JobPiece, JobPiece]]:
     pieces = {(each.partition_id, each.start, each.end): each for each in before.pieces}
     if pieces.keys() != {(each.partition_id, each.start, each.end) for each in after.pieces}:
-        raise ManifestError(
+        raise JobError(
+            Reason.MANIFEST,
             f"{old.path} and {new.path} have other ranges: reprocess both with the "
             f"same --start and --end",
             path=str(old.path),
@@ -152,8 +147,10 @@ class _Files(_Side):
         for piece in pieces:
             try:
                 rows = messages_of(self._folder.rows_of(piece), job=self._job, piece=piece)
-            except JobFailedError as error:
-                raise CompareError(f"{self.where}: {error.message}", path=self.where) from None
+            except JobError as error:
+                raise JobError(
+                    Reason.OUTPUTS_DIFFER, f"{self.where}: {error.message}", path=self.where
+                ) from None
             yield from rows.to_batches()
 
 
@@ -191,7 +188,8 @@ class _JobRows(_Side):
     def batches(self, pieces: Sequence[JobPiece]) -> Iterator[pa.RecordBatch]:
         output = self._output
         if not output.messages and output.messages != {}:
-            raise CompareError(
+            raise JobError(
+                Reason.OUTPUTS_DIFFER,
                 f"{self.where} does not say where the rows are: an older keylane made it",
                 path=self.where,
             )
@@ -211,8 +209,10 @@ def _read_ranges(
     try:
         yield from read(meta, subject, partitions=ends, start=starts, end=ends, columns=COLUMNS)
     except PartitionUnknownError as error:
-        raise CompareError(
-            f"{where}: rows are no longer in {subject!r}: {error.message}", path=where
+        raise JobError(
+            Reason.OUTPUTS_DIFFER,
+            f"{where}: rows are no longer in {subject!r}: {error.message}",
+            path=where,
         ) from None
 
 

@@ -42,8 +42,8 @@ def store_rows(hidden: HiddenRows, messages: pa.Table, piece: JobPiece) -> None:
     Store the rows of a piece, and wait until they are.  Blocks.
 
     Raises:
-        RowsInvalidError: a row is no message.
-        RowsDifferError: an earlier attempt had other rows.
+        RowsError: a row is no message.
+        RowsError: an earlier attempt had other rows.
         KeylaneError: a broker or the metaserver refuses, or does not answer in time.
     """
 

@@ -26,7 +26,7 @@ from msgspec.structs import replace as changed
 from ...arrow.planner import PlannedRange
 from ...arrow.selection import ReadBound, ReadOptions
 from ...arrow.snapshot import take_snapshot
-from ...protocol.errors import JobChangedError, ManifestError, PublishTargetError
+from ...protocol.errors import JobError, PublishError, Reason
 from ...protocol.operations import FILLED_BY_CHARS_MAX
 from ...protocol.reprocess.manifest import (
     Manifest,
@@ -109,9 +109,9 @@ def plan_job(
         accept_code: pieces that were made under other code stay.
 
     Raises:
-        JobChangedError: the folder has the output of another job, other code, another subject or to
+        JobError: the folder has the output of another job, other code, another subject or to
             another place.
-        ManifestError: the folder's manifest is unreadable.
+        JobError: the folder's manifest is unreadable.
         DataLossError: retention has removed messages of missing pieces.
         RefusedError, UnreachableError: what planning raises.
     """
@@ -137,9 +137,7 @@ def _known(
     *,
     accept_code: bool,
 ) -> Manifest | None:
-    """The manifest or the plan of the folder; None if there is none.  Raises JobChangedError,
-    ManifestError.
-    """
+    """The manifest or the plan of the folder; None if there is none.  Raises JobError."""
     (subject,) = options.subjects
     known = folder.read(MANIFEST) or folder.read(PLAN)
     if known is None:
@@ -149,7 +147,8 @@ def _known(
     same = (job.name, subject, target) == (known.job, known.subject, goes_to)
     if same and (accept_code or job.code == known.code):
         return with_code(known, job.code)
-    error = JobChangedError(
+    error = JobError(
+        Reason.JOB_CHANGED,
         f"{folder.path} has the output of job {known.job}, {known.code}, of subject {known.subject}"
         f"{_to(goes_to)}; asked for is job {job.name}, {job.code}, of {subject}{_to(target)}",
         path=str(folder.path),
@@ -174,8 +173,8 @@ def _plan_behind_cut(
     asked = known.output if known and known.output else to.output()
     try:
         output, older = to.cut(asked)
-    except PublishTargetError:
-        if known is None or done is None:
+    except PublishError as error:
+        if error.reason is not Reason.PUBLISH_TARGET or known is None or done is None:
             raise
         return _missing_of(known, options, folder), options, done  # published since
     chosen = older if options.partitions is None else older & options.partitions
@@ -284,7 +283,7 @@ def run_job(
         planned: called when the plan is stored.
 
     Raises:
-        What `plan_job` raises; JobFailedError, and the errors of Spark; what `JobTarget` raises.
+        What `plan_job` raises; JobError, and the errors of Spark; what `JobTarget` raises.
     """
     if to is not None:
         to = replace(to, filled_by=_filler(job, folder))
@@ -315,7 +314,8 @@ def run_job(
         manifest = changed(plan.manifest, pieces=tuple(pieces), earlier_codes=codes)
         left = missing_pieces(manifest, manifest.pieces)
         if left:
-            raise ManifestError(
+            raise JobError(
+                Reason.MANIFEST,
                 f"{folder.path} lacks {len(left)} pieces that the workers have written: is it the "
                 f"same folder on every "
                 "machine?",

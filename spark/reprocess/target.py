@@ -21,8 +21,9 @@ from msgspec import UNSET
 from msgspec.structs import replace as changed
 
 from ...protocol.errors import (
-    PublishTargetError,
-    RowsDifferError,
+    PublishError,
+    Reason,
+    RowsError,
     SubjectDeletedError,
     SubjectUnknownError,
 )
@@ -57,9 +58,9 @@ class JobTarget:
         The manifest with the hidden subject's id; it is made if it is not there.
 
         Raises:
-            PublishTargetError: it is published already, by hand before the job was complete.
+            PublishError: it is published already, by hand before the job was complete.
             SubjectUnknownError: the target does not exist, and the options do not say to create it.
-            ConfigError, HiddenTakenError: another job has filled it, or fills it.
+            ConfigError, PublishError: another job has filled it, or fills it.
             KeylaneError: what the metaserver answers, or that it does not answer.
         """
         output = _output(manifest)
@@ -80,10 +81,10 @@ class JobTarget:
             are made of.
 
         Raises:
-            PublishTargetError: the hidden subject is published already.
-            PublishOutdatedError: it has rows, and the source was resized or moved since it was made
+            PublishError: the hidden subject is published already.
+            PublishError: it has rows, and the source was resized or moved since it was made
                 without a cut.
-            ConfigError, HiddenTakenError: another job has filled it, or fills it.
+            ConfigError, PublishError: another job has filled it, or fills it.
             KeylaneError: what the metaserver answers, or that it does not answer.
         """
         view, older = self._call(output, lambda subject: subject.cut())
@@ -104,13 +105,14 @@ class JobTarget:
         The manifest of the complete job, which says where its rows are.
 
         Raises:
-            RowsDifferError: the hidden subject has other rows than those of the pieces.
-            RowsRemovedError: retention has removed some of them.
+            RowsError: the hidden subject has other rows than those of the pieces.
+            RowsError: retention has removed some of them.
         """
         stored = self._call(_output(manifest), lambda subject: subject.kept())
         if sum(stored.values()) != manifest.rows_out:
             output = _output(manifest)
-            raise RowsDifferError(
+            raise RowsError(
+                Reason.ROWS_DIFFER,
                 f"{output.hidden} has {sum(stored.values())} messages, and the job has written "
                 f"{manifest.rows_out}: delete it "
                 "with `keylane subject delete`, and run the same command again",
@@ -131,9 +133,9 @@ class JobTarget:
         to be written again.
 
         Raises:
-            RowsDifferError: the hidden subject has got messages of another hand since the job was
+            RowsError: the hidden subject has got messages of another hand since the job was
                 complete.
-            RowsRemovedError: retention has removed some of its rows since.
+            RowsError: retention has removed some of its rows since.
         """
         try:
             if not self._has_rows(done):
@@ -156,7 +158,9 @@ class JobTarget:
             return True
         try:
             self._call(output, lambda subject: subject.make())
-        except PublishTargetError as error:
+        except PublishError as error:
+            if error.reason is not Reason.PUBLISH_TARGET:
+                raise
             known = output.subject_id and error.published_id
             return not known or error.published_id == output.subject_id
         return False
@@ -168,7 +172,7 @@ class JobTarget:
 
         Raises:
             SubjectUnknownError: there is none.
-            RowsDifferError, RowsRemovedError: it has not the rows that it had.
+            RowsError: it has not the rows that it had.
         """
         output = _output(done)
         before = output.messages or {}

@@ -19,7 +19,7 @@ from ...arrow.planner import PlannedRange
 from ...arrow.schema import arrow_schema
 from ...arrow.selection import ReadOptions
 from ...arrow.task_reader import read_task
-from ...protocol.errors import JobFailedError, KeylaneError
+from ...protocol.errors import JobError, KeylaneError, Reason
 from ...protocol.reprocess.manifest import JobPiece
 from ..failure import readable_errors
 from .digest import table_digest
@@ -76,7 +76,7 @@ def run_piece(job: Job, task: JobTask, planned: PlannedRange) -> int:
     Read a piece, call the function and store its rows; returns how many.
 
     Raises:
-        JobFailedError: the function raised, or gave something that is no table; with `park`, it
+        JobError: the function raised, or gave something that is no table; with `park`, it
             failed for too many.
         KeylaneError: what reading raises.
     """
@@ -116,7 +116,7 @@ def made_of_good(job: Job, messages: pa.Table, planned: PlannedRange) -> tuple[p
     A table for which it fails is halved, until each message that it fails for is alone.
 
     Raises:
-        JobFailedError: it gave something that is no table, or tables that do not go together; or
+        JobError: it gave something that is no table, or tables that do not go together; or
             fails for too many.
     """
     made: list[pa.Table] = []
@@ -126,7 +126,7 @@ def made_of_good(job: Job, messages: pa.Table, planned: PlannedRange) -> tuple[p
         table = waits.pop()
         try:
             made.append(called(job.name, job.function, table, planned))
-        except JobFailedError as error:
+        except JobError as error:
             cause, half = error.__cause__, table.num_rows // 2
             if cause is None:
                 raise
@@ -134,7 +134,8 @@ def made_of_good(job: Job, messages: pa.Table, planned: PlannedRange) -> tuple[p
                 waits += [table.slice(half), table.slice(0, half)]
             elif table.num_rows:
                 if len(parked) == PARKED_MAX:
-                    raise JobFailedError(
+                    raise JobError(
+                        Reason.JOB_FAILED,
                         f"{error.message}; it fails for over {PARKED_MAX} messages of this piece",
                         **error.details,
                     ) from cause
@@ -146,7 +147,8 @@ def made_of_good(job: Job, messages: pa.Table, planned: PlannedRange) -> tuple[p
     try:
         rows = made[0] if len(made) == 1 else pa.concat_tables(made, promote_options="default")
     except pa.ArrowException as error:
-        raise JobFailedError(
+        raise JobError(
+            Reason.JOB_FAILED,
             f"job {job.name} at [{planned.start}, {planned.end}) of partition "
             f"{planned.partition_id} gave tables of several "
             f"schemas, when bad messages were left out: {error}",
@@ -163,12 +165,12 @@ def _without_rows(job: Job, messages: pa.Table, planned: PlannedRange) -> pa.Tab
     """
     try:
         return called(job.name, job.function, messages.slice(0, 0), planned)
-    except JobFailedError:
+    except JobError:
         return pa.table({"value": pa.array([], pa.binary())})
 
 
 def called(name: str, function: JobFunction, rows: pa.Table, planned: PlannedRange) -> pa.Table:
-    """The table that the function gives.  Raises JobFailedError."""
+    """The table that the function gives.  Raises JobError."""
     where = f"[{planned.start}, {planned.end}) of partition {planned.partition_id}"
     details = {"job": name, "partition_id": planned.partition_id, "start": planned.start}
     try:
@@ -176,14 +178,16 @@ def called(name: str, function: JobFunction, rows: pa.Table, planned: PlannedRan
     except KeylaneError:
         raise
     except Exception as error:
-        raise JobFailedError(
-            f"job {name} at {where}: {type(error).__name__}: {error}", **details
+        raise JobError(
+            Reason.JOB_FAILED, f"job {name} at {where}: {type(error).__name__}: {error}", **details
         ) from error
     if isinstance(given, pa.RecordBatch):
         return pa.Table.from_batches([given])
     if not isinstance(given, pa.Table):
-        raise JobFailedError(
-            f"job {name} at {where} gave {type(given).__name__}, not a pyarrow.Table", **details
+        raise JobError(
+            Reason.JOB_FAILED,
+            f"job {name} at {where} gave {type(given).__name__}, not a pyarrow.Table",
+            **details,
         )
     return given
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ...arrow.selection import ReadBound, ReadOptions
-from ...protocol.errors import ManifestError
+from ...protocol.errors import JobError, Reason
 from ...protocol.reprocess.manifest import group_start_of
 from ...protocol.reprocess.replaced import behind_rows
 from ..reprocess.folder import MANIFEST, OutputFolder
@@ -28,7 +28,7 @@ def behind_backfill(options: ReadOptions) -> ReadOptions:
     The options with the ends of the backfill that their start names; others as they are.  Blocks.
 
     Raises:
-        ManifestError: there is no manifest, it is not complete, or it is of another subject.
+        JobError: there is no manifest, it is not complete, or it is of another subject.
     """
     if not options.start.manifest:
         return options
@@ -36,7 +36,7 @@ def behind_backfill(options: ReadOptions) -> ReadOptions:
     folder = OutputFolder(options.start.manifest)
     manifest = folder.read(MANIFEST)
     if manifest is None:
-        raise ManifestError(f"{folder.path} has no manifest", path=str(folder.path))
+        raise JobError(Reason.MANIFEST, f"{folder.path} has no manifest", path=str(folder.path))
     ends = group_start_of(manifest, subject=subject, where=str(folder.path)).cursors or {}
     return replace(options, start=replace(options.start, by_partition=ends))
 
@@ -46,7 +46,7 @@ def rows_behind(view: View, start: ReadBound) -> dict[int, int]:
     Partition of rows → its end, of rows that took the place of messages that the backfill has.
 
     Raises:
-        ManifestError: a partition has rows of such messages and of others.
+        JobError: a partition has rows of such messages and of others.
     """
     if not start.manifest:
         return {}

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 
 from ...protocol import endpoints
 from ...protocol.clock import Clock
-from ...protocol.errors import GroupBusyError, KeylaneError, RetryRule
+from ...protocol.errors import KeylaneError, RetryRule
 from ...protocol.progress import ResetGroup, ResetTo
 from ...rpc.client import MetaClient
 from .batches import finished
@@ -107,7 +107,7 @@ class GroupProgress:
                     group=self._group,
                 )
             except KeylaneError as error:
-                if error.retry is RetryRule.NEVER and not isinstance(error, GroupBusyError):
+                if error.retry is RetryRule.NEVER:
                     raise
                 log.warning(
                     "commitGroup: cannot set group %s of %s: %s",

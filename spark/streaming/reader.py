@@ -27,8 +27,8 @@ from ...arrow.selection import Edge, ReadOptions
 from ...protocol.errors import (
     CheckpointMismatchError,
     DataLossError,
+    JobError,
     KeylaneError,
-    ManifestError,
     NotSentError,
     OffsetOutOfRangeError,
     PartitionUnknownError,
@@ -203,7 +203,7 @@ class _Driver:
         Where batch 0 begins.
 
         Raises:
-            DataLossError, ManifestError, PartitionUnknownError, OffsetOutOfRangeError: what the
+            DataLossError, JobError, PartitionUnknownError, OffsetOutOfRangeError: what the
                 options ask for is not there, and a Spark that tells no start has a new batch 0 for
                 it.
         """
@@ -221,7 +221,7 @@ class _Driver:
             begins = await self._begins(view)
         except (
             DataLossError,
-            ManifestError,
+            JobError,
             PartitionUnknownError,
             OffsetOutOfRangeError,
         ) as error:

@@ -14,7 +14,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from ...arrow.selection import ReadOptions
-from ...protocol.errors import KeylaneError, NotStreamableError
+from ...protocol.errors import InvalidRequestError, KeylaneError, Reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ def stream_settings(
         limited: this PySpark has read limits.
 
     Raises:
-        NotStreamableError: an option needs a newer PySpark.
+        InvalidRequestError: an option needs a newer PySpark.
     """
     bounded = "end" in {name.lower() for name in given}
     rows_max = options.max_rows_per_trigger
@@ -53,15 +53,19 @@ def stream_settings(
     }
     for option, wanted in limits.items():
         if wanted and not limited:
-            raise NotStreamableError(
-                f"the option {option} of a stream needs PySpark 4.2 or newer", option=option
+            raise InvalidRequestError(
+                Reason.NOT_STREAMABLE,
+                f"the option {option} of a stream needs PySpark 4.2 or newer",
+                option=option,
             )
     for option, wanted in (
         ("minPartitions", options.min_partitions is not None),
         ("taskBytes", options.task_bytes is not None),
     ):
         if wanted:
-            raise NotStreamableError(
-                f"the option {option} is of a batch: a stream cuts no partition", option=option
+            raise InvalidRequestError(
+                Reason.NOT_STREAMABLE,
+                f"the option {option} is of a batch: a stream cuts no partition",
+                option=option,
             )
     return StreamSettings(rows_max=rows_max, bounded=bounded)

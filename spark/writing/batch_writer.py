@@ -72,8 +72,8 @@ class KeylaneBatchWriter(DataSourceArrowWriter):
         Check the options and the columns, and make the hidden subject.  Blocks.
 
         Raises:
-            ConfigError, RowsInvalidError, RowOrderError: the write cannot work.
-            HiddenTakenError: another job fills the hidden subject that the options name.
+            ConfigError, RowsError: the write cannot work.
+            PublishError: another job fills the hidden subject that the options name.
             KeylaneError: what the metaserver answers.
         """
         options = parse_write_options(given)

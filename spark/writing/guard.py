@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ...protocol.errors import RowOrderError
+from ...protocol.errors import Reason, RowsError
 from ...protocol.limits import LOGICAL_PARTITIONS
 from .job import Order
 
@@ -40,7 +40,7 @@ def guarded_columns(
         key_was_read: the column `key` is that of a subject, so its rows had an order.
 
     Raises:
-        RowOrderError: they are not there and have to be.
+        RowsError: they are not there and have to be.
     """
     if order == "none":
         return None
@@ -48,15 +48,17 @@ def guarded_columns(
         if set(pair) <= set(names):
             return pair
     if order == "required" or {name for pair in PAIRS for name in pair} & set(names):
-        raise RowOrderError(
-            f"the columns partition and offset are wanted, and there are {', '.join(names)}"
+        raise RowsError(
+            Reason.ROW_ORDER,
+            f"the columns partition and offset are wanted, and there are {', '.join(names)}",
         )
     if key_was_read:
-        raise RowOrderError(
+        raise RowsError(
+            Reason.ROW_ORDER,
             "the column key was read from a subject, and the columns partition and offset, which "
             "show that the order of "
             "each key is kept, were dropped: keep them, or set order=none where the rows of a key "
-            "have no order"
+            "have no order",
         )
     return None
 
@@ -94,7 +96,7 @@ class OrderGuard:
             first_row: the number of the first one, for the error.
 
         Raises:
-            RowOrderError
+            RowsError
         """
         if not batch.num_rows:
             return
@@ -150,11 +152,14 @@ class OrderGuard:
     def _numbers(self, batch: pa.RecordBatch, name: str) -> Any:
         column = batch.column(name)
         if column.null_count or not pa.types.is_integer(column.type):
-            raise RowOrderError(f"column {name} holds something else than whole numbers")
+            raise RowsError(
+                Reason.ROW_ORDER, f"column {name} holds something else than whole numbers"
+            )
         return column.to_numpy(zero_copy_only=False).astype(np.int64)
 
-    def _wrong(self, source: str, row: int, offset: int, before: int) -> RowOrderError:
-        return RowOrderError(
+    def _wrong(self, source: str, row: int, offset: int, before: int) -> RowsError:
+        return RowsError(
+            Reason.ROW_ORDER,
             f"row {row} of task {self._task} has offset {offset} of {self._partition} {source}, "
             f"after offset {before}",
             task=self._task,

@@ -20,14 +20,13 @@ from ...protocol.clock import Clock, SystemClock
 from ...protocol.control import DeleteSubject, PartitionStatus, SubjectView
 from ...protocol.endpoints import CAPABILITY
 from ...protocol.errors import (
-    AccessOffError,
-    CommitUnknownError,
+    InvalidRequestError,
     KeylaneError,
     NotSentError,
-    OperationRunningError,
-    PublishOutdatedError,
+    PublishError,
+    Reason,
     RetryRule,
-    RowsRemovedError,
+    RowsError,
     SubjectDeletedError,
     SubjectUnknownError,
 )
@@ -89,9 +88,9 @@ class HiddenSubject:
             cut: also begin to continue the target behind it; see `cut`.
 
         Raises:
-            PublishOutdatedError: the target's partitions have changed since it was made, so they
+            PublishError: the target's partitions have changed since it was made, so they
                 cannot be cut.
-            HiddenTakenError: another job fills it.
+            PublishError: another job fills it.
             SubjectUnknownError: the target does not exist, and the options do not say to create it.
             AccessDeniedError: the job has not all rights; names each that it will need.
             KeylaneError: what the metaserver answers, or that it does not answer.
@@ -111,7 +110,9 @@ class HiddenSubject:
         """
         try:
             shown = await self._trying(lambda: self._meta.call(CAPABILITY, AskCapability()))
-        except AccessOffError:
+        except InvalidRequestError as error:
+            if error.reason is not Reason.ACCESS_OFF:
+                raise
             return
         may, _, _ = parts_of(shown.bearer)
         target = self._options.subject
@@ -142,8 +143,12 @@ class HiddenSubject:
             left -= 1
             try:
                 view = await self.make(cut=True)
-            except PublishOutdatedError:
-                if not left or not await self._delete_empty():
+            except PublishError as error:
+                if (
+                    error.reason is not Reason.PUBLISH_OUTDATED
+                    or not left
+                    or not await self._delete_empty()
+                ):
                     raise
         parents = {parent for each in view.route.partitions for parent in each.parents}
         first = min(each.partition_id for each in view.route.partitions)
@@ -192,7 +197,7 @@ class HiddenSubject:
         As `stored`, if all of them are still there.
 
         Raises:
-            RowsRemovedError: retention has removed some, as it may where the target's retention is
+            RowsError: retention has removed some, as it may where the target's retention is
                 TIME.
         """
         statuses = await self._statuses()
@@ -239,8 +244,8 @@ class HiddenSubject:
         Publish it, and wait until the route has changed; again changes nothing.
 
         Raises:
-            CommitUnknownError: the metaserver has not answered in time.
-            PublishOutdatedError: the target's partitions were changed, or the publication was
+            PublishError: the metaserver has not answered in time.
+            PublishError: the target's partitions were changed, or the publication was
                 canceled.
             SubjectDeletedError: another subject has the name, or was published under it.
             KeylaneError: the metaserver's refusal; nothing is published.
@@ -262,14 +267,16 @@ class HiddenSubject:
         except KeylaneError as error:
             if error.retry is RetryRule.NEVER:
                 raise
-            raise CommitUnknownError(
+            raise PublishError(
+                Reason.COMMIT_UNKNOWN,
                 f"{self.name!r} may be published in {self._options.subject!r} or not: "
                 f"{error.message}",
                 subject=self.name,
                 target=self._options.subject,
             ) from error
         if answer.state is OperationState.CANCELED:
-            raise PublishOutdatedError(
+            raise PublishError(
+                Reason.PUBLISH_OUTDATED,
                 f"the publication of {self.name!r} was canceled: its rows are not in "
                 f"{self._options.subject!r}, write them again",
                 subject=self.name,
@@ -301,20 +308,18 @@ class HiddenSubject:
             try:
                 return await ask()
             except KeylaneError as error:
-                passes = error.retry is not RetryRule.NEVER or isinstance(
-                    error, OperationRunningError
-                )
-                if not passes or self._clock.boot_ms() >= until:
+                if error.retry is RetryRule.NEVER or self._clock.boot_ms() >= until:
                     raise
             await asyncio.sleep(pauses.next_ms() / 1000)
 
 
 def check_kept(hidden: str, partition_id: int, first_offset: int) -> None:
-    """Raises RowsRemovedError: the partition of the hidden subject begins behind its first row, as
+    """Raises RowsError: the partition of the hidden subject begins behind its first row, as
     retention has removed some.
     """
     if first_offset:
-        raise RowsRemovedError(
+        raise RowsError(
+            Reason.ROWS_REMOVED,
             f"retention has removed {counted(first_offset, 'row')} of partition {partition_id} of "
             f"{hidden!r} before their "
             "publication",

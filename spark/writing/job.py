@@ -21,13 +21,7 @@ import xxhash
 
 from ...arrow.secured import PLAIN, Secured
 from ...protocol.address import addresses_of
-from ...protocol.errors import (
-    ConfigError,
-    KeylaneError,
-    RowOrderError,
-    RowsDifferError,
-    SubjectDeletedError,
-)
+from ...protocol.errors import ConfigError, KeylaneError, Reason, RowsError, SubjectDeletedError
 from ...protocol.ids import Subject, check_name
 from ...protocol.limits import PARTITIONS_MAX
 from ...protocol.routing import Route
@@ -243,8 +237,8 @@ def check_job(reports: Sequence[TaskReport | None], stored: Mapping[int, int]) -
         stored: partition id of the hidden subject → messages.
 
     Raises:
-        RowOrderError: two tasks may have written rows of one key.
-        RowsDifferError: there are other rows than those of the tasks.
+        RowsError: two tasks may have written rows of one key.
+        RowsError: there are other rows than those of the tasks.
     """
     said = [report for report in reports if report is not None]
     check_sources(said)
@@ -254,7 +248,8 @@ def check_job(reports: Sequence[TaskReport | None], stored: Mapping[int, int]) -
     for partition_id in sorted({*wanted, *stored}):
         there = stored.get(partition_id, 0)
         if there != wanted[partition_id]:
-            raise RowsDifferError(
+            raise RowsError(
+                Reason.ROWS_DIFFER,
                 f"partition {partition_id} has {there} messages, and the tasks have written "
                 f"{wanted[partition_id]}",
                 partition_id=partition_id,
@@ -263,14 +258,15 @@ def check_job(reports: Sequence[TaskReport | None], stored: Mapping[int, int]) -
 
 
 def check_sources(reports: Sequence[TaskReport]) -> None:
-    """Raises RowOrderError if rows of one source partition and one logical partition are in two
+    """Raises RowsError if rows of one source partition and one logical partition are in two
     tasks.
     """
     seen: dict[str, int] = {}
     for report in reports:
         for source, logical in report.sources.items():
             if seen.get(source, 0) & logical:
-                raise RowOrderError(
+                raise RowsError(
+                    Reason.ROW_ORDER,
                     f"rows of one key of source partition {source} may be in task {report.task} "
                     f"and in another one: "
                     "tasks run at the same time",

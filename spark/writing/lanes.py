@@ -38,8 +38,9 @@ from ...protocol.errors import (
     KeylaneError,
     NotSentError,
     PartitionUnknownError,
+    Reason,
     RetryRule,
-    RowsDifferError,
+    RowsError,
     SequenceGapError,
     SequenceReusedError,
     StaleRouteError,
@@ -343,7 +344,8 @@ class Lane:
         """
         where = {"task": self._sender.task, "partition_id": self._partition.partition_id}
         if isinstance(error, SequenceReusedError):
-            raise RowsDifferError(
+            raise RowsError(
+                Reason.ROWS_DIFFER,
                 f"task {self._sender.task} was run before, and had other rows for partition "
                 f"{self._partition.partition_id}",
                 **where,

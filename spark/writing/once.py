@@ -21,12 +21,7 @@ import asyncio
 from collections.abc import Callable
 
 from ...protocol.clock import Clock
-from ...protocol.errors import (
-    HiddenTakenError,
-    PublishOutdatedError,
-    PublishTargetError,
-    SubjectDeletedError,
-)
+from ...protocol.errors import PublishError, Reason, SubjectDeletedError
 from .hidden import POLL_S, HiddenSubject
 
 
@@ -46,7 +41,7 @@ async def make_once(
         to write.
 
     Raises:
-        HiddenTakenError: other drivers write the same job, and make it anew again and again.
+        PublishError: other drivers write the same job, and make it anew again and again.
         SubjectDeletedError: a broker that has rows of an earlier run is away.
         KeylaneError: what the metaserver answers.
     """
@@ -55,21 +50,22 @@ async def make_once(
     while True:
         try:
             return name, (await subject_of(name, 0).make()).route.subject_id
-        except HiddenTakenError:
-            if clock.boot_ms() >= until_ms:
-                raise
-            # While one is being published this waits, and then finds none of the name.
-            await subject_of(name, 0).delete()
         except SubjectDeletedError:
             if clock.boot_ms() >= until_ms:
                 raise
             await asyncio.sleep(POLL_S)
-        except PublishTargetError as error:
+        except PublishError as error:
+            if error.reason is Reason.HIDDEN_TAKEN and clock.boot_ms() < until_ms:
+                # While one is being published this waits, and then finds none of the name.
+                await subject_of(name, 0).delete()
+                continue
             if error.published_id is None:
                 raise
             try:
                 await subject_of(name, error.published_id).publish()
-            except PublishOutdatedError:
+            except PublishError as refusal:
+                if refusal.reason is not Reason.PUBLISH_OUTDATED:
+                    raise
                 canceled += 1
                 name = f"{hidden}.{canceled}"
             else:

@@ -29,7 +29,7 @@ import xxhash
 from ...arrow.column_hash import hash_column
 from ...producer.tables.arrow import Column
 from ...protocol.batch import BYTES_PER_MESSAGE, join_columns
-from ...protocol.errors import InvalidRequestError, KeylaneError, RowsInvalidError
+from ...protocol.errors import InvalidRequestError, KeylaneError, Reason, RowsError
 from ...protocol.ids import MAX_I64
 from ...protocol.limits import KEY_BYTES_MAX, LOGICAL_PARTITIONS
 from ...protocol.message import check_own, pack_properties
@@ -243,7 +243,7 @@ class RowReader:
         The rows of a record batch.
 
         Raises:
-            RowsInvalidError: a value is null or too large, a property is no text, or a time has no
+            RowsError: a value is null or too large, a property is no text, or a time has no
                 nanoseconds of 64 bits.
         """
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
@@ -324,8 +324,9 @@ class RowReader:
                 f"key, value and properties have {sizes[row]} bytes, over {self._limit}",
             )
 
-    def _wrong(self, column: str, index: int, why: str) -> RowsInvalidError:
-        return RowsInvalidError(
+    def _wrong(self, column: str, index: int, why: str) -> RowsError:
+        return RowsError(
+            Reason.ROWS_INVALID,
             f"row {self.row + index} of task {self._task}, column {column}: {why}",
             column=column,
             row=self.row + index,

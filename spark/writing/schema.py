@@ -13,7 +13,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from ...protocol.errors import RowsInvalidError
+from ...protocol.errors import Reason, RowsError
 
 _BYTES = (BinaryType, StringType)
 _NUMBERS = (IntegerType, LongType)
@@ -44,7 +44,7 @@ def check_columns(schema: StructType) -> None:
     Check the columns of a write.
 
     Raises:
-        RowsInvalidError: names every column that is unknown, missing or of another type.
+        RowsError: names every column that is unknown, missing or of another type.
     """
     problems = []
     if "value" not in schema.names:
@@ -60,10 +60,11 @@ def check_columns(schema: StructType) -> None:
             names = " or ".join(_TEXTS if kind is MapType else kind.typeName() for kind in wanted)
             problems.append(f"{each.name} is {each.dataType.simpleString()}, not {names}")
     if problems:
-        raise RowsInvalidError(
+        raise RowsError(
+            Reason.ROWS_INVALID,
             f"{'; '.join(problems)}.  A row has value (binary or string), and if wanted key "
             f"(binary or string), "
-            "properties (map<string,string>) and timestamp"
+            "properties (map<string,string>) and timestamp",
         )
 
 

@@ -60,7 +60,7 @@ class KeylaneStreamWriter(DataSourceStreamArrowWriter):
         Check the options, the columns and the subject.  Blocks.
 
         Raises:
-            ConfigError, RowsInvalidError, RowOrderError: the write cannot work.
+            ConfigError, RowsError: the write cannot work.
             SubjectUnknownError, UnreachableError: what the metaserver answers, or that it does not.
         """
         options = parse_write_options(given)
@@ -110,7 +110,7 @@ class KeylaneStreamWriter(DataSourceStreamArrowWriter):
             return TaskDone(run_with_network(work, self._options.secured))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """End a batch: its rows are stored.  Raises RowOrderError if two tasks may have had rows of
+        """End a batch: its rows are stored.  Raises RowsError if two tasks may have had rows of
         one key.
         """
         with readable_errors():

@@ -42,7 +42,7 @@ async def write_task(
             keylane's own.
 
     Raises:
-        RowsInvalidError, RowOrderError, RowsDifferError: the rows cannot be written, or an earlier
+        RowsError: the rows cannot be written, or an earlier
             attempt had others.
         KeylaneError: a broker or the metaserver refuses, or does not answer in time; another
             subject has the name.

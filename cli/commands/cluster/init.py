@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from ....protocol.errors import ClusterFolderError
+from ....protocol.errors import ConfigError, Reason
 from ...options import OutputFormat
 from ...screen import show_json, show_line
 from .certificates import CertificateAuthority
@@ -28,7 +28,7 @@ def init_cluster(folder: Path, plan: ClusterPlan, *, keylane: str, output: Outpu
     Write the files, and say what to do with them.
 
     Raises:
-        ClusterFolderError: the folder is not empty, or cannot be written; what was in it is not
+        ConfigError: the folder is not empty, or cannot be written; what was in it is not
             changed.
     """
     _claim(folder)
@@ -41,8 +41,8 @@ def init_cluster(folder: Path, plan: ClusterPlan, *, keylane: str, output: Outpu
         _empty(folder)
         if not isinstance(error, OSError):
             raise
-        raise ClusterFolderError(
-            f"cannot write to {folder}: {error.strerror}", path=str(folder)
+        raise ConfigError(
+            Reason.CLUSTER_FOLDER, f"cannot write to {folder}: {error.strerror}", path=str(folder)
         ) from error
     _say(folder, plan, tokens, output)
 
@@ -58,16 +58,18 @@ def _empty(folder: Path) -> None:
 
 
 def _claim(folder: Path) -> None:
-    """Make the folder.  Raises ClusterFolderError."""
+    """Make the folder.  Raises ConfigError."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         used = next(folder.iterdir(), None)
     except OSError as error:
-        raise ClusterFolderError(
-            f"cannot use {folder}: {error.strerror}", path=str(folder)
+        raise ConfigError(
+            Reason.CLUSTER_FOLDER, f"cannot use {folder}: {error.strerror}", path=str(folder)
         ) from error
     if used is not None:
-        raise ClusterFolderError(f"{folder} is not empty: {used.name} is in it", path=str(folder))
+        raise ConfigError(
+            Reason.CLUSTER_FOLDER, f"{folder} is not empty: {used.name} is in it", path=str(folder)
+        )
 
 
 def _files(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import asdict
 
 from ....consumer import QueueProgress, QueueReader
-from ....protocol.errors import KeylaneError, SubjectNotStaticError
+from ....protocol.errors import ConflictError, KeylaneError
 from ....protocol.routing import ConsumeStrategy, PartitionState
 from ....protocol.text import counted
 from ...connection import open_admin
@@ -133,7 +133,7 @@ async def _queue_progress(meta: str, subject: str, group: str) -> list[QueueProg
     async with QueueReader(meta, subject=subject, wait_s=WAIT_S.get()) as reader:
         try:
             views = await reader.queues()
-        except SubjectNotStaticError:
+        except ConflictError:
             return []
         answers = await asyncio.gather(
             *(reader.progress(view.queue, group) for view in views), return_exceptions=True

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from ....metaserver.backup.service import backup_database, restore_database
-from ....protocol.errors import BackupFileError
+from ....protocol.errors import ConfigError, Reason
 from ...options import OutputFormat
 from ...screen import show_json, show_line
 from .database import backup_content, database_settings
@@ -29,7 +29,9 @@ async def backup(
     try:
         head = await backup_database(database_settings(data, database_url), write)
     except OSError as error:
-        raise BackupFileError(f"cannot write {file}: {error.strerror}", path=str(file)) from error
+        raise ConfigError(
+            Reason.BACKUP_FILE, f"cannot write {file}: {error.strerror}", path=str(file)
+        ) from error
     if output is OutputFormat.JSON:
         show_json(head)
     else:

@@ -25,7 +25,7 @@ from ....metaserver.sql.database import open_database
 from ....metaserver.sql.migrate import HEAD
 from ....protocol.address import addresses_of
 from ....protocol.clock import SystemClock
-from ....protocol.errors import BackupFileError
+from ....protocol.errors import ConfigError, Reason
 from ....protocol.text import counted, listed, without_password
 from ....rpc.http_network import client_network
 from ...options import OutputFormat
@@ -192,8 +192,10 @@ async def migrate(data: Path | None, database_url: str | None, output: OutputFor
 
 
 def backup_content(file: Path) -> bytes:
-    """The content of a backup's file.  Raises BackupFileError."""
+    """The content of a backup's file.  Raises ConfigError."""
     try:
         return file.read_bytes()
     except OSError as error:
-        raise BackupFileError(f"cannot read {file}: {error.strerror}", path=str(file)) from error
+        raise ConfigError(
+            Reason.BACKUP_FILE, f"cannot read {file}: {error.strerror}", path=str(file)
+        ) from error

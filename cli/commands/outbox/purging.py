@@ -54,7 +54,7 @@ async def purge_unsent(
 
     Raises:
         ConfigError: no subject is named, or no terminal can be asked and `yes` is not said.
-        OutboxSubjectExistsError: the subject exists.
+        ConflictError: the subject exists.
     """
     if not subject:
         raise ConfigError("--waiting needs --subject: rows of one subject are deleted")

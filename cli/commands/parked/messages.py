@@ -8,7 +8,7 @@ from types import EllipsisType
 from typing import TYPE_CHECKING
 
 from ....admin import Admin, ParkedMessage
-from ....protocol.errors import ConfigError, ParkedKeyUnknownError
+from ....protocol.errors import ConfigError, NotFoundError, Reason
 from ....protocol.scheduled.deliver_at import shown
 from ....protocol.text import counted
 from ...connection import open_admin
@@ -43,7 +43,7 @@ async def show_parked(
     meta: str, output: OutputFormat, subject: str, group: str, selection: Selection, *, first: int
 ) -> None:
     """Show the oldest parked messages of each key that is asked for.  Raises
-    ParkedKeyUnknownError.
+    NotFoundError.
     """
     if not (selection.said or selection.among_dead):
         raise ConfigError(f"say which messages: {OPTIONS}")
@@ -75,7 +75,7 @@ async def skip_parked(
     Skip parked messages of each key that is asked for, after a yes.
 
     Raises:
-        ParkedKeyUnknownError
+        NotFoundError
         ConfigError: nothing says which, or one key is parked on two partitions, and none is named.
     """
     if not (selection.said or selection.among_dead):
@@ -90,7 +90,7 @@ async def skip_parked(
         few = SKIPPED_SHOWN if first is None else min(first, SKIPPED_SHOWN)
         lost = await _messages(admin, subject, group, selection, few)
         if not views:  # it was parked since
-            raise ParkedKeyUnknownError
+            raise NotFoundError(Reason.PARKED_KEY_UNKNOWN)
         count = sum(view.messages if first is None else min(first, view.messages) for view in views)
         skipped = 0
         if count:

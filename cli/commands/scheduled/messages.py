@@ -51,7 +51,7 @@ def _show(listed: ScheduledMessages) -> None:
 async def cancel_scheduled(
     meta: str, output: OutputFormat, scheduled_id: str, *, broker: str | None
 ) -> None:
-    """Cancel a message.  Raises ScheduledUnknownError."""
+    """Cancel a message.  Raises NotFoundError."""
     async with open_admin(broker or meta) as admin:
         outcome = await admin.cancel_scheduled(scheduled_id, broker=broker)
     if output is OutputFormat.JSON:

@@ -12,13 +12,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ....protocol.errors import (
-    CutOverError,
-    ManifestError,
-    NotSentError,
-    PublishCursorsError,
-    SubjectUnknownError,
-)
+from ....protocol.errors import JobError, NotSentError, PublishError, Reason, SubjectUnknownError
 
 if TYPE_CHECKING:
     from ....admin import Admin
@@ -57,7 +51,7 @@ async def cut_over(
         Where the groups go on, as `CutOver.starts`, and what became of the publication.
 
     Raises:
-        What `plan_cut_over` and `Admin.publish_subject` raise; PublishCursorsError: groups change
+        What `plan_cut_over` and `Admin.publish_subject` raise; PublishError: groups change
         all the while.
     """
     left = LOOKS_MAX
@@ -75,8 +69,8 @@ async def cut_over(
                 revisions=planned.revisions,
                 wait=wait,
             )
-        except PublishCursorsError:
-            if not left:
+        except PublishError as error:
+            if error.reason is not Reason.PUBLISH_CURSORS or not left:
                 raise
         else:
             return planned.starts, answer
@@ -87,10 +81,10 @@ async def plan_cut_over(admin: Admin, meta: str, hidden: str, subject: str, fold
     Look where the consumer groups are, in the messages and so in the rows.
 
     Raises:
-        ManifestError: there is no manifest, it is not complete, or it is of other subjects or of
+        JobError: there is no manifest, it is not complete, or it is of other subjects or of
             other rows.
-        RowsRemovedError: retention has removed some of the rows.
-        CutOverError: messages would be missing, or cursors change all the while.
+        RowsError: retention has removed some of the rows.
+        JobError: messages would be missing, or cursors change all the while.
         NotSentError: a broker does not answer.
     """
     from ....arrow.reading import read
@@ -100,7 +94,7 @@ async def plan_cut_over(admin: Admin, meta: str, hidden: str, subject: str, fold
 
     manifest = OutputFolder(folder).read(MANIFEST)
     if manifest is None:
-        raise ManifestError(f"{folder} has no manifest", path=folder)
+        raise JobError(Reason.MANIFEST, f"{folder} has no manifest", path=folder)
     live_offsets(manifest, where=folder)
     _check_subjects(manifest, hidden, subject, folder)
     subject_id = manifest.output.subject_id if manifest.output else 0
@@ -127,16 +121,17 @@ async def plan_cut_over(admin: Admin, meta: str, hidden: str, subject: str, fold
         now, revisions = await _cursors(admin, subject, before=min(ends))
         if now == cursors:
             return CutOver(starts=starts, ends=covered, revisions=revisions, subject_id=subject_id)
-    raise CutOverError(
+    raise JobError(
+        Reason.CUT_OVER,
         f"consumer groups of {subject} were reset, or handled messages, while the rows were read: "
         f"leave them as they are "
-        "until the rows are published"
+        "until the rows are published",
     )
 
 
 async def _ends(admin: Admin, hidden: str) -> dict[int, int]:
     """Partition of the hidden subject → one past its last row.  Raises SubjectUnknownError,
-    NotSentError, RowsRemovedError.
+    NotSentError, RowsError.
     """
     from ....spark.writing.hidden import check_kept
 
@@ -154,12 +149,13 @@ async def _ends(admin: Admin, hidden: str) -> dict[int, int]:
 
 
 def _check_rows(manifest: Manifest, hidden: str, ends: dict[int, int], folder: str) -> None:
-    """Raises ManifestError unless the hidden subject has the rows that the job of the folder has
+    """Raises JobError unless the hidden subject has the rows that the job of the folder has
     counted, and no others.
     """
     assert manifest.output
     if ends != (manifest.output.messages or {}):
-        raise ManifestError(
+        raise JobError(
+            Reason.MANIFEST,
             f"{hidden} has other rows than the job of {folder} has written: it was made anew or "
             f"written to since; delete it "
             "(`keylane subject delete`), and run the job again",
@@ -189,7 +185,8 @@ def _check_subjects(manifest: Manifest, hidden: str, subject: str, folder: str) 
     output = manifest.output
     if not output or (output.hidden, output.target, manifest.subject) != (hidden, subject, subject):
         made = f"{output.hidden} for {output.target}" if output else "Parquet files"
-        raise ManifestError(
+        raise JobError(
+            Reason.MANIFEST,
             f"{folder} is of {manifest.subject}, into {made}, not of {subject} into {hidden}",
             path=folder,
         )
@@ -203,7 +200,7 @@ async def _cursors(
 
     Raises:
         NotSentError: a broker does not answer.
-        CutOverError: messages are set aside.
+        JobError: messages are set aside.
     """
     cursors: dict[str, dict[int, int]] = {}
     revisions: dict[str, str] = {}
@@ -214,7 +211,8 @@ async def _cursors(
             if each.offset is None:
                 raise NotSentError(each.problem or "a broker does not answer")
             if each.parked:
-                raise CutOverError(
+                raise JobError(
+                    Reason.CUT_OVER,
                     f"consumer group {group.group!r} has {each.parked} messages of partition "
                     f"{each.partition_id} set aside, which "
                     "would be deleted: redrive or discard them first (`keylane parked`)",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from ....protocol.errors import ConfigError, ManifestError
+from ....protocol.errors import ConfigError, JobError
 from ....protocol.operations import OperationState
 from ...connection import open_admin
 from ...options import OutputFormat
@@ -19,7 +19,7 @@ def show_parked(folder: str) -> None:
 
     output = OutputFolder(folder)
     manifest = None
-    with suppress(ManifestError):  # the cut-over says so
+    with suppress(JobError):  # the cut-over says so
         manifest = output.read(MANIFEST)
     if manifest is not None and (line := output.parked_text(manifest)):
         show_line(f"{line}; a cut-over deletes them, and no group gets them", errors=True)

@@ -20,12 +20,8 @@ from keylane.protocol import endpoints
 from keylane.protocol.control import Heartbeat, Join
 from keylane.protocol.errors import (
     AccessDeniedError,
-    ForeignHostError,
-    InvalidNameError,
     InvalidRequestError,
-    OriginError,
-    ScheduledUnknownError,
-    TokenInUrlError,
+    Reason,
     UnauthenticatedError,
 )
 from keylane.protocol.frames import Authenticate, Challenge
@@ -34,6 +30,7 @@ from keylane.rpc.access.wallet import Wallet
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
 from support.access.guarded import GuardedCluster, capabilities, figures_of, refusal_of
+from support.raising import raises
 from support.server_process import run_keylane
 
 
@@ -111,7 +108,7 @@ async def test_cancel_of_a_forgotten_id_is_unknown_to_principals_that_may_produc
         soon = await producer.send("later.mine", b"1", deliver_at=at)
         hour = await producer.send("later.mine", b"2", deliver_at=at + timedelta(hours=1))
         forgotten = replace(hour, scheduled_id="00" * 16)
-        with pytest.raises(ScheduledUnknownError):
+        with raises(Reason.SCHEDULED_UNKNOWN):
             await producer.cancel(forgotten)
         async with Producer(guarded.meta, token=stranger) as other:
             for receipt in (hour, forgotten):
@@ -160,18 +157,18 @@ async def test_query_does_not_stand_in_for_what_the_call_is_about(guarded: Guard
         code = await refusal_of(guarded.meta, path, json=body, **ask)
         assert code == InvalidRequestError.code, path
     path = "/v1/subjects/c.own%2F..%2Fvictim/delete"
-    assert await refusal_of(guarded.meta, path, json={}, **ask) == InvalidNameError.code
+    assert await refusal_of(guarded.meta, path, json={}, **ask) == Reason.NAME_INVALID.code
     headers = {"Authorization": f"Bearer {guarded.admin_token}"}
     async with aiohttp.ClientSession() as session:
         url = f"http://{guarded.meta}/v1/subjects"
         async with session.get(url, headers=[*headers.items(), *headers.items()]) as twice:
             assert (await twice.json())["code"] == UnauthenticatedError.code
         async with session.get(f"{url}?token={guarded.admin_token}", headers=headers) as in_url:
-            assert (await in_url.json())["code"] == TokenInUrlError.code
+            assert (await in_url.json())["code"] == Reason.TOKEN_IN_URL.code
         async with session.get(url, headers=headers | {"Origin": "http://evil"}) as site:
-            assert (await site.json())["code"] == OriginError.code
+            assert (await site.json())["code"] == Reason.ORIGIN.code
         async with session.get(url, headers=headers | {"Host": "evil:7000"}) as rebound:
-            assert (await rebound.json())["code"] == ForeignHostError.code
+            assert (await rebound.json())["code"] == Reason.FOREIGN_HOST.code
 
 
 async def test_heartbeats_of_several_sessions_need_the_right_on_each(guarded: GuardedCluster):

@@ -28,9 +28,9 @@ from keylane.protocol.errors import (
     FrameError,
     InvalidRequestError,
     KeylaneError,
-    OffsetInvalidError,
     OffsetOutOfRangeError,
     PartitionUnknownError,
+    Reason,
     TokenUnknownError,
     WrongBrokerError,
 )
@@ -50,6 +50,7 @@ from keylane.rpc.http_network import HttpNetwork
 from keylane.rpc.server import ControlRoute, Server
 from sim.machines.store import SESSION, batch, facts, settings_of
 from support.brokers.broker_process import BrokerProcess
+from support.raising import raises
 
 
 @pytest.fixture(scope="module")
@@ -187,8 +188,8 @@ BAD_CALLS = {
     "no batch": (Append, lambda n: b"hello", CorruptBatchError),
     "unknown partition": (lambda n: Read(1 << 40, 0, 100), None, PartitionUnknownError),
     "negative partition": (lambda n: Read(-1, 0, 100), None, PartitionUnknownError),
-    "negative offset": (lambda n: Read(n, -1, 100), None, OffsetInvalidError),
-    "huge offset": (lambda n: Read(n, 1 << 63, 100), None, OffsetInvalidError),
+    "negative offset": (lambda n: Read(n, -1, 100), None, Reason.OFFSET_INVALID),
+    "huge offset": (lambda n: Read(n, 1 << 63, 100), None, Reason.OFFSET_INVALID),
     "future offset": (lambda n: Read(n, 3, 100), None, OffsetOutOfRangeError),
     "negative bytes": (lambda n: Read(n, 0, -1), None, InvalidRequestError),
     "token unknown": (lambda n: Pull(n, "audit", SESSION, 9, 0, 100, 0), None, TokenUnknownError),
@@ -205,7 +206,7 @@ async def test_bad_calls_are_typed_errors_and_change_nothing(client, partition_i
     make, payload, error = BAD_CALLS[name]
     await client.call(Acquire(partition_id, "g", SESSION, 5, 1000))
     before = (await client.health()).details["next_position"]
-    with pytest.raises(error):
+    with raises(error):
         await client.call(make(partition_id), payload(partition_id) if payload else b"")
 
     assert (await client.health()).details["next_position"] == before
@@ -251,7 +252,7 @@ def test_broker_that_cannot_start_tells_the_reason(process, tmp_path):
     port = process.address.rpartition(":")[2]
     other = BrokerProcess(tmp_path / "data")
     assert "AddressError" in other.refused("--port", port)
-    assert "HostError" in other.refused("--host", "0.0.0.0")
+    assert "INSECURE_HOST" in other.refused("--host", "0.0.0.0")
     assert not (tmp_path / "data").exists()
     assert "another broker is using" in BrokerProcess(process.data).refused()
     (tmp_path / "file").write_text("")

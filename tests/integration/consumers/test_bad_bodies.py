@@ -147,7 +147,7 @@ async def test_child_ends_when_a_forking_handler_comes_back_in_it(
                 await asyncio.sleep(0.05)
     assert handled == [b"%d" % number for number in range(6)]
     assert statuses == [os.EX_SOFTWARE] * 6
-    assert said.read_text().count("ForkReturnedError 1258") == 6
+    assert said.read_text().count("UsageError 1258") == 6
 
 
 async def test_child_of_a_handler_handles_no_later_message_when_the_handler_returns(

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from keylane import Consumer, Message, Producer
-from keylane.protocol.errors import OtherTaskError
+from keylane.protocol.errors import Reason
 from support.cluster import Cluster, eventually
+from support.raising import raises
 
 SENT = 40
 
@@ -102,7 +103,7 @@ async def test_message_of_a_key_is_refused_to_a_second_task_before_the_ack(
     ) as consumer:
         tasks = [asyncio.create_task(iterate(consumer)) for _ in range(2)]
         await eventually(lambda: len(handled) == 4, seconds=60)
-        with pytest.raises(OtherTaskError):
+        with raises(Reason.OTHER_TASK):
             await tasks[1]
     await asyncio.wait_for(tasks[0], 30)
     assert handled == [b"0", b"1", b"2", b"3"]

@@ -17,13 +17,9 @@ from keylane import (
     Message,
     Producer,
 )
-from keylane.errors import (
-    AlreadyOpenError,
-    HandlerTypeError,
-    PartitionUnknownError,
-    SeekRefusedError,
-)
+from keylane.errors import HandlerTypeError, PartitionUnknownError, Reason
 from support.cluster import Cluster, eventually
+from support.raising import raises
 
 
 async def send(cluster: Cluster, subject: str, count: int) -> None:
@@ -142,9 +138,9 @@ async def test_callbacks_tell_of_partitions_that_come_and_go(shared_cluster: Clu
 
 async def test_seek_is_refused_with_the_way_to_reset():
     consumer = Consumer("127.0.0.1:1", subject="s", group="g")
-    with pytest.raises(SeekRefusedError, match="keylane group reset"):
+    with raises(Reason.SEEK_IN_GROUP, match="keylane group reset"):
         consumer.seek(3, 100)
-    with pytest.raises(SeekRefusedError, match="keylane group reset"):
+    with raises(Reason.SEEK_IN_GROUP, match="keylane group reset"):
         consumer.seek_to_time("-1h")
     with pytest.raises(InvalidRequestError, match="subject"):
         consumer.on("orders", group="g")
@@ -202,9 +198,9 @@ async def test_consumer_without_a_subject_handles_several(shared_cluster: Cluste
         with pytest.raises(InvalidRequestError, match=by_id + "Assignment"):
             await consumer.pause(*consumer.assignment)  # type: ignore[arg-type]
         assert not any(each.paused for each in consumer.assignment)
-        with pytest.raises(SeekRefusedError, match="keylane group reset"):
+        with raises(Reason.SEEK_IN_GROUP, match="keylane group reset"):
             consumer.seek(owned[0], 3)
-        with pytest.raises(AlreadyOpenError):
+        with raises(Reason.ALREADY_OPEN):
             consumer.on("several-a", group="h")(one)
         refused.set()
         await running

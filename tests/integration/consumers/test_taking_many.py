@@ -20,8 +20,9 @@ from keylane import (
     Message,
     Producer,
 )
-from keylane.errors import MixedUseError, OtherTaskError
+from keylane.errors import Reason
 from support.cluster import Cluster, eventually
+from support.raising import raises
 
 
 async def fill(
@@ -110,7 +111,7 @@ async def test_getmany_gives_messages_of_a_key_together_and_holds_later_ones(
             await consumer.nack(3)  # type: ignore[arg-type]
         with pytest.raises(InvalidRequestError, match="another consumer"):
             await consumer.ack(stranger)
-        with pytest.raises(MixedUseError):
+        with raises(Reason.MIXED_USE):
             await anext(consumer)
         with pytest.raises(InvalidRequestError, match="max_records must be"):
             await consumer.getmany(max_records=0)
@@ -122,7 +123,7 @@ async def test_getmany_gives_messages_of_a_key_together_and_holds_later_ones(
             done += messages
         waiting = asyncio.create_task(consumer.getmany(timeout_ms=30_000))
         await asyncio.sleep(0.01)
-        with pytest.raises(OtherTaskError):
+        with raises(Reason.OTHER_TASK):
             await consumer.getmany()
         await eventually(lambda: consumer.lag.messages == 0)
     with pytest.raises(ClosedError):

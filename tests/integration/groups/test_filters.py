@@ -11,9 +11,10 @@ from collections.abc import Callable
 import pytest
 
 from keylane import Admin, Consumer, ConsumerSettings, Message, Producer
-from keylane.errors import ConfigError, GroupFilterError
+from keylane.errors import ConfigError, Reason
 from keylane.protocol.backoff import Backoff
 from support.cluster import Cluster, eventually
+from support.raising import raises
 
 FAST = ConsumerSettings(handler_backoff=Backoff(first_ms=5, max_ms=5))
 
@@ -209,7 +210,7 @@ async def test_consumer_with_another_filter_is_refused(shared_cluster: Cluster):
     await shared_cluster.create("filters-differ", partitions=1)
     known = {"subject": "filters-differ", "group": "g"}
     async with Consumer(shared_cluster.meta, tags=["paid"], name="first", **known):
-        with pytest.raises(GroupFilterError) as caught:
+        with raises(Reason.GROUP_FILTER) as caught:
             async with Consumer(shared_cluster.meta, filter={"country": "DE"}, **known):
                 pass
     assert (caught.value.stored, caught.value.asked) == ("tags paid", "country = 'DE'")

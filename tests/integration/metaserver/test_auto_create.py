@@ -13,13 +13,10 @@ import pytest
 
 from keylane import Admin, Consumer, Producer, QueueReader
 from keylane.outbox import Outbox, create_tables
-from keylane.protocol.errors import (
-    StrategyMismatchError,
-    SubjectDeletedError,
-    SubjectUnknownError,
-)
+from keylane.protocol.errors import Reason, SubjectDeletedError, SubjectUnknownError
 from keylane.protocol.routing import OrderStrategy
 from support.cluster import Cluster, delete_subject
+from support.raising import raises
 
 pytestmark = pytest.mark.cluster(
     meta_settings="auto_create = 'made.*'\nauto_create_partitions = 3\n"
@@ -97,7 +94,7 @@ async def test_producer_is_refused_when_the_subject_has_another_strategy(file_cl
     async with Producer(file_cluster.meta, order_strategy="best_tried") as producer:
         await producer.send("made.strategy", b"v", key=b"k")
     async with Producer(file_cluster.meta, order_strategy="strict") as producer:
-        with pytest.raises(StrategyMismatchError):
+        with raises(Reason.ORDER_STRATEGY):
             await producer.send("made.strategy", b"v", key=b"k")
 
 

@@ -17,10 +17,10 @@ import pytest
 from keylane import Admin, Consumer, Message, Producer
 from keylane.consumer import ConsumerSettings
 from keylane.errors import (
-    GroupBusyError,
     GroupDeletedError,
     GroupUnknownError,
     KeylaneError,
+    Reason,
     SessionUnknownError,
     SubjectDeletedError,
     SubjectUnknownError,
@@ -30,6 +30,7 @@ from keylane.protocol import endpoints
 from keylane.protocol.control import Heartbeat, Join
 from keylane.protocol.http.at_once import Heartbeats
 from support.cluster import Cluster, eventually, meta_of
+from support.raising import raises
 from support.server_process import run_keylane
 
 SEGMENT = 16_384
@@ -81,7 +82,7 @@ async def gone(ask: Callable[[], Awaitable[Any]]) -> Any:
 async def refused(
     ask: Callable[[], Awaitable[Any]], kind: type[KeylaneError] | tuple[type[KeylaneError], ...]
 ) -> KeylaneError:
-    with pytest.raises(kind) as caught:
+    with raises(kind) as caught:
         await ask()
     return caught.value
 
@@ -124,7 +125,7 @@ async def test_group_with_live_consumers_is_deleted_by_force_alone_and_ends_them
     await cluster.create("s")
 
     async def delete() -> None:
-        error = await refused(lambda: admin.delete_group("s", "g"), GroupBusyError)
+        error = await refused(lambda: admin.delete_group("s", "g"), Reason.GROUP_BUSY)
         assert "--force" in error.message
         view = await admin.delete_group("s", "g", force=True)
         await gone(lambda: admin.delete_group("s", "g", group_id=view.group_id))
@@ -236,7 +237,7 @@ async def test_messages_of_a_deleted_subject_fail_with_a_typed_error_while_other
         await producer.send("s", b"before", key=b"k")
 
         async def delete() -> None:
-            await refused(lambda: admin.delete_subject("s"), GroupBusyError)
+            await refused(lambda: admin.delete_subject("s"), Reason.GROUP_BUSY)
             view = await admin.delete_subject("s", force=True)
             await gone(lambda: admin.delete_subject("s", subject_id=view.subject_id))
             error = await refused(lambda: sent(producer), ends)

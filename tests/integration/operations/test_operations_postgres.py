@@ -28,13 +28,10 @@ from keylane.metaserver.sql.database import SqlDatabase, open_database
 from keylane.metaserver.sql.schema import operations, subjects
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.control import BrokerHeartbeat, CreateSubject
-from keylane.protocol.errors import (
-    BrokerCordonedError,
-    CreationRunningError,
-    OperationRunningError,
-)
+from keylane.protocol.errors import Reason
 from keylane.protocol.operations import OperationKind, Reshape
 from support.postgres import Postgres
+from support.raising import raises
 
 EVACUATE = Reshape(kind=OperationKind.EVACUATE, broker_group="g3")
 TTL_MS = 600_000
@@ -111,7 +108,7 @@ async def test_evacuation_sees_a_plan_that_was_uncommitted_when_it_began(meeting
     await meeting.first(move)
     evacuation = await meeting.second(begin, EVACUATE)
     await meeting.commit()
-    with pytest.raises(OperationRunningError):
+    with raises(Reason.OPERATION_RUNNING):
         await evacuation
 
 
@@ -122,7 +119,7 @@ async def test_evacuation_sees_a_creation_that_was_uncommitted_when_it_began(
     await meeting.first(plan_subject, CreateSubject(subject="new", partitions=3), subjects_max=9)
     evacuation = await meeting.second(begin, EVACUATE)
     await meeting.commit()
-    with pytest.raises(CreationRunningError):
+    with raises(Reason.CREATION_RUNNING):
         await evacuation
 
 
@@ -135,7 +132,7 @@ async def test_plan_sees_a_cordon_that_was_uncommitted_when_it_began(meeting: Me
     ask = CreateSubject(subject="new", partitions=3)
     creation = await meeting.second(plan_subject, ask, subjects_max=9)
     await meeting.commit()
-    with pytest.raises(BrokerCordonedError):
+    with raises(Reason.BROKER_CORDONED):
         await moving
     await creation
     await meeting.write(open_subject, "new")

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from keylane import Admin, Consumer, ConsumerSettings, Message, Producer
-from keylane.errors import ConfigError, SeekRefusedError
+from keylane.errors import ConfigError, Reason
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.sync import Consumer as SyncConsumer
 from support.cluster import Cluster, eventually
+from support.raising import raises
 
 KEYS = [b"key-%d" % number for number in range(6)]
 FAST = ConsumerSettings(handler_backoff=Backoff(first_ms=5, max_ms=5))
@@ -231,5 +232,5 @@ def test_broadcast_needs_a_subject():
 
 
 def test_seek_of_a_broadcast_is_refused_with_the_way_to_read_older_messages():
-    with pytest.raises(SeekRefusedError, match="a Reader begins anywhere"):
+    with raises(Reason.SEEK_IN_GROUP, match="a Reader begins anywhere"):
         Consumer("127.0.0.1:1", subject="s", broadcast=True).seek()

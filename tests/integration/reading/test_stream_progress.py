@@ -11,11 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from keylane import Admin, Consumer, ConsumerSettings, Producer
-from keylane.protocol.errors import (
-    ConfigError,
-    GroupUnknownError,
-    NotStreamableError,
-)
+from keylane.protocol.errors import ConfigError, GroupUnknownError, Reason
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.spark import source as source_module
 from keylane.spark.schema import spark_schema
@@ -23,6 +19,7 @@ from keylane.spark.source import KeylaneSource
 from keylane.spark.streaming import progress
 from keylane.spark.streaming.reader import KeylaneStreamReader
 from support.cluster import Cluster, eventually
+from support.raising import raises
 from support.spark.query import Query
 
 KEYS = 40
@@ -171,7 +168,7 @@ def test_batch_has_no_group_that_follows(shared_cluster, subject, monkeypatch):
     with pytest.raises(ConfigError, match="commitGroup: a group follows a stream"):
         source.reader(source.schema())
     monkeypatch.setattr(source_module, "LIMITED", False)
-    with pytest.raises(NotStreamableError, match="commitGroup"):
+    with raises(Reason.NOT_STREAMABLE, match="commitGroup"):
         KeylaneSource(given).schema()
 
 

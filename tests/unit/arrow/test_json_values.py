@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keylane.arrow.json_values import JsonValues
-from keylane.protocol.errors import ConfigError, JsonValueError
+from keylane.protocol.errors import ConfigError, Reason
+from support.raising import raises
 
 DDL = "n INT, name STRING, legs ARRAY<STRUCT<origin: STRING, minutes: DOUBLE>>"
 
@@ -169,7 +170,7 @@ def test_bad_value_is_told_with_partition_and_offset():
     """By default one bad value ends the read, and the error says which it is."""
     values = [b'{"n": 1}'] * 1_000
     values[700] = b'{"n": "x"}'
-    with pytest.raises(JsonValueError, match="partition 3, offset 10700") as caught:
+    with raises(Reason.JSON_VALUE, match="partition 3, offset 10700") as caught:
         JsonValues(DDL, "fail").decode(column(values), 3, 10_000)
     assert caught.value.details == {"partition_id": 3, "offset": 10_700}
 

@@ -17,13 +17,14 @@ from keylane.arrow.selection import StoredAt
 from keylane.protocol.errors import (
     ConfigError,
     DataLossError,
-    JsonValueError,
     KeylaneError,
     NotSentError,
     OffsetOutOfRangeError,
     PartitionUnknownError,
+    Reason,
     SubjectUnknownError,
 )
+from support.raising import raises
 from support.shelves import SENT_AT_NS, Sent, Shelves
 
 
@@ -107,7 +108,7 @@ def test_values_are_decoded_with_a_schema(filled):
         values = reader.read_all()["value"].to_pylist()
         assert values == [{"n": number} for number in [*range(100), *range(100)]] + [None]
     reader = keylane.arrow.read(filled.address, "flights", schema="n INT")
-    with pytest.raises(JsonValueError, match="partition 4, offset 100"):
+    with raises(Reason.JSON_VALUE, match="partition 4, offset 100"):
         reader.read_all()
 
 

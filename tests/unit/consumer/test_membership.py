@@ -15,9 +15,10 @@ from keylane.consumer.settings import ConsumerSettings
 from keylane.consumer.shared_heartbeats import heartbeats_for
 from keylane.protocol.control import Done, Grants, Heartbeat, Join, Joined
 from keylane.protocol.errors import (
+    FencedError,
     GroupDeletedError,
-    InstanceTakenError,
     OutcomeUnknownError,
+    Reason,
     SessionUnknownError,
     StorageError,
     UnauthenticatedError,
@@ -163,7 +164,7 @@ class OneJoinMeta(VersionedMeta):
         if len(self.joins) == 1:
             raise OutcomeUnknownError
         if body.again:
-            raise InstanceTakenError
+            raise FencedError(Reason.INSTANCE_TAKEN)
         return await super().join(body)
 
     async def heartbeat(self, body, *, timeout_ms=None):
@@ -271,7 +272,7 @@ async def test_consumer_ends_when_a_later_process_has_its_instance():
         await membership.start(holder)
     await membership.start(holder)
     await eventually(lambda: holder.error is not None)
-    assert isinstance(holder.error, InstanceTakenError)
+    assert holder.error.reason is Reason.INSTANCE_TAKEN
     assert holder.lost == 1
     first, repeated, rejoin = meta.joins
     assert first == repeated

@@ -8,13 +8,8 @@ import pytest
 
 from keylane import Consumer, JsonCodec, Message
 from keylane.consumer.several import Several
-from keylane.protocol.errors import (
-    AlreadyOpenError,
-    ClosedError,
-    ConfigError,
-    HandlerTwiceError,
-    HandlerTypeError,
-)
+from keylane.protocol.errors import ClosedError, ConfigError, HandlerTypeError, Reason
+from support.raising import raises
 
 
 class NotingMember:
@@ -68,7 +63,7 @@ async def test_error_of_one_member_ends_all():
     running = asyncio.create_task(several.run())
     await asyncio.sleep(0.01)
     assert several.state == "open"
-    with pytest.raises(AlreadyOpenError):
+    with raises(Reason.ALREADY_OPEN):
         several.add(NotingMember())
     members[1].ended.set_exception(ValueError("it ended"))
     with pytest.raises(ValueError, match="it ended"):
@@ -142,7 +137,7 @@ def test_second_handler_of_a_subject_and_a_group_is_refused():
     def handle(message: Message) -> None: ...
 
     consumer.on("orders", group="billing")(handle)
-    with pytest.raises(HandlerTwiceError) as caught:
+    with raises(Reason.HANDLER_TWICE) as caught:
         consumer.on("orders", group="billing")(handle)
     assert (caught.value.subject, caught.value.group) == ("orders", "billing")
     consumer.on("orders", group="ledger")(handle)

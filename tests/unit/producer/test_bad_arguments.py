@@ -13,9 +13,10 @@ from keylane.producer.arguments import checked_timeout
 from keylane.producer.settings import ProducerSettings
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.control import Health
-from keylane.protocol.errors import ConfigError, InvalidNameError, InvalidRequestError
+from keylane.protocol.errors import ConfigError, InvalidRequestError, Reason
 from keylane.protocol.message import pack_properties
 from keylane.rpc.environment import Environment
+from support.raising import raises
 
 
 class Digest(bytes):
@@ -155,9 +156,9 @@ def test_name_is_refused_when_no_metaserver_takes_it(name):
             "properties map text to text or bytes; this is a str",
         ),
         ({"properties": {"a": 1}}, InvalidRequestError, "a property is text = text"),
-        ({"subject": []}, InvalidNameError, "illegal name"),
-        ({"subject": {}}, InvalidNameError, "illegal name"),
-        ({"subject": 5}, InvalidNameError, "illegal name"),
+        ({"subject": []}, Reason.NAME_INVALID, "illegal name"),
+        ({"subject": {}}, Reason.NAME_INVALID, "illegal name"),
+        ({"subject": 5}, Reason.NAME_INVALID, "illegal name"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
@@ -167,7 +168,7 @@ async def test_send_is_refused_when_its_arguments_are_malformed(arguments, kind,
     """
     producer = Producer("meta:1", _environment=Environment(network=SilentNetwork()))
     await producer.__aenter__()
-    with pytest.raises(kind, match=words) as caught:
+    with raises(kind, match=words) as caught:
         producer.send(**({"subject": "s", "value": b"v"} | arguments))
     assert caught.value.__context__ is None or caught.value.__suppress_context__
     assert producer.stats.sent == 0

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from keylane.protocol.endpoints import DATA_PATH
-from keylane.protocol.errors import AddressError, FrameError, HostError
+from keylane.protocol.errors import AddressError, FrameError, Reason
 from keylane.protocol.frames import (
     Append,
     Hello,
@@ -26,6 +26,7 @@ from keylane.protocol.limits import FRAME_BYTES_MAX
 from keylane.protocol.membership.versions import VERSION
 from keylane.rpc.listening import check_free, check_loopback
 from keylane.rpc.server import Server
+from support.raising import raises
 
 
 @pytest.fixture
@@ -199,7 +200,7 @@ def test_loopback_addresses_pass(host):
 async def test_other_addresses_are_not_bound(host):
     """Without TLS nothing but loopback is served, and the error says so."""
     server = Server([])
-    with pytest.raises(HostError, match="is not a loopback address") as caught:
+    with raises(Reason.INSECURE_HOST, match="is not a loopback address") as caught:
         await server.start(host, 0)
     assert "there is no TLS" in str(caught.value)
     assert "insecure_network" in str(caught.value)
@@ -229,7 +230,7 @@ async def test_address_is_checked_before_a_server_listens(server):
     check_free("127.0.0.1", 0)
     with pytest.raises(AddressError, match="the port is in use"):
         check_free("127.0.0.1", server.port)
-    with pytest.raises(HostError):
+    with raises(Reason.INSECURE_HOST):
         check_free("0.0.0.0", 0)
     with pytest.raises(AddressError, match="ports are 0 to 65535"):
         check_free("127.0.0.1", 70_000)

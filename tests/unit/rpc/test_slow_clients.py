@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from keylane.protocol.endpoints import DATA_PATH
-from keylane.protocol.errors import AnswerNotTakenError
+from keylane.protocol.errors import Reason
 from keylane.protocol.frames import (
     Append,
     Batches,
@@ -116,7 +116,7 @@ async def test_client_that_takes_nothing_is_told_and_let_go(session, caplog, mon
     async for message in socket:
         number, last, _ = decode_answer(message.data)
     assert isinstance(last, Refused)
-    assert (number, last.code) == (0, AnswerNotTakenError.code)
+    assert (number, last.code) == (0, Reason.ANSWER_NOT_TAKEN.code)
     await until(lambda: room.reserved == 0)
     await server.stop()
 

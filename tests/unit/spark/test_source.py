@@ -30,7 +30,7 @@ from keylane.protocol.errors import (
     OutcomeUnknownError,
     OverloadedError,
     PartitionUnknownError,
-    RangeUnreadableError,
+    Reason,
     StaleRouteError,
     SubjectUnknownError,
 )
@@ -41,6 +41,7 @@ from keylane.protocol.routing import PartitionState
 from keylane.spark.failure import error_in
 from keylane.spark.schema import key_was_read, spark_schema
 from keylane.spark.source import KeylaneReader, KeylaneSource, KeylaneTask
+from support.raising import raises
 from support.shelves import SENT_AT_NS, Sent, Shelves
 
 ROWS = 1_000
@@ -483,7 +484,7 @@ def test_persistent_error_is_raised_when_the_patience_is_over(filled, quick, mon
     )  # not the machine's, which may be busy
     source = reader(filled, partitions="3")
     filled.fail = [OverloadedError(in_flight=3)] * 10_000
-    with pytest.raises(RangeUnreadableError) as caught:
+    with raises(Reason.RANGE_UNREADABLE) as caught:
         list(source.read(source.partitions()[0]))
     details = told(caught).details
     assert (details["partition_id"], details["start"], details["end"]) == (3, 0, ROWS)

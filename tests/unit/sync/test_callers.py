@@ -20,11 +20,12 @@ from keylane.protocol.errors import (
     ClosedError,
     ConfigError,
     InvalidRequestError,
-    OtherLoopError,
+    Reason,
 )
 from keylane.protocol.message import Message
 from keylane.sync import Consumer, Producer, TakenMessage
 from keylane.sync.loop_thread import LoopThread
+from support.raising import raises
 
 META = "127.0.0.1:1"
 
@@ -99,7 +100,7 @@ def test_stop_is_refused_on_the_thread_itself_and_stops_nothing(client: Threaded
     async def stop() -> None:
         client.thread.stop()
 
-    with pytest.raises(OtherLoopError, match="called on its own event loop"):
+    with raises(Reason.OTHER_LOOP, match="called on its own event loop"):
         client.thread.run(stop)
     assert client.thread.run(number) == 7
 
@@ -113,7 +114,7 @@ def test_close_is_refused_within_a_callback_and_closes_nothing(make: Callable[[]
     async def callback() -> None:
         client.close()
 
-    with pytest.raises(OtherLoopError, match="called on its own event loop"):
+    with raises(Reason.OTHER_LOOP, match="called on its own event loop"):
         client._thread.run(callback)
     assert client._thread.state == "open"
     client._thread.stop()

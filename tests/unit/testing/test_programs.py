@@ -10,8 +10,9 @@ import sys
 import pytest
 
 from keylane import Consumer, Message, Producer, testing
-from keylane.errors import ProgramFailedError, StoryError
+from keylane.errors import Reason, StoryError
 from keylane.testing import VirtualCluster
+from support.raising import raises
 
 
 def consume(address: str, handled: list[bytes], **options):
@@ -228,7 +229,7 @@ def test_program_that_failed_fails_the_story_that_did_not_wait_for_it():
         cluster.start(work)
         await asyncio.sleep(1)
 
-    with pytest.raises(ProgramFailedError, match="work ended with ValueError") as raised:
+    with raises(Reason.PROGRAM_FAILED, match="work ended with ValueError") as raised:
         testing.run(story, seed=7)
     assert isinstance(raised.value.__cause__, ValueError)
     assert raised.value.program == "work"

@@ -9,9 +9,10 @@ import pytest
 
 from keylane.cli.commands.produce import ReceiptTally, SendOptions, produce
 from keylane.cli.options import InputFormat, OutputFormat
-from keylane.protocol.errors import ConfigError, DeliverAtError, InputError
+from keylane.protocol.errors import ConfigError, InputError, Reason
 from keylane.protocol.message import Receipt
 from keylane.protocol.scheduled.receipt import ScheduledReceipt
+from support.raising import raises
 
 STORED = Receipt(1, 5, "fsync", False)
 REORDERED = Receipt(2, 6, "fsync", False, True)
@@ -77,7 +78,7 @@ def test_messages_for_a_later_delivery_are_told_with_their_time(capsys, count, s
 
 async def test_impossible_time_is_refused_before_anything_is_sent():
     options = SendOptions(subject="s", value="v", deliver_at="2000-01-01T00:00:00Z")
-    with pytest.raises(DeliverAtError, match="has passed"):
+    with raises(Reason.DELIVER_AT, match="has passed"):
         await produce("127.0.0.1:1", OutputFormat.TABLE, options)
 
 

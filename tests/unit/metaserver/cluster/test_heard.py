@@ -33,10 +33,11 @@ from keylane.metaserver.sql.schema import (
     subjects,
 )
 from keylane.protocol.control import AcceptFolder, BrokerHeartbeat, Join, PartitionStatus, Retention
-from keylane.protocol.errors import FolderBehindError, InvalidRequestError, OverloadedError
+from keylane.protocol.errors import InvalidRequestError, OverloadedError, Reason
 from keylane.protocol.limits import GROUPS_PER_SUBJECT_MAX
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.protocol.routing import PartitionState
+from support.raising import raises
 from support.sql.rows import Rows
 
 
@@ -354,7 +355,7 @@ def test_older_copy_is_refused_when_a_child_is_hosted_since_it_was_looked_at():
     rows.run(note_refused, report_of("1", end=100), ttl_ms=1_000)
     with pytest.raises(InvalidRequestError, match=r"it lacks 5 \(not in the copy\)"):
         rows.run(accept_complete, "g1", AcceptFolder(), hosted)
-    with pytest.raises(FolderBehindError):
+    with raises(Reason.FOLDER_BEHIND):
         rows.run(report_broker, report_of("1", end=100), ttl_ms=1_000)
 
 

@@ -16,10 +16,11 @@ from keylane.metaserver.operations.first_times import first_times, tell_first_ti
 from keylane.protocol.backoff import Backoff, Pauses
 from keylane.protocol.errors import (
     BrokerReadOnlyError,
+    InvalidRequestError,
     KeylaneError,
     NotSentError,
     OverloadedError,
-    PartitionInUseError,
+    Reason,
 )
 from keylane.protocol.routing import Partition, PartitionState
 
@@ -82,7 +83,7 @@ async def test_broker_is_told_again_when_it_may_hear_soon(error: KeylaneError):
 
 async def test_broker_is_not_told_again_when_the_child_is_open():
     async def tell(_child: Partition, _from_ms: int) -> None:
-        raise PartitionInUseError("it has messages", partition_id=3)
+        raise InvalidRequestError(Reason.PARTITION_IN_USE, "it has messages", partition_id=3)
 
     assert await tell_first_times([(CHILD, 7)], tell, pauses)
 

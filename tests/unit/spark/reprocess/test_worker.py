@@ -9,10 +9,11 @@ import pyarrow.compute as pc
 import pytest
 
 from keylane.arrow.planner import PlannedRange
-from keylane.protocol.errors import JobFailedError, NotSentError
+from keylane.protocol.errors import NotSentError, Reason
 from keylane.spark.reprocess import worker
 from keylane.spark.reprocess.job import Job
 from keylane.spark.reprocess.worker import made_of_good
+from support.raising import raises
 
 PLANNED = PlannedRange(
     subject="orders",
@@ -62,10 +63,10 @@ def test_function_that_fails_for_too_many_ends_the_job(monkeypatch):
     broker that is away.
     """
     monkeypatch.setattr(worker, "PARKED_MAX", 5)
-    with pytest.raises(JobFailedError, match="for over 5 messages of this piece"):
+    with raises(Reason.JOB_FAILED, match="for over 5 messages of this piece"):
         made_of_good(job(set(range(20, 26))), messages(), PLANNED)
     assert made_of_good(job(set(range(20, 25))), messages(), PLANNED)[1].num_rows == 5
-    with pytest.raises(JobFailedError, match="not a pyarrow"):
+    with raises(Reason.JOB_FAILED, match="not a pyarrow"):
         made_of_good(Job("clean", lambda _: None, "c"), messages(), PLANNED)  # type: ignore[arg-type, return-value]
 
     def away(_: pa.Table) -> pa.Table:
@@ -84,5 +85,5 @@ def test_tables_of_several_schemas_are_refused():
         first = rows["offset"][0].as_py()
         return pa.table({"value": [b"v"] if first else ["v"]})
 
-    with pytest.raises(JobFailedError, match="several schemas"):
+    with raises(Reason.JOB_FAILED, match="several schemas"):
         made_of_good(Job("clean", run, "c"), messages(), PLANNED)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from keylane.arrow.selection import EARLIEST, ReadBound, ReadOptions
-from keylane.protocol.errors import ManifestError
+from keylane.protocol.errors import Reason
 from keylane.protocol.operations import PartitionHistory
 from keylane.protocol.reprocess.manifest import Manifest, SourceRange
 from keylane.protocol.routing import Partition, PartitionState
@@ -13,6 +11,7 @@ from keylane.spark.reprocess.folder import MANIFEST, OutputFolder
 from keylane.spark.streaming.batches import LostRange
 from keylane.spark.streaming.handover import behind_backfill, lost_behind
 from keylane.spark.streaming.lineage import Lineage, View, branches_of
+from support.raising import raises
 
 
 def view(*partitions: tuple[int, tuple[int, ...], int | None]) -> View:
@@ -52,7 +51,7 @@ def test_start_is_where_the_backfill_ended(tmp_path):
     behind = ReadOptions(
         meta=("a:1",), subjects=("flights",), start=ReadBound(0, manifest=str(tmp_path))
     )
-    with pytest.raises(ManifestError):
+    with raises(Reason.MANIFEST):
         behind_backfill(behind)
     manifest = Manifest(
         job="j",
