@@ -86,17 +86,20 @@ class LiveResets:
         """
         if not ask.live or ask.dry_run:
             return await self._resets.reset(subject, group, ask)
-        try:
-            plan, group_id = await self._resets.plan(subject, group, ask)
-        except KeylaneError:
-            reset_id = await self._database.read(same_live_reset, subject, group, ask)
-            # else an earlier call has begun it, and it goes on: "nothing was done" would be wrong
-            if not reset_id:
-                raise
-        else:
-            if not plan.cursors:
-                return plan
-            reset_id = await self._database.write(plan_live_reset, group_id, ask)
+        # A request of which a reset waits is that reset, whatever its plan would be now: it may be
+        # done by another metaserver meanwhile, and "nothing was done" would be wrong.
+        reset_id = await self._database.read(same_live_reset, subject, group, ask)
+        if not reset_id:
+            try:
+                plan, group_id = await self._resets.plan(subject, group, ask)
+            except KeylaneError:
+                reset_id = await self._database.read(same_live_reset, subject, group, ask)
+                if not reset_id:
+                    raise
+            else:
+                if not plan.cursors:
+                    return plan
+                reset_id = await self._database.write(plan_live_reset, group_id, ask)
         self._driven.add(reset_id)
         try:
             return await self._drive(reset_id)

@@ -102,13 +102,14 @@ def _give_up(context: ExceptionContext) -> None:
     """
     Close a connection whose statement had no answer in time, or that may only read.
 
-    A rollback on the first would wait for that answer.  The second may have been made while the
+    A rollback on the first would wait for that answer, and the idle connections of its pool are
+    silent as well, most likely: they are made again too.  The second may have been made while the
     database was read-only, or lead to a server that was demoted: a new one is told what is true
     now.
     """
     error = context.original_exception
     if isinstance(error, TimeoutError) or getattr(error, "sqlstate", None) == READ_ONLY:
-        context.is_disconnect = True
+        context.is_disconnect = context.invalidate_pool_on_disconnect = True
 
 
 def _pooled(url: URL, connections: int) -> AsyncEngine:

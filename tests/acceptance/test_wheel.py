@@ -14,7 +14,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-BUILT = {".venv", ".git", "__pycache__", "build", "dist", ".pytest_cache", ".hypothesis"}
+BUILT = shutil.ignore_patterns(
+    ".venv*", ".git", "__pycache__", "build", "dist", ".pytest_cache", ".hypothesis"
+)
 
 USER_PROGRAM = """
 import json
@@ -77,7 +79,7 @@ def wheel(tmp_path_factory):
     """Built from a copy, so that the tree stays clean and other tests see nothing half made."""
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "a folder of any name"
-    shutil.copytree(ROOT, source, ignore=lambda _folder, names: BUILT & set(names))
+    shutil.copytree(ROOT, source, ignore=BUILT, symlinks=True)
     build = ["-m", "build", "--wheel", "--no-isolation", "--outdir", folder]
     run(sys.executable, *build, source, cwd=folder)
     (made,) = folder.glob("*.whl")

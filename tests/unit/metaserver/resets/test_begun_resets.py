@@ -5,6 +5,7 @@ it.
 from __future__ import annotations
 
 import re
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,8 @@ class RetainingBrokers:
         self.refused = 0
         """Cursors that were not taken."""
         self.cursors: dict[int, int] = {}
+        self.before_read: Callable[[], Awaitable[None]] | None = None
+        """What happens once, before the next partition is read."""
 
     async def control(self, method: str, address: str, path: str, *args: Any, **kwargs: Any) -> Any:
         (number,) = re.findall(r"/(\d+)", path)
@@ -55,6 +58,9 @@ class RetainingBrokers:
                 group="g", token=body.token, cursor=body.cursor, acked_above=0, lag=100
             )
             groups = (status,)
+        elif self.before_read is not None:
+            happen, self.before_read = self.before_read, None
+            await happen()
         return PartitionStatus(
             partition_id=int(number),
             subject="s",
@@ -95,6 +101,8 @@ class ResetHouse:
         resets = ResetService(database, network, settings, holder="m")
         clock = RefusalClock(self.brokers)
         self.resets = LiveResets(database, resets, self.settle, clock=clock)
+        self.other_resets = LiveResets(database, resets, self.settle, clock=clock)
+        """Those of another metaserver."""
 
     async def settle(self, group_id: int) -> None:
         """Settle the group; its member hands over what it is not granted any more at once."""
@@ -162,3 +170,16 @@ async def test_begun_reset_ends_when_its_partition_has_expired(
     await house.resets.resume()
     assert house.brokers.cursors == ({} if ask.to is ResetTo.OFFSET else {2: 90})
     assert house.held.keys() == {2}
+
+
+async def test_begun_reset_is_not_refused_when_another_metaserver_ends_it_during_a_repeat():
+    """The repeat would be out of range by now, but its cursor was set while it was under way."""
+    house = ResetHouse()
+    ask = ResetGroup(to=ResetTo.OFFSET, partition_id=1, offset=10, live=True)
+    await house.begin(ask)
+    house.brokers.first_offset = 40
+    house.brokers.takes_cursors = True
+    house.brokers.before_read = house.other_resets.resume
+    answer = await house.resets.reset("s", "g", ask)
+    assert {view.partition_id: view.cursor for view in answer.cursors} == {1: 40}
+    assert house.brokers.cursors == {1: 40}
