@@ -50,19 +50,17 @@ NEVER_MS = 1 << 53
 """The end of leases that do not end, on the boot clock."""
 
 
-def check_broadcast(
-    broadcast: object, group: object, start: object, settings: ConsumerSettings
-) -> bool:
+def check_broadcast(group: object, start: object, settings: ConsumerSettings) -> None:
     """
-    Check that nothing is asked of a broadcast consumer that only a group has; returns `broadcast`.
+    Check that nothing is asked of a broadcast consumer that only a group has.
 
     Raises:
         ConfigError: it says what does instead.
     """
-    if not isinstance(broadcast, bool):
-        raise ConfigError(f"broadcast is True or False, not {broadcast!r:.40}")
-    if not broadcast:
-        return False
+    if not isinstance(settings.broadcast, bool):
+        raise ConfigError(f"broadcast is True or False, not {settings.broadcast!r:.40}")
+    if not settings.broadcast:
+        return
     problems = []
     if group is not None:
         problems.append("it has no group: leave group= out")
@@ -82,7 +80,6 @@ def check_broadcast(
         problems.append("instance= is of groups: it has no place in one that a restart takes back")
     if problems:
         raise ConfigError("broadcast=True: " + "; ".join(problems))
-    return True
 
 
 class Broadcast:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Hashable, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -37,7 +37,7 @@ from ..rpc.race import Race, error_of, start_ending
 from .assignments import Assignments
 from .broadcast import Broadcast, check_broadcast
 from .delivery.alone_turn import AloneTurn
-from .delivery.filter import Filter, filter_of
+from .delivery.filter import filter_of
 from .dispatches import Calls, Dispatches
 from .handling.arrow_batch import ArrowBatch, check_arrow
 from .handling.handlers import BatchHandler, Handler
@@ -50,15 +50,13 @@ from .membership import Membership
 from .pulling.progress import Position
 from .pulling.pull_client import PullClient
 from .pulling.pull_gate import PAUSED
-from .rebalance import PartitionsCallback, Rebalance, check_callbacks
+from .rebalance import Rebalance, check_callbacks
 from .settings import (
     OTHER_WORDS,
     RECORDS_MAX,
     AckMode,
     ConsumerSettings,
     FailurePolicy,
-    FullPolicy,
-    given_of,
     settings_with,
 )
 from .several import several_if
@@ -141,28 +139,17 @@ class Consumer(Resident, Generic[V]):
         subject: an existing subject.  Without one, and without a group, the consumer has those of
             `on`.
         group: the consumer group; its first consumer creates it.
-        broadcast: True, in place of a group: this consumer gets every message that is sent once it
-            is open, and leaves nothing behind when it ends.
         handler: an `async def`, called for many keys at once; or a `def`, called on the event loop,
             so it must be quick.  An awaitable that it returns is awaited before the message is
             acked; other values are ignored.
         batch_handler: in place of `handler`: it gets a list of up to `max_records` messages of one
             partition. One that fails is tried again whole once, then in halves, by key.
-        threads: the handler is a `def` that blocks, and is called in as many threads, in place of
-            `concurrency`.
         codec: decodes values for `message.decode()`, as JsonCodec(Order) does; None: that returns
             bytes.
-        concurrency: handlers at once, each on another key; 16 by default.
-        max_records: messages of a batch, at most; 500 by default.
-        max_wait_ms: how long a message may wait for others of its batch; 0 by default.
-        ttl_ms: a consumer silent for this long loses its partitions; at least 1000.
-        name: for people, shown with the partitions; up to 512 characters; by default host and
-            process id.
-        instance: a name that outlives the process: the next one of this name takes its partitions
-            over at once.
-        consume_strategy: "exclusive", the default, or "shared": every consumer of the group takes
-            messages of every partition, in no order, each at least once.  The group's first
-            consumer decides.
+        start: where the group begins if it is new: "earliest", the default; "latest": it gets what
+            is sent once this consumer is open; an instant, as a datetime with a time zone, its
+            text, or "-1h"; or "manifest:DIR": where the backfill in that folder ended, with nothing
+            twice and nothing between.  A group that exists ignores it.
         ack: "lingering", the default, or "each": the ack of a message is durable before the next of
             its key starts; or "before": before its own handler starts, so that it is handled at
             most once.
@@ -171,28 +158,10 @@ class Consumer(Resident, Generic[V]):
             aside at the broker with all that follows, in order; "dead": the message alone is.
             "retry", the default of best_tried subjects: at the first failure the message alone is
             set aside, tried again in 5 s and then ever later, and is a dead letter in the end.
-        on_full: for "park": what becomes of a key where the group can park no more: "block" or
-            "dead".
         tries_max: durable tries of a message before `on_failure` applies; 10 by default, 32 for
-            "retry".  What `keylane group set` stored overrides these three, and `handler_backoff`.
-        handler_timeout_ms: an hour by default; a handler that runs for longer is cancelled, and its
-            try counts as failed; 0: no limit.
-        start: where the group begins if it is new: "earliest", the default; "latest": it gets what
-            is sent once this consumer is open; an instant, as a datetime with a time zone, its
-            text, or "-1h"; or "manifest:DIR": where the backfill in that folder ended, with nothing
-            twice and nothing between.  A group that exists ignores it.
-        tags: only messages with one of these tags; others count as handled, and brokers leave out
-            batches without any.
-        filter: only messages with these properties, as {"country": "DE"}, or those for which a
-            plain function of a message returns True.  If it raises, that is a failed try of the
-            message.  All members of a group need the same tags and filter.
-        on_assigned: called with ids of partitions that were granted, before anything of them is
-            pulled.
-        on_revoked: called before partitions go to another consumer: without a handler, what is in
-            hand may be acked.
-        on_lost: called with ids of partitions whose leases are lost: nothing of them can be acked.
-            The three may be `async def`, and have `handover_ms`.
-        settings: everything that can be set; the arguments above take precedence.
+            "retry".  What `keylane group set` stored overrides both.
+        settings: everything else that can be set, as `concurrency`, `tags`, `filter`, `threads` and
+            `ttl_ms`; the arguments above take precedence.
         wait_s: seconds for which opening waits for a metaserver that is still starting; 0: it asks
             once.
         tls: the authority of the servers' certificates; None: KEYLANE_TLS_CA of the environment, or
@@ -207,29 +176,13 @@ class Consumer(Resident, Generic[V]):
         *,
         subject: str | None = None,
         group: str | None = None,
-        broadcast: bool = False,
         handler: Handler[V] | None = None,
         batch_handler: BatchHandler[V] | None = None,
-        threads: int = 0,
         codec: Codec[V] | None = None,
-        concurrency: int | None = None,
-        max_records: int | None = None,
-        max_wait_ms: int | None = None,
-        ttl_ms: int | None = None,
-        name: str | None = None,
-        instance: str | None = None,
-        consume_strategy: ConsumeStrategy | str | None = None,
+        start: GroupBegin | None = None,
         ack: AckMode | str | None = None,
         on_failure: FailurePolicy | str | None = None,
-        on_full: FullPolicy | str | None = None,
         tries_max: int | None = None,
-        handler_timeout_ms: int | None = None,
-        start: GroupBegin | None = None,
-        tags: Collection[str] | None = None,
-        filter: Filter | None = None,  # noqa: A002 - the word that users look for
-        on_assigned: PartitionsCallback | None = None,
-        on_revoked: PartitionsCallback | None = None,
-        on_lost: PartitionsCallback | None = None,
         settings: ConsumerSettings | None = None,
         wait_s: float = 0,
         tls: TlsSettings | None = None,
@@ -241,6 +194,9 @@ class Consumer(Resident, Generic[V]):
         """
         Make a consumer, of the arguments that the class lists; `async with` or `run` opens it.
 
+        Args:
+            others: none; what the class does not list is a setting.
+
         Raises:
             TypeError: an argument that the class does not list; it says what to give in its place.
             ConfigError, InvalidRequestError: an argument that cannot work.
@@ -248,32 +204,19 @@ class Consumer(Resident, Generic[V]):
                 also a TypeError.
         """
         refuse_others("Consumer", others, ConsumerSettings, OTHER_WORDS)
-        self._calls = Calls(handler, batch_handler, threads)
-        check_callbacks(on_assigned=on_assigned, on_revoked=on_revoked, on_lost=on_lost)
-        self._callbacks = on_assigned, on_revoked, on_lost
-        self._several = several_if(subject, group, name, self._calls, broadcast)
-        self._filter = filter_of(tags, filter)
-        self._asked = (tags, filter)
+        self._calls = Calls(handler, batch_handler)
+        given = settings_with(settings, ack=ack, on_failure=on_failure, tries_max=tries_max)
+        check_callbacks(
+            on_assigned=given.on_assigned, on_revoked=given.on_revoked, on_lost=given.on_lost
+        )
+        self._several = several_if(subject, group, self._calls, given)
+        self._filter = filter_of(given.tags, given.filter)
         if codec is not None:
             check_codec(codec)
-        self._settings = settings_with(
-            settings,
-            concurrency=concurrency,
-            max_records=max_records,
-            max_wait_ms=max_wait_ms,
-            ttl_ms=ttl_ms,
-            consume_strategy=consume_strategy,
-            instance=instance,
-            ack=ack,
-            on_failure=on_failure,
-            on_full=on_full,
-            tries_max=tries_max,
-            handler_timeout_ms=handler_timeout_ms,
-        )
-        self._broadcast = check_broadcast(broadcast, group, start, self._settings)
-        self._calls.check(self._settings, concurrency=concurrency, alone=not self._several)
+        check_broadcast(group, start, given)
+        self._calls.check(given, alone=not self._several)
+        self._settings = given
         self._addresses = addresses_of(meta)
-        self._name = name
         self._subject = subject or ""
         self._group = group or ""
         self._codec = codec
@@ -332,11 +275,11 @@ class Consumer(Resident, Generic[V]):
 
     @property
     def _log_name(self) -> str:
-        return consumer_name(self._subject, "" if self._broadcast else self._group)
+        return consumer_name(self._subject, "" if self._settings.broadcast else self._group)
 
     @property
     def _whose(self) -> str:
-        taken = ", broadcast," if self._broadcast else f" in group {self._group}"
+        taken = ", broadcast," if self._settings.broadcast else f" in group {self._group}"
         return self._subject + taken
 
     # ── life ──────────────────────────────────────────────────────────────────────────────────────
@@ -395,7 +338,7 @@ class Consumer(Resident, Generic[V]):
         await self._connections.close()
 
     def _new_membership(self, meta: MetaClient) -> Membership | Broadcast:
-        if self._broadcast:
+        if self._settings.broadcast:
             return Broadcast(
                 subject=self._subject,
                 client=self._client_name,
@@ -419,23 +362,23 @@ class Consumer(Resident, Generic[V]):
 
     @property
     def _client_name(self) -> str:
-        return self._name or f"{socket.gethostname()}:{os.getpid()}"
+        return self._settings.name or f"{socket.gethostname()}:{os.getpid()}"
 
     def _new_assignments(
         self, membership: Membership | Broadcast, dispatch: Workers | Stream
     ) -> Assignments:
-        on_assigned, on_revoked, on_lost = self._callbacks
+        settings = self._settings
         rebalance = Rebalance(
-            limit_ms=self._settings.handover_ms,
+            limit_ms=settings.handover_ms,
             name=self._log_name,
-            on_assigned=on_assigned,
-            on_revoked=on_revoked,
-            on_lost=on_lost,
+            on_assigned=settings.on_assigned,
+            on_revoked=settings.on_revoked,
+            on_lost=settings.on_lost,
         )
         return Assignments(
             subject=self._subject,
             group=self._group,
-            settings=self._settings,
+            settings=settings,
             clock=self._clock,
             rng=self._rng,
             connections=self._connections,
@@ -557,7 +500,7 @@ class Consumer(Resident, Generic[V]):
 
             consumer = Consumer("127.0.0.1:7000")
 
-            @consumer.on("orders", group="billing", concurrency=32)
+            @consumer.on("orders", group="billing", on_failure="park")
             async def bill(message: Message) -> None: ...
 
             await consumer.run()
@@ -567,9 +510,9 @@ class Consumer(Resident, Generic[V]):
 
         Args:
             subject: an existing subject.
-            group: the consumer group; none with `broadcast=True`.
+            group: the consumer group; none of a broadcast consumer.
             options: arguments of `Consumer`, in place of those that this one was made with, as
-                `codec`, `tags` or `on_assigned`; `batch=True`: the function is a batch handler.
+                `codec` or `settings`; `batch=True`: the function is a batch handler.
 
         Raises:
             InvalidRequestError: this consumer has a subject of its own.
@@ -588,24 +531,14 @@ class Consumer(Resident, Generic[V]):
                 f"this consumer is of {self._subject}; Consumer(meta) without a subject takes "
                 f"handlers of any"
             )
-        (tags, wanted), (on_assigned, on_revoked, on_lost) = self._asked, self._callbacks
-        known: dict[str, Any] = (
-            given_of(
-                settings=self._settings,
-                wait_s=self._connections.wait_s,
-                tls=self._connections.tls,
-                token=self._connections.token,
-                start=self._begins_at,
-                codec=self._codec,
-                name=self._name,
-                tags=tags,
-                filter=wanted,
-                on_assigned=on_assigned,
-                on_revoked=on_revoked,
-                on_lost=on_lost,
-            )
-            | options
-        )
+        known: dict[str, Any] = {
+            "settings": self._settings,
+            "wait_s": self._connections.wait_s,
+            "tls": self._connections.tls,
+            "token": self._connections.token,
+            "start": self._begins_at,
+            "codec": self._codec,
+        } | options
         kind = "batch_handler" if known.pop("batch", False) else "handler"
 
         def add(handler: H) -> H:

@@ -25,8 +25,6 @@ from .handling.threads import HandlerThreads
 from .handling.workers import Workers
 from .settings import AckMode, ConsumerSettings
 
-THREADS_MAX = 1_000
-
 
 @dataclass(frozen=True, slots=True)
 class Calls:
@@ -36,21 +34,18 @@ class Calls:
     Attributes:
         handler: gets one message at a time.
         batch_handler: gets several.
-        threads: how many threads call it; 0: the event loop does.
     """
 
     handler: Handler[Any] | None = None
     batch_handler: BatchHandler[Any] | None = None
-    threads: int = 0
 
-    def check(self, settings: ConsumerSettings, *, concurrency: int | None, alone: bool) -> None:
+    def check(self, settings: ConsumerSettings, *, alone: bool) -> None:
         """
-        Check that they can be called; `concurrency` is what the user gave, and `alone` is False if
-        handlers are added later.
+        Check that they can be called; `alone` is False if handlers are added later.
 
         Raises:
             HandlerTypeError: one cannot, or there are two.
-            ConfigError: `threads` cannot be right.
+            ConfigError: the settings are for a handler.
         """
         if settings.ack is AckMode.BEFORE and alone and self.one is None:
             raise ConfigError(
@@ -65,17 +60,10 @@ class Calls:
             check_handler(self.handler)
         if self.batch_handler is not None:
             check_handler(self.batch_handler, "one list of messages")
-        number = isinstance(self.threads, int) and not isinstance(self.threads, bool)
-        if not number or not 0 <= self.threads <= THREADS_MAX:
-            raise ConfigError(f"threads must be 0 to {THREADS_MAX}, not {self.threads!r:.40}")
-        if not self.threads:
-            return
-        if self.one is None:
+        if settings.threads and alone and self.one is None:
             raise ConfigError("threads are for a handler; there is none")
-        if is_async(self.one):
+        if settings.threads and is_async(self.one):
             raise HandlerTypeError("a handler that runs in threads is a def, not an async def")
-        if concurrency is not None:
-            raise ConfigError("threads say how many handlers run at once: leave concurrency out")
 
     @property
     def one(self) -> Any:
@@ -128,10 +116,10 @@ class Dispatches:
         if self._wanted is not None:
             filters = filtered if calls.batch_handler is None else filtered_batches
             handler = filters(handler, self._wanted)
-        if calls.threads:
+        if settings.threads:
             threads = self._threads = HandlerThreads(
                 handler,
-                0 if environment.in_place else calls.threads,
+                0 if environment.in_place else settings.threads,
                 forked=lambda: self._home.state == "forked",
             )
             handler = threads.run
@@ -139,10 +127,10 @@ class Dispatches:
             first = AckedFirst(handler, boot_ms=clock.boot_ms)
             handler = first.handle if calls.batch_handler is None else first.handle_all
         known: dict[str, Any] = {
-            "concurrency": calls.threads or settings.concurrency,
+            "concurrency": settings.threads or settings.concurrency,
             "handover_ms": settings.handover_ms,
             "handler_timeout_ms": settings.handler_timeout_ms or 0,
-            "cancels": not calls.threads,
+            "cancels": not settings.threads,
             "backoff": settings.try_backoff,
             "clock": clock,
             "rng": rng,

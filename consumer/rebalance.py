@@ -12,16 +12,15 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from ..protocol.errors import HandlerTypeError, Reason
 from ..rpc.race import start_task
 from .pulling.pull_client import PullClient
+from .settings import PartitionsCallback
 
 log = logging.getLogger("keylane.consumer")
 
-PartitionsCallback = Callable[[list[int]], Awaitable[None] | None]
 """Called with ids of partitions; an awaitable that it returns is awaited."""
 
 

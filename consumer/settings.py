@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,10 +19,23 @@ from ..protocol.limits import (
     TTL_MS_MAX,
     TTL_MS_MIN,
 )
+from ..protocol.message import Message
 from ..protocol.routing import ConsumeStrategy
 from ..protocol.settings import CALL_TIMEOUT_MS, kind_problems, range_problems, refuse, values_of
 
-__all__ = ["RECORDS_MAX", "AckMode", "ConsumerSettings", "FailurePolicy", "FullPolicy"]
+__all__ = [
+    "RECORDS_MAX",
+    "AckMode",
+    "ConsumerSettings",
+    "FailurePolicy",
+    "Filter",
+    "FullPolicy",
+    "PartitionsCallback",
+]
+
+PropertyFilter = Mapping[str, str | bytes]
+Filter = PropertyFilter | Callable[[Message[Any]], object]
+PartitionsCallback = Callable[[list[int]], Awaitable[None] | None]
 
 
 class AckMode(enum.StrEnum):
@@ -32,12 +46,14 @@ class AckMode(enum.StrEnum):
     BEFORE = "before"
 
 
+CONCURRENCY = 16
 RECORDS_MAX = 100_000
 HANDLER_TIMEOUT_MS_MAX = 7 * 24 * 3_600_000
 
 _RANGES = {
     "ttl_ms": (TTL_MS_MIN, TTL_MS_MAX),
     "concurrency": (1, 10_000),
+    "threads": (0, 1_000),
     "max_records": (1, RECORDS_MAX),
     "max_wait_ms": (0, 60_000),
     "pull_bytes": (1, PULL_BYTES_MAX),
@@ -65,6 +81,8 @@ class ConsumerSettings:
         consume_strategy: the strategy of the group, also as text: "exclusive", the default, or
             "shared"; the group's first consumer decides.
         concurrency: 1 to 10_000, default 16; handlers at once, each on another order key.
+        threads: 0 to 1_000, default 0; the handler is a `def` that blocks, and is called in as many
+            threads, in place of `concurrency`.
         max_records: 1 to 100_000, default 500; messages that a batch handler gets at once, at most.
         max_wait_ms: 0 to 60_000, default 0; milliseconds for which a message may wait until a batch
             handler gets it with `max_records` of its partition; 0: a free worker takes what is
@@ -85,6 +103,21 @@ class ConsumerSettings:
             consumer; so is one that a loop has passed over without an ack, as a failed try.  What a
             handler or the loop body has is renewed until it ends. When a broker has not heard a
             consumer for `ttl_ms`, its messages are handed out again at once.
+        name: default "", which is host and process id; a name for people, shown with the
+            partitions, of up to 512 characters.
+        broadcast: default False; True, in place of a group: this consumer gets every message that
+            is sent once it is open, and leaves nothing behind when it ends.
+        tags: default None; only messages with one of these tags: others count as handled, and
+            brokers leave out batches without any.
+        filter: default None; only messages with these properties, as {"country": "DE"}, or those
+            for which a plain function of a message returns True.  If it raises, that is a failed
+            try of the message.  All members of a group need the same tags and filter.
+        on_assigned: default None; called with ids of partitions that were granted, before anything
+            of them is pulled.
+        on_revoked: default None; called before partitions go to another consumer: without a
+            handler, what is in hand may be acked.
+        on_lost: default None; called with ids of partitions whose leases are lost: nothing of them
+            can be acked.  The three may be `async def`, and have `handover_ms`.
         instance: default ""; a name of this consumer within its group that outlives its process.  A
             process that is started under the same name takes over from its predecessor at once,
             with the same partitions and new tokens; a predecessor that still lives ends with
@@ -152,7 +185,8 @@ class ConsumerSettings:
 
     ttl_ms: int = TTL_MS_DEFAULT
     consume_strategy: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE
-    concurrency: int = 16
+    concurrency: int = CONCURRENCY
+    threads: int = 0
     max_records: int = 500
     max_wait_ms: int = 0
     pull_bytes: int = 1 << 20
@@ -160,6 +194,13 @@ class ConsumerSettings:
     buffer_messages: int = 20_000
     in_flight_messages: int = 200
     in_flight_ms: int = 60_000
+    name: str = ""
+    broadcast: bool = False
+    tags: Collection[str] | None = None
+    filter: Filter | None = None
+    on_assigned: PartitionsCallback | None = None
+    on_revoked: PartitionsCallback | None = None
+    on_lost: PartitionsCallback | None = None
     instance: str = ""
     ack: AckMode = AckMode.LINGERING
     ack_linger_ms: int = 20
@@ -183,6 +224,8 @@ class ConsumerSettings:
             problems.append(
                 f"concurrency above {ACK_RANGES_MAX} could leave more gaps than a cursor keeps"
             )
+        if not problems and self.threads and self.concurrency != CONCURRENCY:
+            problems.append("threads say how many handlers run at once: leave concurrency out")
         try:
             object.__setattr__(self, "consume_strategy", ConsumeStrategy(self.consume_strategy))
         except ValueError:
@@ -244,11 +287,6 @@ def _instance_problems(instance: object, strategy: ConsumeStrategy) -> list[str]
     return []
 
 
-def given_of(**arguments: Any) -> dict[str, Any]:
-    """The arguments that are not None."""
-    return {name: value for name, value in arguments.items() if value is not None}
-
-
 def settings_with(settings: ConsumerSettings | None, **given: Any) -> ConsumerSettings:
     """
     These settings, or the defaults, with the arguments that are not None in their place; raises
@@ -260,7 +298,7 @@ def settings_with(settings: ConsumerSettings | None, **given: Any) -> ConsumerSe
         settings = ConsumerSettings()
     if not isinstance(settings, ConsumerSettings):
         raise ConfigError(f"settings must be ConsumerSettings, not {settings!r:.40}")
-    changed = replace(settings, **given_of(**given))
+    changed = replace(settings, **{k: v for k, v in given.items() if v is not None})
     tries_max = given.get("tries_max")
     return changed if tries_max is None else replace(changed, retry_tries_max=tries_max)
 

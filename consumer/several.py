@@ -13,6 +13,7 @@ from ..protocol.ids import check_name
 from ..rpc.environment import environment_of
 from ..rpc.race import Race, error_of, start_task
 from .dispatches import Calls
+from .settings import ConsumerSettings
 
 _UNSENDABLE = re.compile("[\0\ud800-\udfff]")
 """NUL, and halves of characters, which have no bytes in UTF-8."""
@@ -185,17 +186,17 @@ async def _end(endings: list[asyncio.Task[None]]) -> None:
 
 
 def several_if(
-    subject: object, group: object, name: object, calls: Calls, broadcast: bool
+    subject: object, group: object, calls: Calls, settings: ConsumerSettings
 ) -> Several | None:
     """The place for consumers of `on`, if there is no subject; else checks the names.  Raises
     ConfigError.
     """
-    if broadcast and subject is None:
+    if settings.broadcast and subject is None:
         raise ConfigError(
-            "broadcast=True is of a subject: Consumer(meta, subject=..., broadcast=True)"
+            "broadcast=True is of a subject: Consumer(meta, subject=..., settings=...)"
         )
     if subject is not None or group is not None:
-        _check_names(subject, group, name, broadcast=broadcast)
+        _check_names(subject, group, settings.name, broadcast=settings.broadcast)
         return None
     if calls.one is not None:
         raise ConfigError(
@@ -218,14 +219,13 @@ def _check_names(subject: object, group: object, name: object, *, broadcast: boo
     if group is None and not broadcast:
         raise ConfigError(
             f"group= is missing: Consumer(meta, subject={subject!r:.40}, group=...); or "
-            f"broadcast=True, for every message "
-            "that is sent once it is open"
+            "ConsumerSettings(broadcast=True), for every message that is sent once it is open"
         )
     check_name("subject", subject)
     if not broadcast:
         check_name("consumer group", group)
     text = isinstance(name, str) and len(name) <= SHORT_TEXT_CHARS_MAX
-    if name is not None and (not text or _UNSENDABLE.search(str(name))):
+    if not text or _UNSENDABLE.search(str(name)):
         raise ConfigError(
             f"name must be text of at most {SHORT_TEXT_CHARS_MAX} characters, without NUL, not "
             f"{name!r:.40}"

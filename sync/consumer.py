@@ -26,8 +26,6 @@ from ..consumer import (
     Consumer,
     ConsumerSettings,
     FailurePolicy,
-    Filter,
-    FullPolicy,
     Lag,
     Position,
 )
@@ -38,7 +36,6 @@ from ..protocol.errors import ClosedError, ConfigError, InvalidRequestError
 from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.message import Lease, Message
 from ..protocol.reading.instants import GroupBegin
-from ..protocol.routing import ConsumeStrategy
 from ..protocol.settings import refuse_others
 from ..rpc.home import Uncopied
 from .arrow_batch import TakenBatch
@@ -165,6 +162,9 @@ class TakenMessage(Generic[V]):
         return self
 
 
+_CALLBACKS = ("on_assigned", "on_revoked", "on_lost")
+
+
 class SyncConsumer(Uncopied, Generic[V]):
     """
     Takes messages in programs without an event loop, and in notebooks beside theirs.
@@ -186,19 +186,11 @@ class SyncConsumer(Uncopied, Generic[V]):
         *,
         subject: str,
         group: str | None = None,
-        broadcast: bool = False,
         codec: Codec[V] | None = None,
-        ttl_ms: int | None = None,
-        name: str | None = None,
-        instance: str | None = None,
-        consume_strategy: ConsumeStrategy | str | None = None,
+        start: GroupBegin | None = None,
         ack: AckMode | str | None = None,
         on_failure: FailurePolicy | str | None = None,
-        on_full: FullPolicy | str | None = None,
         tries_max: int | None = None,
-        start: GroupBegin | None = None,
-        tags: Collection[str] | None = None,
-        filter: Filter | None = None,  # noqa: A002 - as of the other consumer
         settings: ConsumerSettings | None = None,
         wait_s: float = 0,
         tls: TlsSettings | None = None,
@@ -215,23 +207,18 @@ class SyncConsumer(Uncopied, Generic[V]):
             ConfigError: an argument that cannot work, or is of `keylane.Consumer` alone.
         """
         _refuse_others(others)
+        for name in _CALLBACKS:
+            if getattr(settings, name, None) is not None:
+                raise _of_handlers(name)
         self._consumer: Consumer[V] = Consumer(
             meta,
             subject=subject,
             group=group,
-            broadcast=broadcast,
             codec=codec,
-            ttl_ms=ttl_ms,
-            name=name,
-            instance=instance,
-            consume_strategy=consume_strategy,
+            start=start,
             ack=ack,
             on_failure=on_failure,
-            on_full=on_full,
             tries_max=tries_max,
-            start=start,
-            tags=tags,
-            filter=filter,
             settings=settings,
             wait_s=wait_s,
             tls=tls,
@@ -390,13 +377,13 @@ class SyncConsumer(Uncopied, Generic[V]):
         """
         self._thread.run(partial(self._consumer.resume, *partition_ids))
 
-    def seek_to_time(self, *where: object, **to: object) -> NoReturn:
+    def seek_to_time(self, *_where: object, **_to: object) -> NoReturn:
         """Refused, as that of `keylane.Consumer`.  Raises UsageError."""
-        self._consumer.seek_to_time(*where, **to)
+        self._consumer.seek_to_time(*_where, **_to)
 
-    def seek(self, *where: object, **to: object) -> NoReturn:
+    def seek(self, *_where: object, **_to: object) -> NoReturn:
         """Refused, as that of `keylane.Consumer`.  Raises UsageError."""
-        self._consumer.seek(*where, **to)
+        self._consumer.seek(*_where, **_to)
 
     @property
     def position(self) -> dict[int, Position]:
@@ -440,13 +427,17 @@ def _refuse_others(others: Collection[str]) -> None:
     """
     for name in others:
         if name in signature(Consumer).parameters and not name.startswith("_"):
-            raise ConfigError(
-                f"keylane.sync.Consumer takes no {name}=: take messages in a loop, `for message in "
-                f"consumer`, and ack them; "
-                "or use keylane.Consumer, which calls a handler, in an async def "
-                "(docs/CONSUMING.md, Without an event loop)"
-            )
+            raise _of_handlers(name)
     refuse_others("Consumer", others, ConsumerSettings, OTHER_WORDS)
+
+
+def _of_handlers(name: str) -> ConfigError:
+    """The refusal of what only a consumer with an event loop can call."""
+    return ConfigError(
+        f"keylane.sync.Consumer takes no {name}=: take messages in a loop, `for message in "
+        "consumer`, and ack them; or use keylane.Consumer, which calls functions, in an async def "
+        "(docs/CONSUMING.md, Without an event loop)"
+    )
 
 
 class _Batches(Iterator[TakenBatch]):

@@ -10,7 +10,7 @@ import string
 import sys
 from collections.abc import Callable
 
-from ...consumer import Consumer
+from ...consumer import Consumer, ConsumerSettings
 from ...protocol.errors import ConfigError, CorruptBatchError
 from ...protocol.ids import check_name
 from ...protocol.message import Message
@@ -125,9 +125,11 @@ async def consume(
         meta,
         subject=subject,
         group=group,
-        ttl_ms=ttl_ms,
-        consume_strategy=ConsumeStrategy.SHARED if shared else ConsumeStrategy.EXCLUSIVE,
-        tags=tags or None,
+        settings=ConsumerSettings(
+            ttl_ms=ttl_ms,
+            consume_strategy=ConsumeStrategy.SHARED if shared else ConsumeStrategy.EXCLUSIVE,
+            tags=tags or None,
+        ),
     )
     async with open_admin(meta):  # waits for a metaserver, and a signal ends the command
         pass

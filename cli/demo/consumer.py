@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ...consumer import Consumer
+from ...consumer import Consumer, ConsumerSettings
 from ...protocol.clock import SystemClock
 from ...protocol.message import Message
 from ...rpc.program import run_program, say_ready
@@ -43,9 +43,9 @@ async def consume(options: argparse.Namespace) -> None:
             subject=options.subject,
             group=options.group,
             handler=handle,
-            concurrency=CONCURRENCY,
-            ttl_ms=options.ttl_ms,
-            name=options.name,
+            settings=ConsumerSettings(
+                concurrency=CONCURRENCY, ttl_ms=options.ttl_ms, name=options.name
+            ),
         )
         with StopSignals():  # a signal during the opening reaches `run`
             async with consumer:

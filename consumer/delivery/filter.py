@@ -21,9 +21,8 @@ from ...protocol.errors import ConfigError, CorruptBatchError, FilterError
 from ...protocol.limits import FILTER_CHARS_MAX, TAG_BYTES_MAX, TAGS_WANTED_MAX
 from ...protocol.message import Message
 from ...protocol.text import items_of
+from ..settings import Filter, PropertyFilter
 
-PropertyFilter = Mapping[str, str | bytes]
-Filter = PropertyFilter | Callable[[Message[Any]], object]
 _SHORT = FILTER_CHARS_MAX - 40
 
 

@@ -97,8 +97,8 @@ def why_lapsed(*, silent_ms: int, stalled_ms: int) -> str:
 
 HEARTBEATS_PER_TTL = 3
 WHY_BLOCKED = (
-    "code in this program blocked it (a handler that blocks needs threads=, as Consumer(…, "
-    "threads=8)), "
+    "code in this program blocked it (a handler that blocks needs threads: "
+    "settings=ConsumerSettings(threads=8)), "
     "or the program or its machine was stopped"
 )
 FENCED = (

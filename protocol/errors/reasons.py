@@ -189,8 +189,8 @@ class Reason(enum.Enum):
         "another task iterates over this consumer",
         (
             "Iterate in one task, or take over once every message is acked.  For many messages "
-            "at once, give the consumer handler= and concurrency=: it keeps the order of each "
-            "key."
+            "at once, give the consumer handler= and ConsumerSettings(concurrency=...): it "
+            "keeps the order of each key."
         ),
         RetryRule.LATER,
     )

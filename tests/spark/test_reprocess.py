@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from keylane import Admin, Consumer, Message, Producer
+from keylane import Admin, Consumer, ConsumerSettings, Message, Producer
 from keylane.arrow.selection import ReadOptions
 from keylane.cli.demo.source import flights_file, read_flights
 from keylane.errors import Reason
@@ -87,7 +87,7 @@ async def handled_by(cluster: Cluster, subject: str, folder: str, count: int) ->
         group="live",
         handler=handle,
         start=f"manifest:{folder}",
-        ttl_ms=3_000,
+        settings=ConsumerSettings(ttl_ms=3_000),
     ):
         await eventually(lambda: len(got) >= count, what="the live messages")
         await asyncio.sleep(0.5)

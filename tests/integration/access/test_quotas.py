@@ -159,7 +159,7 @@ async def test_connections_over_the_quota_are_refused_with_a_time(guarded: Guard
     finally:
         for network in networks:
             await network.close()
-    assert 'error="QuotaExceededError"' in await figures_of(broker)
+    assert 'error="ConnectionQuotaError"' in await figures_of(broker)
 
 
 async def test_requests_over_the_quota_wait_and_a_flood_is_refused_with_a_time(

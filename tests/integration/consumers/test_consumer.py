@@ -213,7 +213,12 @@ def test_illegal_names_are_refused_at_once(name: str):
 def test_impossible_settings_are_all_listed():
     """The error lists every problem."""
     with pytest.raises(ConfigError, match=r"ttl_ms.*concurrency"):
-        Consumer("127.0.0.1:1", subject="s", group="g", ttl_ms=10, concurrency=0)
+        Consumer(
+            "127.0.0.1:1",
+            subject="s",
+            group="g",
+            settings=ConsumerSettings(ttl_ms=10, concurrency=0),
+        )
 
 
 async def test_unknown_subject_is_refused_at_open(shared_cluster: Cluster):

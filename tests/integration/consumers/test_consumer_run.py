@@ -166,7 +166,7 @@ async def test_run_ends_with_close_and_raises_the_error_that_ended_the_consumer(
         subject="run-close",
         group="g",
         handler=print,
-        consume_strategy="shared",
+        settings=ConsumerSettings(consume_strategy="shared"),
     )
     with raises(Reason.GROUP_STRATEGY):
         await other.run()

@@ -5,6 +5,7 @@ in one object.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -116,12 +117,13 @@ async def test_callbacks_tell_of_partitions_that_come_and_go(shared_cluster: Clu
         shared_cluster.meta,
         subject="telling",
         group="g",
-        on_assigned=assigned,
-        on_revoked=revoked,
-        settings=settings,
+        settings=replace(settings, on_assigned=assigned, on_revoked=revoked),
     )
     second = Consumer(
-        shared_cluster.meta, subject="telling", group="g", on_assigned=failing, settings=settings
+        shared_cluster.meta,
+        subject="telling",
+        group="g",
+        settings=replace(settings, on_assigned=failing),
     )
     async with asyncio.timeout(90), first:
         while len(hand) < 16:
@@ -157,11 +159,11 @@ async def test_consumer_without_a_subject_handles_several(shared_cluster: Cluste
     got: dict[str, int] = {"several-a": 0, "several-b": 0}
     begun, refused = asyncio.Event(), asyncio.Event()
 
-    @consumer.on("several-a", group="g", concurrency=2)
+    @consumer.on("several-a", group="g", settings=ConsumerSettings(concurrency=2))
     async def one(message: Message) -> None:
         await take([message])
 
-    @consumer.on("several-b", group="g", batch=True, max_records=4)
+    @consumer.on("several-b", group="g", batch=True, settings=ConsumerSettings(max_records=4))
     async def many(messages: list[Message]) -> None:
         await take(messages)
 

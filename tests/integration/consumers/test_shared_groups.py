@@ -175,7 +175,10 @@ async def test_strategy_mismatch_is_refused_at_open_with_the_way_to_switch(share
     """The group's first consumer has decided the strategy."""
     await shared_cluster.create("decided")
     async with Consumer(
-        shared_cluster.meta, subject="decided", group="g", consume_strategy="shared"
+        shared_cluster.meta,
+        subject="decided",
+        group="g",
+        settings=ConsumerSettings(consume_strategy="shared"),
     ):
         with raises(Reason.GROUP_STRATEGY, match="keylane group switch"):
             async with Consumer(shared_cluster.meta, subject="decided", group="g"):

@@ -15,6 +15,7 @@ from keylane import (
     ArrowBatch,
     ClosedError,
     Consumer,
+    ConsumerSettings,
     InvalidRequestError,
     LeaseLostError,
     Message,
@@ -73,7 +74,7 @@ async def test_batch_handler_gets_everything_in_order_over_failures(
         subject=subject,
         group="g",
         batch_handler=handle,
-        max_records=50,
+        settings=ConsumerSettings(max_records=50),
         ack=ack,
     ) as consumer:
         await eventually(lambda: len(done) == 1_000)
@@ -229,7 +230,11 @@ async def test_blocking_handlers_run_in_threads_in_the_order_of_their_key(shared
             done.append(message)
 
     consumer = Consumer(
-        shared_cluster.meta, subject="threads", group="g", handler=handle, threads=4
+        shared_cluster.meta,
+        subject="threads",
+        group="g",
+        handler=handle,
+        settings=ConsumerSettings(threads=4),
     )
     async with consumer:
         await eventually(lambda: len(done) >= 59)

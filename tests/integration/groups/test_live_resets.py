@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from keylane.protocol.frames import Ack
 from keylane.rpc.client import BrokerClient, MetaClient
 from keylane.rpc.http_network import HttpNetwork
 from support.cluster import Cluster, eventually
+from support.consumer_options import consumer_options
 from support.raising import raises
 from support.server_process import run_keylane
 
@@ -32,15 +34,19 @@ class Member:
         self.told: list[str] = []
         self.consumer: Consumer = Consumer(
             cluster.meta,
-            subject=subject,
-            group="g",
-            name=name,
-            handler=self.handle,
-            settings=SETTINGS,
-            on_assigned=lambda _ids: self.told.append("assigned"),
-            on_revoked=lambda _ids: self.told.append("revoked"),
-            on_lost=lambda _ids: self.told.append("lost"),
-            **given,  # type: ignore[arg-type]
+            **consumer_options(
+                subject=subject,
+                group="g",
+                handler=self.handle,
+                settings=replace(
+                    SETTINGS,
+                    name=name,
+                    on_assigned=lambda _ids: self.told.append("assigned"),
+                    on_revoked=lambda _ids: self.told.append("revoked"),
+                    on_lost=lambda _ids: self.told.append("lost"),
+                ),
+                **given,
+            ),
         )
 
     async def handle(self, message: Message) -> None:
@@ -134,8 +140,7 @@ async def test_handler_that_runs_ends_before_the_cursors_are_set_and_its_ack_mov
             subject=subject,
             group="g",
             handler=handle,
-            concurrency=1,
-            settings=ConsumerSettings(handover_ms=20_000),
+            settings=ConsumerSettings(handover_ms=20_000, concurrency=1),
         ) as consumer,
         Admin(shared_cluster.meta) as admin,
     ):

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from keylane import Admin, Consumer, Message, Producer
+from keylane import Admin, Consumer, ConsumerSettings, Message, Producer
 from keylane.admin import GroupStart, StartAt
 from keylane.errors import GroupUnknownError, KeylaneError, NotSentError, Reason
 from keylane.protocol.operations import OperationKind, Reshape
@@ -125,7 +125,7 @@ async def test_group_starts_at_a_time(shared_cluster: Cluster, shared: bool):
         subject=subject,
         group="g",
         handler=seen.append,
-        consume_strategy=strategy,
+        settings=ConsumerSettings(consume_strategy=strategy),
     ):
         await eventually(lambda: len(seen) >= 10)
     assert numbers(seen) == list(range(10, 20))

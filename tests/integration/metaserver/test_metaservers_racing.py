@@ -16,7 +16,7 @@ import pytest
 
 from keylane.protocol import endpoints
 from keylane.protocol.control import CreateSubject, Grants, Heartbeat, Join, Leave, ReleaseGrant
-from keylane.protocol.errors import Reason, SessionUnknownError, is_a
+from keylane.protocol.errors import Reason, SessionUnknownError
 from keylane.protocol.operations import (
     OperationKind,
     OperationList,
@@ -30,6 +30,7 @@ from keylane.rpc.http_network import HttpNetwork
 from support.brokers.hosting_broker import HostingBroker, hosting_broker
 from support.cluster import Program
 from support.postgres import Postgres
+from support.raising import is_a
 
 PARTITIONS = 6
 CONSUMERS = 6

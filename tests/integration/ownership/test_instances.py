@@ -122,7 +122,13 @@ async def check_newer_wins(metas: list[str], subject: str) -> None:
         async def handle(message: Message) -> None:
             handled.append((name, message.value))
 
-        return Consumer(meta, subject=subject, group="g", handler=handle, instance="a")
+        return Consumer(
+            meta,
+            subject=subject,
+            group="g",
+            handler=handle,
+            settings=ConsumerSettings(instance="a"),
+        )
 
     async with asyncio.timeout(30), Producer(metas[0]) as producer:
         older, newer = consumer("older", metas[0]), consumer("newer", metas[-1])

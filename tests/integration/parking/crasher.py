@@ -9,7 +9,7 @@ import asyncio
 import os
 import sys
 
-from keylane import Consumer, Message
+from keylane import Consumer, ConsumerSettings, Message
 
 
 async def main() -> None:
@@ -41,10 +41,12 @@ async def main() -> None:
             meta,
             subject=subject,
             group="g",
-            ttl_ms=10_000 if manner == "arrow" else 1_000,
-            instance="crasher" if manner == "arrow" else None,
+            settings=ConsumerSettings(
+                ttl_ms=10_000 if manner == "arrow" else 1_000,
+                instance="crasher" if manner == "arrow" else None,
+                consume_strategy="shared" if manner == "shared" else None,
+            ),
             on_failure={"arrow": "block", "dead": "dead"}.get(manner, "park"),
-            consume_strategy="shared" if manner == "shared" else None,
             **handlers.get(manner, {}),
         )
         if manner not in {"iterated", "arrow"}:

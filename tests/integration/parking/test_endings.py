@@ -42,7 +42,7 @@ async def run_thread(given: dict[str, Any], tried: Tried, error: type[BaseExcept
         if message.key == BAD:
             raise error(1)
 
-    await Consumer(**given, handler=handle, threads=2).run()
+    await Consumer(**given, handler=handle, settings=ConsumerSettings(threads=2)).run()
 
 
 async def run_batch(given: dict[str, Any], tried: Tried, error: type[BaseException]) -> None:
@@ -51,7 +51,7 @@ async def run_batch(given: dict[str, Any], tried: Tried, error: type[BaseExcepti
         if any(message.key == BAD for message in messages):
             raise error(1)
 
-    await Consumer(**given, batch_handler=handle, max_records=16).run()
+    await Consumer(**given, batch_handler=handle, settings=ConsumerSettings(max_records=16)).run()
 
 
 async def run_loop(given: dict[str, Any], tried: Tried, error: type[BaseException]) -> None:
@@ -168,7 +168,7 @@ async def test_message_in_hand_has_no_try_when_a_cancellation_ends_its_consumer(
     async with asyncio.timeout(60), Producer(shared_cluster.meta) as producer:
         await send(producer, subject, b"a", 0)
         await send(producer, subject, b"b", 0)
-        handled = Consumer(**given, handler=hang, concurrency=1)
+        handled = Consumer(**given, handler=hang, settings=ConsumerSettings(concurrency=1))
         for consume in (handled.run, iterate):
             begun.clear()
             running = asyncio.create_task(consume())
@@ -178,7 +178,9 @@ async def test_message_in_hand_has_no_try_when_a_cancellation_ends_its_consumer(
                 await running
         while signals:
             with pytest.raises(type(signals[-1])):
-                await Consumer(**given, handler=be_signaled, concurrency=1).run()
+                await Consumer(
+                    **given, handler=be_signaled, settings=ConsumerSettings(concurrency=1)
+                ).run()
         with pytest.raises(ValueError, match="of which"):
             await take_both()
         with pytest.raises(KeyboardInterrupt):

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import keylane.arrow
-from keylane import Admin, Consumer, Message, Producer
+from keylane import Admin, Consumer, ConsumerSettings, Message, Producer
 from keylane.cli.commands.subject.cut_over import cut_over, plan_cut_over
 from keylane.protocol.errors import Reason
 from keylane.protocol.ids import Subject
@@ -54,7 +54,11 @@ async def handled(
         got.append(message)
 
     async with Consumer(
-        cluster.meta, subject=subject, group=group, handler=handle, concurrency=1, ttl_ms=3_000
+        cluster.meta,
+        subject=subject,
+        group=group,
+        handler=handle,
+        settings=ConsumerSettings(concurrency=1, ttl_ms=3_000),
     ):
         await eventually(lambda: len(got) >= count, what="the messages of the group")
     return got[:count]

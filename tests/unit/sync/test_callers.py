@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import keylane
+from keylane import ConsumerSettings
 from keylane.protocol.errors import (
     ClosedError,
     ConfigError,
@@ -181,9 +182,11 @@ def test_acks_refuse_what_are_no_messages(messages: Any, call: str):
     consumer._thread.stop()
 
 
-@pytest.mark.parametrize("name", ["handler", "batch_handler", "threads"])
+@pytest.mark.parametrize("name", ["handler", "batch_handler", "on_assigned"])
 def test_consumer_says_where_handlers_are(name: str):
     given: dict[str, Any] = {name: print}
+    if name == "on_assigned":
+        given = {"settings": ConsumerSettings(on_assigned=print)}
     text = (
         rf"keylane\.sync\.Consumer takes no {name}=: .*for message in consumer.*keylane\.Consumer"
     )
@@ -208,6 +211,7 @@ def test_consumer_refuses_a_name_that_no_consumer_has_as_python_does():
         ("handler_timout_ms", r"did you mean handler_timeout_ms\?"),
         ("poll_wait_ms", r"did you mean pull_wait_ms\?"),
         ("handover_ms", r"settings=ConsumerSettings\(handover_ms=\.\.\.\)"),
+        ("threads", r"settings=ConsumerSettings\(threads=\.\.\.\)"),
     ],
 )
 @pytest.mark.parametrize("kind", [Consumer, keylane.Consumer])

@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 from keylane import (
     NACK,
     Consumer,
+    ConsumerSettings,
     Message,
     Producer,
     Reader,
@@ -146,7 +147,7 @@ program = Consumer(ADDRESS)
 billed: list[bytes] = []
 
 
-@program.on("orders", group="billing", threads=4)
+@program.on("orders", group="billing", settings=ConsumerSettings(threads=4))
 def bill(message: Message) -> None:
     billed.append(message.value)
 

@@ -9,9 +9,10 @@ import sys
 
 import pytest
 
-from keylane import Consumer, Message, Producer, testing
+from keylane import Consumer, ConsumerSettings, Message, Producer, testing
 from keylane.errors import Reason, StoryError
 from keylane.testing import VirtualCluster
+from support.consumer_options import consumer_options
 from support.raising import raises
 
 
@@ -22,7 +23,10 @@ def consume(address: str, handled: list[bytes], **options):
         async def handle(message: Message) -> None:
             handled.append(message.value)
 
-        consumer = Consumer(address, subject="orders", group="billing", handler=handle, **options)
+        consumer = Consumer(
+            address,
+            **consumer_options(subject="orders", group="billing", handler=handle, **options),
+        )
         await consumer.run()
 
     return work
@@ -107,8 +111,7 @@ async def test_paused_consumer_loses_its_partition_when_its_ttl_is_over(
             subject="orders",
             group="billing",
             handler=handle,
-            ttl_ms=10_000,
-            on_lost=lost.append,
+            settings=ConsumerSettings(ttl_ms=10_000, on_lost=lost.append),
         )
         await consumer.run()
 
