@@ -23,6 +23,7 @@ behind }.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -257,25 +258,31 @@ def _read_as(given: Any, kind: pa.DataType) -> Any:
             return given
     if pa.types.is_floating(kind):
         if isinstance(given, _Number):
-            return given
+            # pyarrow refuses a number that is too big for any type.
+            number = float(given)
+            return _Number(json.dumps(number)) if math.isinf(number) else given
         text = json.dumps(given) if type(given) is float else given
         if type(text) is str and text in _BEYOND:
             return _Number(_BEYOND[text])
     if pa.types.is_timestamp(kind):
         time = _time_of(given)
         if time is not None:
-            return time.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+            return time.isoformat(timespec="microseconds").replace("+00:00", "Z")
     raise _UnfitError(f"{_text_of(given):.60} is no {kind}")
 
 
 def _time_of(given: Any) -> datetime | None:
-    """A time, of which what is finer than microseconds is cut; without a zone it is of UTC."""
+    """
+    A time in UTC, of which what is finer than microseconds is cut; without a zone it is of UTC.
+
+    None where it is no time, or one before the year 1 or behind 9999 in UTC.
+    """
     try:
         if isinstance(given, _Number) and _WHOLE.fullmatch(given):
             return _BEGIN + timedelta(seconds=int(given))
         if type(given) is str and _TIME.fullmatch(given):
             time = datetime.fromisoformat(given)
-            return time if time.tzinfo else time.replace(tzinfo=UTC)
+            return time.astimezone(UTC) if time.tzinfo else time.replace(tzinfo=UTC)
     except (ValueError, OverflowError):
         pass
     return None

@@ -127,8 +127,8 @@ class Consumer(Resident, Generic[V]):
     One object for several subjects: `consumer = Consumer(meta)`, then `@consumer.on("orders",
     group="billing")`.
 
-    A message may be handled again after a crash or a lost lease; its `fencing_token` lets a store
-    refuse a late write.
+    A message may be handled again after a crash or a lost lease; its `lease` lets a store refuse a
+    late write.
 
     A consumer works in the event loop and the process in which it was opened, and refuses calls
     from elsewhere.  A consumer made before a fork may be opened in each process; a closed consumer

@@ -26,6 +26,7 @@ ESCAPED_RULE = (
     "in a user or password of a URL, @ is written %40, : is %3A, / is %2F, ? is %3F and % is %25"
 )
 UNREADABLE_URL = f"its port is not a number; {ESCAPED_RULE}"
+PORT_MAX = 65_535
 _AUTHORITY = re.compile(r"(\[[^\]]*\]|[^:/?@\[\]]*)(:\d*)?(,[^/?@]*)?")
 _BARE_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
 LISTED_MAX = 10
@@ -109,8 +110,13 @@ def url_problem(url: str, *, new: bool = False) -> str:
     authority = before_query.partition("/")[0]
     if "@" in before_query and user:
         return f"a part of its password is read as a host: {ESCAPED_RULE}"
-    if not _AUTHORITY.fullmatch(authority):
+    if not (found := _AUTHORITY.fullmatch(authority)):
         return UNREADABLE_URL
+    port = (found[2] or "")[1:]
+    if port and not 0 < (plain_number(port) or 0) <= PORT_MAX:
+        return f"its port is none of 1 to {PORT_MAX}"
+    if _CONTROL.search(url) or " " in authority:
+        return "it has a line end or another control character, or a space in its host"
     if new and _BARE_PERCENT.search(user):
         return f"it has a % that begins no escape: {ESCAPED_RULE}"
     return ""

@@ -388,7 +388,10 @@ class _Checks:
         edits = tuple(
             edited
             for edited in key.edits
-            if any(edited.offset in runs for runs in self._held(key.key, edited.source))
+            if any(
+                any(runs.within(edited.offset, edited.offset + 1))
+                for runs in self._held(key.key, edited.source)
+            )
         )
         return replace(key, marks=marks, edits=edits)
 

@@ -9,7 +9,8 @@ Heartbeats are urgent: a session that is not renewed in time ends, however many 
 
 Invariants
     A caller is answered after the commit of its work.
-    A failed work does not affect others: if the shared transaction fails, each work is tried alone.
+    A failed work does not affect others: if the shared transaction fails, each work is tried alone,
+    but for those that a locked database has kept waiting together: they fail together.
     Urgent works go before all others.  They wait for at most one transaction, which begins no
     further work after `TRANSACTION_MS_MAX`, and for the one work that runs then. Other works do not
     starve: each transaction does at least one of them, and more while there is time.
@@ -150,8 +151,10 @@ class GroupWriter:
             try:
                 answers = await self._run(lambda connection: self._each(connection, works), durable)
             except StorageError as error:
-                # Each is tried alone, to find the one that failed.
-                late = [queued for queued in works if self._is_late(queued)]
+                # Each is tried alone, to find the one that failed; a locked database has refused
+                # them all, and each would wait as long again.
+                locked = error.details.get("operation") == "lock"
+                late = [queued for queued in works if locked or self._is_late(queued)]
                 for queued in late:
                     _answer(queued.answer, _Failed(error.copy(error.fate)))
                 works = [queued for queued in works if queued not in late]

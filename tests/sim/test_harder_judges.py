@@ -2,6 +2,8 @@
 
 import asyncio
 import sqlite3
+import weakref
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,7 +29,7 @@ from support.call_doubles import MetaDouble
 
 # ── shares ────────────────────────────────────────────────────────────────────────────────────────
 @pytest.fixture
-def shelf() -> Any:
+def shelf() -> Iterator[Any]:
     raw = sqlite3.connect(":memory:", isolation_level=None)
     raw.executescript(
         """
@@ -39,7 +41,8 @@ def shelf() -> Any:
         INSERT INTO leases VALUES (1, 1, 'a'), (1, 2, 'a'), (1, 3, 'b');
         """
     )
-    return SimpleNamespace(_raw=raw, _clock=SimpleNamespace(boot_ms=lambda: 10), problems=[])
+    yield SimpleNamespace(_raw=raw, _clock=SimpleNamespace(boot_ms=lambda: 10), problems=[])
+    raw.close()
 
 
 def test_members_are_told_of_when_one_has_two_partitions_more(shelf):
@@ -124,6 +127,7 @@ class Past:
 
     def __init__(self) -> None:
         raw = self.raw = sqlite3.connect(":memory:", isolation_level=None)
+        weakref.finalize(self, raw.close)
         raw.executescript(
             """
             CREATE TABLE subjects (subject_id INTEGER, name TEXT, hidden_for TEXT);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -272,6 +273,27 @@ async def test_locked_database_is_refused_after_a_wait(
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(StorageError, match="locked by another program"):
             await database.write(now)
+        other.execute("COMMIT")
+        other.close()
+        await database.write(now)
+
+
+async def test_calls_that_come_together_wait_for_a_locked_database_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten calls are refused after one wait or two, not one after another."""
+    monkeypatch.setattr(dialect, "BUSY_MS", 500)
+    async with opened(tmp_path, ManualClock(1)) as database:
+        other = sqlite3.connect(tmp_path / "meta.db", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        began = time.monotonic()
+        with pytest.raises(StorageError, match="locked by another program"):
+            await database.write(now)
+        one_wait_s = time.monotonic() - began
+        calls = [database.write(now) for _ in range(20)]
+        async with asyncio.timeout(8 * one_wait_s):
+            ended = await asyncio.gather(*calls, return_exceptions=True)
+        assert {type(each) for each in ended} == {StorageError}
         other.execute("COMMIT")
         other.close()
         await database.write(now)

@@ -112,6 +112,7 @@ def test_redriven_messages_of_two_children_are_fenced_in_one_transaction():
         assert len(together) == 2
 
     run(story, seed=7)
+    engine.dispose()
     assert sorted(written) == KEYS
 
 

@@ -28,6 +28,7 @@ class SharedMachine(RuleBasedStateMachine):
         self.handled: set[int] = set()
         self.with_whom: dict[int, tuple[str, int]] = {}  # offset → (session, until)
         self.silent_at: dict[str, tuple[int, int]] = {}  # session → (ttl, silent from)
+        self.left: set[str] = set()
 
     def lapse(self) -> None:
         """Messages past their deadline are free, and sessions past their ttl are forgotten."""
@@ -44,6 +45,7 @@ class SharedMachine(RuleBasedStateMachine):
         self.in_flight.expire(self.now_ms)
         self.in_flight.enter(session, ttl_ms=ttl_ms, now_ms=self.now_ms)
         self.silent_at[session] = (ttl_ms, self.now_ms + ttl_ms)
+        self.left.discard(session)
 
     @rule(session=sessions)
     def ack_nothing(self, session: str) -> None:
@@ -127,6 +129,8 @@ class SharedMachine(RuleBasedStateMachine):
             now_ms=self.now_ms,
             in_flight_ms=in_flight_ms,
         )
+        if session in self.left:
+            held = []
         for offset in held if start + count <= self.readable else []:
             self.with_whom[offset] = (session, self.now_ms + in_flight_ms)
 
@@ -145,6 +149,7 @@ class SharedMachine(RuleBasedStateMachine):
     def leave(self, session: str) -> None:
         self.in_flight.give_back(session)
         self.silent_at.pop(session, None)
+        self.left.add(session)
         self.with_whom = {
             key: value for key, value in self.with_whom.items() if value[0] != session
         }
@@ -154,6 +159,7 @@ class SharedMachine(RuleBasedStateMachine):
         self.in_flight = InFlight(1)
         self.with_whom = {}
         self.silent_at = {}
+        self.left = set()
 
     @invariant()
     def what_is_in_flight_is_what_the_model_has(self) -> None:

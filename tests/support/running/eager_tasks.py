@@ -10,7 +10,7 @@ from types import coroutine
 from typing import Any
 
 
-def eager_tasks(
+def _eager_tasks(
     loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], **options: Any
 ) -> asyncio.Future[Any]:
     """A task factory as `asyncio.eager_task_factory`, which Python 3.11 has not; the first step
@@ -23,6 +23,9 @@ def eager_tasks(
         ended.set_result(end.value)
         return ended
     return asyncio.Task(_rest(work, awaited), loop=loop, **options)
+
+
+eager_tasks: Any = getattr(asyncio, "eager_task_factory", _eager_tasks)
 
 
 @coroutine

@@ -102,6 +102,8 @@ AS_SPARK = [
     ("s FLOAT", '{"s":1e39}', float("inf")),
     ("s DOUBLE", '{"s":"Infinity"}', float("inf")),
     ("s DOUBLE", '{"s":"-INF"}', float("-inf")),
+    ("s DOUBLE", '{"s":1e400}', float("inf")),
+    ("s ARRAY<FLOAT>", '{"s":[-1e400]}', [float("-inf")]),
     ("s TIMESTAMP", '{"s":"2026-11-20T12:00:00.123456789Z"}', "2026-11-20T12:00:00.123456+00:00"),
     (
         "s TIMESTAMP",
@@ -127,6 +129,14 @@ def test_value_is_read_as_spark_reads_it(schema, value, wanted):
         found = JsonValues(schema, "fail").decode(column(values), 3, 0).to_pylist()
         assert shown(found[len(values) > 1]["s"]) == wanted
         assert [row["s"] for row in found[::3]] == [None] * len(found[::3]) or len(values) == 1
+
+
+def test_time_beyond_the_calendar_in_utc_is_read_beside_bad_values():
+    """Year 1 in the east is year 0 in UTC, which Python's calendar lacks."""
+    time = b'{"s":"0001-01-01T00:00:00+05:00"}'
+    rows = JsonValues("s TIMESTAMP", "null").decode(column([b"bad", time]), 3, 0)
+    assert rows.is_null().to_pylist() == [True, False]
+    assert rows.field(0).cast(pa.int64()).to_pylist()[1] == -62_135_614_800_000_000
 
 
 @pytest.mark.parametrize("number", ["5.10", "1e3", "-0.0", "1.50e-7"])

@@ -131,3 +131,16 @@ def test_url_problem_is_empty_when_the_url_is_read_as_meant(url: str) -> None:
 )
 def test_url_problem_says_the_rule_when_a_password_is_not_escaped(url: str) -> None:
     assert "@ is written %40" in url_problem(url)
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "99999", "1" * 30])
+def test_url_problem_refuses_a_port_that_cannot_be(port: str) -> None:
+    """The system would take the rest of a division, and lead to another server."""
+    assert "its port is none of 1 to 65535" in url_problem(f"postgresql://u:p@h:{port}/db")
+
+
+@pytest.mark.parametrize(
+    "url", ["postgresql://u:p@h/db\nX=1", "postgresql://u:p@h /db", "postgresql://u:\0@h/db"]
+)
+def test_url_problem_refuses_line_ends_and_spaces(url: str) -> None:
+    assert "control character" in url_problem(url)

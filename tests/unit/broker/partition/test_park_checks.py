@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from keylane.broker.partition import park_checks
 from keylane.broker.partition.park_checks import dead_of, park_changes
@@ -23,7 +24,10 @@ from keylane.protocol.parked import (
     AskedChange,
     Bury,
     Clear,
+    EditedMessage,
     Failure,
+    FailureMark,
+    Fault,
     Free,
     Freeze,
     Park,
@@ -206,6 +210,36 @@ def test_parent_is_adopted_once():
     desk.ask(Unpark(b"k", 3, ((0, 1),)), Free(b"k"))
     assert desk.ask(change) == []
     assert len(desk.parked) == 0
+
+
+EDITED = EditedMessage(3, 1, b"v", b"")
+MARK = FailureMark(3, 0, 2, 1, 2, 0, 3)
+FAULTS = (Fault("E", "text", "c", 1),)
+
+
+@pytest.mark.parametrize("rows_first", [True, False], ids=["rows first", "rows with them"])
+def test_marks_and_edits_are_adopted_with_the_messages_that_they_are_of(rows_first):
+    """A page may have the rows of a key, and a later one what is known of its messages."""
+    rows = AdoptedKey(b"", ParkState.PARKED, 1, None, ((3, 0, 2),))
+    known = AdoptedKey(b"", ParkState.PARKED, 1, None, (), (EDITED,), FAULTS, (MARK,))
+    pages = [(rows,), (known,)] if rows_first else [(rows, known)]
+    desk = CheckedDesk()
+    for page in pages:
+        desk.ask(Adopt(3, page, last=False))
+    assert desk.parked.edited(b"", (3, 1)) == EDITED
+    (mark,) = [mark for *_, mark in desk.parked.get(b"").marks(3, ((0, 2),))]
+    assert (mark.since_ms, mark.at_ms) == (1, 2)
+
+
+def test_marks_and_edits_are_left_out_when_their_messages_are_not_parked():
+    """A start that folds the change a second time would find the messages."""
+    known = AdoptedKey(b"", ParkState.PARKED, 1, None, ((3, 1, 2),), (EDITED,), FAULTS, (MARK,))
+    elsewhere = replace(known, key=b"k", rows=())
+    (wanted,) = CheckedDesk().ask(Adopt(3, (known, elsewhere), last=False))
+    assert [(key.edits, key.marks) for key in wanted.keys] == [
+        ((EDITED,), (replace(MARK, start=1),)),
+        ((), ()),
+    ]
 
 
 def full(desk: CheckedDesk, error: type[KeylaneError], *changes: AskedChange) -> None:
