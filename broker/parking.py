@@ -77,6 +77,7 @@ from ..protocol.scheduled.deliver_at import shown
 from ..protocol.text import MAYBE_OLDER_COPY, key_digest, plain_number
 from ..rpc.plane.prompt import Handled
 from ..rpc.server import ControlRoute, Params, check_params, whole_number
+from .answering.owners import owned
 from .control import partition_id_of
 from .partition.park_views import (
     adopted_page,
@@ -107,7 +108,6 @@ class Parking:
         self, store: Store, service: BrokerService, *, clock: Clock, standing: Standing | None
     ) -> None:
         self._store = store
-        self._service = service
         self._clock = clock
         self._standing = standing
         service.answer(ChangeParked, self._change)
@@ -128,7 +128,7 @@ class Parking:
 
     # ── owners ────────────────────────────────────────────────────────────────────────────────────
     async def _change(self, request: ChangeParked, payload: memoryview) -> Handled:
-        partition, group = self._service.owned(request)
+        partition, group = owned(self._store.state, request, self._clock.boot_ms())
         try:
             changes = decode_changes(payload)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -153,7 +153,7 @@ class Parking:
         )
 
     async def _list(self, request: ListParked, _payload: memoryview) -> Handled:
-        _, group = self._service.owned(request)
+        _, group = owned(self._store.state, request, self._clock.boot_ms())
         if request.first < 0:
             raise InvalidRequestError(f"no key {request.first}")
         parked = group.parked
@@ -183,7 +183,7 @@ class Parking:
         return group.handed_out().redrives(session, self._clock.boot_ms())
 
     async def _read(self, request: ReadParked, _payload: memoryview) -> Handled:
-        _, group = self._service.owned(request)
+        _, group = owned(self._store.state, request, self._clock.boot_ms())
         if request.count < 1 or request.first < 0:
             raise InvalidRequestError("count is from 1 on, first from 0")
         if group.parked is None:

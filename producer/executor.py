@@ -94,7 +94,6 @@ class Executor:
         self._identity = identity
         self._producer_id = identity.producer_id
         self._settings = settings
-        self._compression = Compression[settings.compression.upper()]
         self._clock = clock
         self._budget = budget
         self._loop = asyncio.get_running_loop()
@@ -119,11 +118,6 @@ class Executor:
         """`_flight` counts this partition."""
         self.waited = False
         """The open batch does not wait for an answer of other partitions."""
-        self._linger_ms = settings.linger_ms
-        self._in_flight_max = settings.in_flight_max
-        self._small_bytes = settings.batch_bytes // 4
-        self._append = Append(partition.partition_id)
-        self._timeout_ms = settings.call_timeout_ms
         self._wake = asyncio.Event()
         self._epochs = epochs
         self._epoch = next(epochs)
@@ -139,7 +133,7 @@ class Executor:
     # ── filling ───────────────────────────────────────────────────────────────────────────────────
     def started(self) -> None:
         """Note that the open batch has its first message."""
-        if self._linger_ms:
+        if self._settings.linger_ms:
             self.open.opened_at_ms = self._clock.boot_ms()
         if not self._calls:  # else it is sent after their answers
             self.open.hurry = self._turn.add(self)
@@ -280,7 +274,7 @@ class Executor:
         ):
             try:
                 self._fill(channel)
-                if not self._linger_ms or self._calls or not self.open.values:
+                if not self._settings.linger_ms or self._calls or not self.open.values:
                     return
             except Exception as fault:  # noqa: BLE001 - raised by the task
                 self._fault = fault
@@ -338,18 +332,18 @@ class Executor:
         """Wait until something is left to the task, or for the end of the open batch's
         `linger_ms`.
         """
-        if not idle or not self.open.values or not self._linger_ms:
+        if not idle or not self.open.values or not self._settings.linger_ms:
             await self._wake.wait()
             return
         waited_ms = self._clock.boot_ms() - self.open.opened_at_ms
         with suppress(TimeoutError):
-            async with asyncio.timeout(max(0, self._linger_ms - waited_ms) / 1000):
+            async with asyncio.timeout(max(0, self._settings.linger_ms - waited_ms) / 1000):
                 await self._wake.wait()
 
     def _fill(self, channel: Channel) -> None:
         """Send batches until the window is full, or none is left that may be sent."""
         calls, again = self._calls, self._again
-        while not calls or len(calls) < self._in_flight_max:
+        while not calls or len(calls) < self._settings.in_flight_max:
             if again:
                 batch: OutgoingBatch | None = again.popleft()
             elif self._troubled and self._still_troubled():
@@ -392,7 +386,9 @@ class Executor:
         else:
             if not idle or not self.open.values:
                 return None
-            if (self._linger_ms or self._flight.partitions >= CROWD) and self._holds_back():
+            if (
+                self._settings.linger_ms or self._flight.partitions >= CROWD
+            ) and self._holds_back():
                 return None
             self.waited = False
             batch = self._close_open()
@@ -401,10 +397,10 @@ class Executor:
 
     def _holds_back(self) -> bool:
         """True while the open batch waits for its linger, or for an answer of other partitions."""
-        if self._linger_ms:
-            return self._clock.boot_ms() - self.open.opened_at_ms < self._linger_ms
+        if self._settings.linger_ms:
+            return self._clock.boot_ms() - self.open.opened_at_ms < self._settings.linger_ms
         flight = self._flight
-        if self.waited or not flight.crowded or self.open.size >= self._small_bytes:
+        if self.waited or not flight.crowded or 4 * self.open.size >= self._settings.batch_bytes:
             return False
         flight.wait(self)
         return True
@@ -416,7 +412,7 @@ class Executor:
             producer_id=self._producer_id,
             producer_epoch=self._epoch,
             sequence=self._next_sequence,
-            compression=self._compression,
+            compression=Compression[self._settings.compression.upper()],
         )
         if fresh:
             self._next_sequence += batch.count
@@ -424,7 +420,10 @@ class Executor:
         answered = partial(self._answered, batch)
         try:
             return channel.begin(
-                self._append, data, timeout_ms=self._timeout_ms, on_answer=answered
+                Append(self.partition.partition_id),
+                data,
+                timeout_ms=self._settings.call_timeout_ms,
+                on_answer=answered,
             )
         except Exception:
             batch.doubtful = True  # no one knows how far it came

@@ -101,7 +101,7 @@ class OutgoingBatch:
         """Called by the first wait for one of its messages: it may send the batch at once."""
         self.room = 0
         """Bytes that plain messages may take, with their overhead, before the batch is looked at;
-        see `grant`.
+        see `grant`.  Below 0: messages took more.
         """
         self.full_size = 0
         """Its `size` once all of `room` is taken."""
@@ -188,27 +188,31 @@ class OutgoingBatch:
         index = len(self.values)
         if sent_at_ns != self.sent_at_ns:
             self.at(sent_at_ns)
-        self.keys.append(key)
-        self.values.append(value)
         if packed_properties:
             self._add_properties(index, packed_properties)
-        size = len(key) + len(value) + len(packed_properties) + BYTES_PER_MESSAGE
-        self.full_size += size - self.room
-        self.room = 0
+        self.put(key, value, len(key) + len(value) + len(packed_properties) + BYTES_PER_MESSAGE)
         self.count = index + 1
         return index
 
-    def extend(self, keys: list[bytes], values: list[bytes], size: int) -> None:
-        """Append messages without properties, of the time of the last one; `size` as it counts in
-        that of the batch.
+    def put(self, key: bytes, value: bytes, size: int) -> int:
+        """Append a message without properties, of the time of the last one; `size` as it counts in
+        that of the batch.  Returns its index.
         """
+        self.room -= size
+        values = self.values
+        index = len(values)
+        values.append(value)
+        self.keys.append(key)
+        return index
+
+    def extend(self, keys: list[bytes], values: list[bytes], size: int) -> None:
+        """As `put`, of several messages."""
+        self.room -= size
         self.keys += keys
         self.values += values
-        self.full_size += size - self.room
-        self.room = 0
 
     def _add_properties(self, index: int, packed_properties: bytes) -> None:
-        """Set the properties of the message just added."""
+        """Set the properties of the next message."""
         if self.properties is None:
             self.properties = []
         self.properties += [b""] * (index - len(self.properties))

@@ -103,7 +103,6 @@ class SubjectSender:
         self._budget = budget
         self._turn = turn
         self._on_dead = on_dead
-        self._loop = asyncio.get_running_loop()
         self._route: Route | None = None
         self._troubles = LogFilter()
         self._executors: dict[int, Executor] = {}
@@ -112,8 +111,7 @@ class SubjectSender:
             subject, settings=settings, clock=clock, budget=budget, said=self._said
         )
         self._halts = Halts(subject, clock, budget)
-        self._queue_starts = QueueStarts(subject)
-        self._open: set[int] = set()
+        self.queue_starts = QueueStarts(subject)
         self._partition_ids: list[int] = []
         self._home_table: list[Executor | None] = [None] * LOGICAL_PARTITIONS
         self._away: dict[int, Executor] = {}
@@ -152,49 +150,23 @@ class SubjectSender:
         self.plain = NOWHERE if self._careful or self.keyless is not self.table else self.table
 
     # ── sending ───────────────────────────────────────────────────────────────────────────────────
-    def send_to(
+    def hold(
         self,
-        place: Place,
         key: bytes,
         value: bytes,
         packed_properties: bytes,
         sent_at_ns: int,
         timeout_ms: int,
+        place: Place | None,
     ) -> SendFuture:
+        """Keep a message that has no partition now; `place`: its sender chose it.  Raises
+        KeyHaltedError.
         """
-        Queue a message at the place that its sender chose.
-
-        Raises:
-            NotFoundError, ConflictError: no such queue in the route that is followed;
-                before the first route, the future raises it.
-            KeyHaltedError: the key is halted.  In all cases nothing was queued.
-        """
-        logical = self._queue_starts.logical(place)
-        executor = self.table[logical]
-        if executor is None:
-            future = self.hold(key, value, packed_properties, sent_at_ns, timeout_ms)
-            future._batch.set_place(future._index, place)
-            return future
-        reordered = self.careful and self.check(executor, key, logical)
-        if self.held.is_full(executor.open, len(value)):
-            executor.roll()
-        batch = executor.open
-        index = batch.add(key, value, packed_properties, max(sent_at_ns, batch.sent_at_ns))
-        batch.set_place(index, place)
-        self.annotate(batch, index, reordered=reordered, timeout_ms=timeout_ms)
-        if not index:
-            executor.started()
-        if self.held.is_full(batch, 0):
-            executor.roll()
-        return BatchFuture(batch, index)
-
-    def hold(
-        self, key: bytes, value: bytes, packed_properties: bytes, sent_at_ns: int, timeout_ms: int
-    ) -> SendFuture:
-        """Keep a message that has no partition now.  Raises KeyHaltedError."""
         if key:
             self._halts.check(key)
         batch, index = self.held.add(key, value, packed_properties, sent_at_ns)
+        if place is not None:
+            batch.set_place(index, place)
         if timeout_ms:
             self.annotate(batch, index, reordered=False, timeout_ms=timeout_ms)
         return BatchFuture(batch, index)
@@ -243,11 +215,11 @@ class SubjectSender:
             self._expire_ms = every_ms
             if self._expiring is not None:
                 self._expiring.cancel()
-            self._expiring = self._loop.call_later(every_ms / 1000, self._expire)
+            self._expiring = asyncio.get_running_loop().call_later(every_ms / 1000, self._expire)
 
     def _expire(self) -> None:
         """Give up overdue messages, and halt their keys."""
-        self._expiring = self._loop.call_later(self._expire_ms / 1000, self._expire)
+        self._expiring = asyncio.get_running_loop().call_later(self._expire_ms / 1000, self._expire)
         executors = self.executors
         waiting = [
             (batch, executor.waiting_for) for executor in executors for batch in executor.batches
@@ -389,9 +361,9 @@ class SubjectSender:
             return False
         self._route = route
         self.message_bytes_max = route.message_bytes_max
-        self._queue_starts.follow(route)
+        self.queue_starts.follow(route)
         self._routed.set()
-        self._open = {partition.partition_id for partition in route.open_partitions()}
+        open_ids = {partition.partition_id for partition in route.open_partitions()}
         self._partition_ids = [partition.partition_id for partition in route_table(route)]
         for partition in route.open_partitions():
             if partition.partition_id not in self._executors:
@@ -399,7 +371,7 @@ class SubjectSender:
         self._follow_brokers(route.partitions)
         listed = {partition.partition_id for partition in route.partitions}
         for partition_id, executor in list(self._executors.items()):
-            if partition_id in self._open:
+            if partition_id in open_ids:
                 executor.heard(ExecutorEvent.OPEN_IN_ROUTE)
                 continue
             closed = partition_id in listed
@@ -610,7 +582,7 @@ class SubjectSender:
         """Hand held messages to their executors, the oldest first; messages without an executor
         stay held.
         """
-        held = self.held.take_sendable(self._queue_starts, self.message_bytes_max)
+        held = self.held.take_sendable(self.queue_starts, self.message_bytes_max)
         adopting: dict[int, Executor] = {}
         still_held: OutgoingBatch | None = None
         for batch in held:
@@ -621,7 +593,7 @@ class SubjectSender:
                 size = len(batch.values[index])
                 place = batch.place_of(index)
                 if place is not None:
-                    logical = self._queue_starts.logical(place)
+                    logical = self.queue_starts.logical(place)
                 else:
                     logical = logical_partition(key) if key else self._rng.getrandbits(10)
                 executor = (self.keyless if batch.is_free(index) else self.table)[logical]

@@ -39,7 +39,7 @@ class UnpackChecks:
 
     def __init__(self, run_blocking: RunBlocking) -> None:
         self._run_blocking = run_blocking
-        self.latest: dict[int, asyncio.Future[None]] = {}
+        self._latest: dict[int, asyncio.Future[None]] = {}
         """Partition id → the end of the last append that waits here.  A partition without one is
         not in it.
         """
@@ -50,6 +50,10 @@ class UnpackChecks:
         """True if the bytes say that they are a batch that is checked in a thread."""
         packed = len(data) > COMPRESSION_AT and data[COMPRESSION_AT]
         return bool(packed) and unpacked_bytes(data) > AT_ONCE_BYTES_MAX
+
+    def waits(self, partition_id: int, data: memoryview) -> bool:
+        """True if an append has to `wait`."""
+        return partition_id in self._latest or self.is_large(data)
 
     async def wait(self, partition_id: int, data: memoryview) -> bool:
         """
@@ -64,19 +68,19 @@ class UnpackChecks:
             CorruptBatchError, UnpackError: as `check_alone`.
             OverloadedError: WAITING_BYTES_MAX wait; nothing was done.
         """
-        before, large = self.latest.get(partition_id), self.is_large(data)
+        before, large = self._latest.get(partition_id), self.is_large(data)
         if before is None and not large:
             return False
         if self._waiting_bytes and self._waiting_bytes + len(data) > WAITING_BYTES_MAX:
             raise OverloadedError("too many packed batches wait for their check", retry_after_ms=10)
         ours: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.latest[partition_id] = ours
+        self._latest[partition_id] = ours
         self._waiting_bytes += len(data)
 
         def end(_before: object) -> None:
             ours.set_result(None)
-            if self.latest[partition_id] is ours:
-                del self.latest[partition_id]
+            if self._latest[partition_id] is ours:
+                del self._latest[partition_id]
 
         try:
             if before is not None:

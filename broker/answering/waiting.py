@@ -24,8 +24,6 @@ class LongPolls:
         """Partition id → who waits, in the order of arrival → what is called when the partition is
         woken.
         """
-        self._of_owners: dict[Hashable, asyncio.Future[None]] = {}
-        """What an owner waits with; its next wait ends it."""
         self._ended = False
 
     @property
@@ -48,16 +46,10 @@ class LongPolls:
         if waiting.pop(who, None) is not None and not waiting:
             del self._waiting[partition_id]
 
-    async def wait(self, partition_id: int, wait_ms: int, owner: Hashable = None) -> None:
-        """Wait until the partition is woken, or the `owner` waits anew if one is given; `wait_ms`
-        at most.
-        """
+    async def wait(self, partition_id: int, wait_ms: int) -> None:
+        """Wait until the partition is woken, `wait_ms` at most."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
-        if owner is not None:
-            if (older := self._of_owners.get(owner)) is not None:
-                _finish(older)
-            self._of_owners[owner] = future
         finish = partial(_finish, future)
         self.listen(partition_id, future, finish)
         end = loop.call_at(at_a_tick(wait_ms / 1000, loop.time()), finish)
@@ -66,8 +58,6 @@ class LongPolls:
         finally:
             end.cancel()
             self.leave(partition_id, future)
-            if self._of_owners.get(owner) is future:
-                del self._of_owners[owner]
 
     async def wait_to_read(
         self, request: Read, partition_of: Callable[[int], HostedPartition]

@@ -6,8 +6,8 @@ one sync.
     mark ▶ late records ─────┘                                  └▶ failed: see below
 
 A commit is written by a thread, or, if it is small, into memory here and synced by the kernel
-(`quick_sync`), whose callback ends it without a task.  While it is written, records for the next
-one gather.  "Late" records (cursors) are made when a commit is taken: one per key, with everything
+(`quick_sync`); either calls `_ended`, which begins the next one.  While it is written, records for
+the next one gather.  "Late" records (cursors) are made when a commit is taken: one per key, with everything
 that was decided until then.  A commit that is full leaves only messages for the next one, because a
 late record must not come before a record that was decided earlier.
 
@@ -122,7 +122,7 @@ class Entry:
 class _Commit:
     """Records that become durable together."""
 
-    __slots__ = ("began_ns", "entries", "full", "plan", "units", "waiting")
+    __slots__ = ("entries", "plan", "units", "waiting")
 
     def __init__(self, plan: WritePlan) -> None:
         self.plan = plan
@@ -131,9 +131,6 @@ class _Commit:
         """Of its messages, for the index."""
         self.waiting: list[Ended] = []
         """Who waits for its late records."""
-        self.began_ns = 0
-        self.full: DiskFullError | None = None
-        """The disk had no room for it; what was written has to be undone."""
 
 
 class _Late:
@@ -192,8 +189,6 @@ class GroupCommit:
         """The last commit had more than one record."""
         self._idle: asyncio.Future[None] | None = None
         """`close` waits for it."""
-        self._task: asyncio.Task[None] | None = None
-        """Of the commit that is under way, if it needs one."""
         self._failure: KeylaneError | None = None
         self._free_bytes = free_bytes
         self._full_until_ms = 0
@@ -369,11 +364,11 @@ class GroupCommit:
         self._running = True
         loop = self._loop or self._find_loop()
         if self._shared:
-            loop.call_soon(self._go_on)
+            loop.call_soon(self._next)
         else:
-            at_end(self._go_on, loop)
+            at_end(self._next, loop)
 
-    def _go_on(self) -> None:
+    def _next(self) -> None:
         """Begin the next commit; without one, stop."""
         try:
             while self._queue or self._late:
@@ -440,85 +435,65 @@ class GroupCommit:
         self._shared = len(entries) > 1
 
     def _begin(self, commit: _Commit) -> None:
-        """Begin to make a commit durable: as `_write`, without a thread if it is small and nothing
-        else is being written.
+        """Begin to make a commit durable: without a thread if it is small and nothing else is being
+        written.
         """
         quick, plan = self._quick, commit.plan
         small = plan.end - plan.start <= SMALL_BYTES_MAX and self._queues.dispatches_in_memory
         if quick is not None and small and quick.is_ready():
-            commit.began_ns = self._boot_ns()
-            try:
-                file = quick.write(self._log.begin_write, plan)
-            except DiskFullError as error:
-                commit.full = error
-                self._run(self._undo, commit)
-                return
+            began_ns = self._boot_ns()
+            file = quick.write(self._log.begin_write, plan)
             if file is not None:
-                quick.sync(file, partial(self._synced, commit))
+                quick.sync(file, partial(self._synced, quick, commit, began_ns))
                 return
         self._run(self._write, commit)
 
-    def _synced(self, commit: _Commit, error: Exception | None) -> None:
-        """End a commit that was synced without a thread."""
-        quick = self._quick
-        assert quick is not None
-        try:
-            if error is not None:
-                raise error
-            self._durations.observe(self._boot_ns() - commit.began_ns)
+    def _synced(
+        self, quick: QuickSync, commit: _Commit, began_ns: int, failure: Exception | None
+    ) -> None:
+        """Note that the kernel has synced a commit, or has failed to."""
+        fits = True
+        if failure is None:
+            self._durations.observe(self._boot_ns() - began_ns)
             if not (quick.is_ready() and self._queues.dispatches_in_memory):
                 self._run(self._end_write, commit)
                 return
-            fits = quick.write(self._end_write, commit.plan, commit.units)
-        except Exception as failure:  # noqa: BLE001 - every one fails the commit
-            self._end(commit, failure)
-        else:
-            self._end(commit, None, fits=fits)
-        self._go_on()
+            try:
+                fits = quick.write(self._end_write, commit.plan, commit.units)
+            except Exception as fault:  # noqa: BLE001 - every one fails the commit
+                failure = fault
+        self._ended(commit, failure, fits=fits)
 
     def _run(self, function: _Work, commit: _Commit) -> None:
         """Have a thread write a commit, or its rest."""
-        self._task = asyncio.get_running_loop().create_task(
-            self._await(function, commit), name="group commit"
-        )
+        writing = asyncio.ensure_future(self._run_blocking(function, commit.plan, commit.units))
+        writing.add_done_callback(partial(self._written, commit))
 
-    async def _await(self, function: _Work, commit: _Commit) -> None:
-        try:
-            fits = await self._run_blocking(function, commit.plan, commit.units)
-            if commit.full is not None:
-                raise commit.full
-        except asyncio.CancelledError:
-            # The file may have bytes that are never noted as durable, so nothing may be written
-            # behind them.
-            self._failure = FlushFailedError("a commit was cancelled")
-            self._stop()
-            raise
-        except Exception as failure:  # noqa: BLE001 - every one fails the commit
-            self._end(commit, failure)
-        else:
-            self._end(commit, None, fits=bool(fits))
-        finally:
-            self._task = None
-        self._go_on()
+    def _written(self, commit: _Commit, writing: asyncio.Future[bool]) -> None:
+        if writing.cancelled():  # it may be durable, or become so
+            self._ended(commit, FlushFailedError("a commit was cancelled"))
+        elif (failure := writing.exception()) is None:
+            self._ended(commit, None, fits=writing.result())
+        elif isinstance(failure, Exception):  # any other one ends the program
+            self._ended(commit, failure)
 
-    def _end(self, commit: _Commit, failure: Exception | None, *, fits: bool = True) -> None:
-        """Tell who waits for a commit how it ended; `fits` is False if the index is full."""
+    def _ended(self, commit: _Commit, failure: Exception | None, *, fits: bool = True) -> None:
+        """Tell who waits for a commit how it ended, and begin the next one; `fits` is False if the
+        index is full.
+        """
         try:
             if failure is not None:
                 self._fail(failure, commit)
-                return
-            if fits:
-                self._full_until_ms = 0
             else:
-                self._full(commit.plan)
-            self._note_durable(commit)
+                if fits:
+                    self._full_until_ms = 0
+                else:
+                    self._full(commit.plan)
+                self._note_durable(commit)
         except BaseException:
             self._stop()
             raise
-
-    def _undo(self, plan: WritePlan, _units: object) -> bool:
-        self._log.undo(plan)
-        return False
+        self._next()
 
     def _end_write(self, plan: WritePlan, units: list[tuple[int, Unit]]) -> bool:
         self._log.end_write(plan)

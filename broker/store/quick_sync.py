@@ -3,6 +3,9 @@ by the kernel.
 
 A write of a few kilobytes goes to the page cache, in microseconds.  Where it takes longer, because
 the machine has more to write than its disk takes, commits go to the thread for a while.
+
+The thread could do all of it, for 130 to 250 µs more of processor time a commit, half as much again:
+it can do so once threads run beside the event loop without Python's lock.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ PAUSE_MS = 1_000
 
 
 class QuickSync(Protocol):
-    """A second way to make a commit durable."""
+    """Writes a small commit on the event loop, has its file synced, and calls back."""
 
     def is_ready(self) -> bool:
         """True if a commit may go this way now: no blocking function that writes is under way."""

@@ -184,7 +184,7 @@ class CommitLog:
                     file.append(buffers)
                     file.fdatasync()
         except DiskFullError:
-            self.undo(plan)
+            self._undo(plan)
             raise
         except FlushFailedError:
             raise
@@ -198,11 +198,10 @@ class CommitLog:
         Write a plan without making it durable; once its file is synced, call `end_write`.
 
         Returns:
-            The file; None: nothing was written, because the plan begins a segment, or bytes have to
-            be reserved; `write` it.
+            The file; None: the plan begins a segment, bytes have to be reserved, or the disk is
+            full; `write` it.
 
         Raises:
-            DiskFullError: `undo` the plan; a later one may be tried.
             FlushFailedError: as of `write`.
         """
         assert plan.start == self.end
@@ -211,10 +210,12 @@ class CommitLog:
             return None
         if self._reserves and file.reserved < plan.end - plan.start:
             return None
+        size = file.size
         try:
             file.append(buffers)
         except DiskFullError:
-            raise
+            file.rewind(size)
+            return None
         except StorageError as error:
             raise FlushFailedError(error.message, **error.details) from error
         return file
@@ -271,7 +272,7 @@ class CommitLog:
         finally:
             file.close()
 
-    def undo(self, plan: WritePlan) -> None:
+    def _undo(self, plan: WritePlan) -> None:
         """Cut the log at the end of the plan before, durably.  Raises FlushFailedError."""
         self._close_active(cut=False)
         try:

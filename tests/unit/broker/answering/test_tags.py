@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keylane.broker import tags as module
-from keylane.broker.tags import leave_out
+from keylane.broker.answering import tags as module
+from keylane.broker.answering.tags import leave_out
 from keylane.protocol.batch import batch_starts, encode_batch
 from keylane.protocol.message import pack_properties
 from keylane.protocol.record import Compression, stamp

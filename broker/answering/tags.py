@@ -16,8 +16,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from ..protocol.offsets import Range
-from ..protocol.record import HEADER_BYTES, Compression, Header, read_header
+from ...protocol.offsets import Range
+from ...protocol.record import HEADER_BYTES, Compression, Header, read_header
 
 RANGES_MAX = 1_000
 """Ranges that one answer leaves out, so that its header stays small; later batches stay."""
