@@ -1,14 +1,15 @@
-"""Frames of the data plane: requests and answers between a client and a broker over one WebSocket.
+"""Frames of the data plane: requests and answers between a client and a broker on one connection.
 Pure.
 
-    ┌──────────────────┬──────────────────────────────────────────────────┬───────────────┐
-    │ header bytes u32 │ header: msgpack array [tag, correlation id, …]   │ payload       │    one WebSocket message
-    └──────────────────┴──────────────────────────────────────────────────┴───────────────┘
+    ┌──────────┬──────────────────┬───────────────────────────────────────────────┬─────────┐
+    │ size u32 │ header bytes u32 │ header: msgpack array [tag, correlation id …] │ payload │
+    └──────────┴──────────────────┴───────────────────────────────────────────────┴─────────┘
 
-The tag and the fields after the correlation id are those of a struct below.  An answer repeats the
-correlation id of its request; answers may come in any order.  No request has the id 0: with it a
-broker tells why it closes the connection.  Durations are milliseconds.  `token` is a fencing token,
-`group` a consumer group, `session` a consumer's session.
+`size` counts the bytes behind it; a size of 0 is a whole frame, by which a client asks for a sign of
+life, and a broker gives it.  The tag and the fields after the correlation id are those of a struct
+below.  An answer repeats the correlation id of its request; answers may come in any order.  No
+request has the id 0: with it a broker says why it ends the connection.  Durations are milliseconds.
+`token` is a fencing token, `group` a consumer group, `session` a consumer's session.
 """
 
 from __future__ import annotations
@@ -34,8 +35,11 @@ from .errors import (
 from .limits import FRAME_BYTES_MAX
 from .parked.failing import FailingMessage
 
-_LENGTH = struct.Struct("<I")
+SIZE = struct.Struct("<I")
+"""The first field of a frame."""
+SIGN_OF_LIFE = bytes(SIZE.size)
 HEADER_BYTES_MAX = 1 << 18
+_LENGTHS = struct.Struct("<II")
 _FATES: dict[str, Fate] = {fate.value: fate for fate in Fate}
 
 
@@ -602,37 +606,39 @@ def frame_parts(
     """
     packed = _encode_header((_TAGS[type(header)], correlation_id, *astuple(header)))
     header_bytes = len(packed)
-    size = 4 + header_bytes + (len(payload) if payload else 0)
+    size = _LENGTHS.size + header_bytes + (len(payload) if payload else 0)
     if size > FRAME_BYTES_MAX or header_bytes > HEADER_BYTES_MAX:
         raise MessageTooLargeError("frame too large", size_bytes=size, limit_bytes=FRAME_BYTES_MAX)
-    return _LENGTH.pack(header_bytes) + packed, payload
+    return _LENGTHS.pack(size - SIZE.size, header_bytes) + packed, payload
 
 
 def _decode(
     decode: Callable[[bytes | bytearray], Header], kind: str, data: bytes | bytearray
 ) -> tuple[int, Header, memoryview]:
     size = len(data)
-    if not 4 < size <= FRAME_BYTES_MAX:
+    if not _LENGTHS.size < size <= FRAME_BYTES_MAX:
         raise FrameError(f"a frame of {size} bytes", size_bytes=size)
-    (header_bytes,) = _LENGTH.unpack_from(data)
-    end = 4 + header_bytes
+    claimed, header_bytes = _LENGTHS.unpack_from(data)
+    if claimed != size - 4:
+        raise FrameError(f"a frame of {size} bytes that claims {claimed}", size_bytes=size)
+    end = 8 + header_bytes
     if not 0 < header_bytes <= HEADER_BYTES_MAX or end > size:
         raise FrameError(f"a frame that claims {header_bytes} bytes of header", size_bytes=size)
     try:
         # Nearly every header is a short array whose number is cut out; any other is taken apart.
-        if end > 6 and (head := _HEADS.get(data[4] << 8 | data[5])) is not None:
-            number, at = data[6], 7
+        if end > 10 and (head := _HEADS.get(data[8] << 8 | data[9])) is not None:
+            number, at = data[10], 11
             if number == _U16:
-                number, at = data[7] << 8 | data[8], 9
+                number, at = data[11] << 8 | data[12], 13
             elif number == _U32:
-                number, at = int.from_bytes(data[7:11]), 11
+                number, at = int.from_bytes(data[11:15]), 15
             elif number >= 0x80:
                 at = end + 1
             if at <= end:
                 header = decode(head + data[at:end])
                 payload = memoryview(data).toreadonly()[end:] if end < size else _NO_PAYLOAD
                 return number, header, payload
-        items = _header_items(memoryview(data)[4:end])
+        items = _header_items(memoryview(data)[8:end])
         number, header = _correlation_id(items.pop(1)), decode(_encode_header(items))
     except (msgspec.MsgspecError, UnicodeDecodeError, IndexError, RecursionError) as error:
         raise FrameError(f"unreadable {kind}: {error}") from error

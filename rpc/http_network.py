@@ -1,4 +1,4 @@
-"""The real network: aiohttp sessions for control calls and WebSockets.
+"""The real network: aiohttp sessions for control calls and for the upgrades of the data plane.
 
 An address is `host:port`; with a certificate authority every connection uses TLS.  A network with
 an identity shows it to servers (`access.wallet`).  Pools, redirects and proxies are aiohttp's; none
@@ -47,24 +47,20 @@ from .access.credentials import Credentials, ShownCapability
 from .access.greeting import authenticate, greet, stay_known
 from .access.throttling import THROTTLED_HEADER, Throttling
 from .access.token_file import TokenSource, refused_token, token_source
-from .channel import WebSocketChannel
+from .channel import DataChannel
 from .liveness.keepalive import watched_socket
 from .liveness.recent import RecentNames
 from .liveness.silence import SilencePatience
 from .network import no_answer
+from .plane.upgrade import open_socket
 from .race import start_task
 from .reasons import cause, reason
 from .threads.host_names import HostNames
 from .tls.contexts import ClientContexts
 from .tls.handshakes import is_cut, tls_problem, why_ended
 from .tls.settings import tls_of_environment
-from .websocket.handshake import open_socket
 
 T = TypeVar("T")
-LOOK_SECONDS = 2.0
-"""Between two looks at a connection: a silent broker that owes an answer is pinged at the first, an
-idle one after 8 to 10 s.
-"""
 REUSED_SECONDS = 4.0
 """A connection of control calls that was idle for longer is not used again: a proxy may have
 forgotten it.
@@ -167,7 +163,7 @@ class HttpNetwork:
         if self._identity is not None:
             self._identity.know_metaservers(addresses)
 
-    async def open_channel(self, address: str, *, timeout_ms: int) -> WebSocketChannel:
+    async def open_channel(self, address: str, *, timeout_ms: int) -> DataChannel:
         """
         A channel to the broker at `address`, which knows who calls.
 
@@ -196,7 +192,7 @@ class HttpNetwork:
     async def _introduce(
         self,
         identity: Credentials,
-        channel: WebSocketChannel,
+        channel: DataChannel,
         held: ShownCapability,
         address: str,
         timeout_ms: int,
@@ -245,7 +241,7 @@ class HttpNetwork:
         if self._session.closed:
             raise ClosedError("its connections are closed")
 
-    async def _connect(self, address: str, timeout_ms: int) -> WebSocketChannel:
+    async def _connect(self, address: str, timeout_ms: int) -> DataChannel:
         check_real(address)
         self._check_open()
         try:
@@ -255,7 +251,6 @@ class HttpNetwork:
                     f"{self._scheme}://{address}{DATA_PATH}",
                     tls=self._tls_of(address),
                     bytes_max=FRAME_BYTES_MAX,
-                    heartbeat_s=LOOK_SECONDS,
                 )
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             if (problem := await self._tls_problem(address, error)) is not None:
@@ -265,7 +260,7 @@ class HttpNetwork:
                 address=address,
             ) from cause(error)
         self._note_answer(address)
-        channel = WebSocketChannel(
+        channel = DataChannel(
             socket, address, lambda told: self.throttling.note(address, told.wait_ms, told.limit)
         )
         try:

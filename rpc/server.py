@@ -1,7 +1,7 @@
-"""Serves JSON control calls from a table of routes, and the data plane over WebSockets.
+"""Serves JSON control calls from a table of routes, and the data plane.
 
     route table ─▶ body decoded, limits checked ─▶ handler(body, params) ─▶ JSON, or an ErrorBody with its status
-    WebSocket   ─▶ the data plane (`data_plane`)
+    upgrade     ─▶ the data plane (`plane.data_plane`)
 
 Addresses of other machines are served with TLS only (`tls`).  A user's browser can reach a server
 too, so requests that it makes for a page of another site are refused (`origin`).  Callers have

@@ -10,13 +10,13 @@ import contextlib
 from ...protocol.errors import KeylaneError
 from ...protocol.frames import Authenticate, Authenticated, Hello, Welcome
 from ...protocol.membership.versions import VERSION, check_server
-from ..channel import WebSocketChannel
+from ..channel import DataChannel
 from .credentials import Credentials, ShownCapability
 
 RENEW_AGAIN_S = 1.0
 
 
-async def greet(channel: WebSocketChannel, timeout_ms: int) -> None:
+async def greet(channel: DataChannel, timeout_ms: int) -> None:
     """Tell this client's version, and check the broker's."""
     welcome, _ = await channel.call(Hello(VERSION), timeout_ms=timeout_ms)
     assert isinstance(welcome, Welcome)
@@ -24,7 +24,7 @@ async def greet(channel: WebSocketChannel, timeout_ms: int) -> None:
 
 
 async def authenticate(
-    channel: WebSocketChannel, held: ShownCapability, nonce: bytes, address: str, timeout_ms: int
+    channel: DataChannel, held: ShownCapability, nonce: bytes, address: str, timeout_ms: int
 ) -> None:
     """Show a capability, and that the key it was made for is here."""
     asked = Authenticate(held.text, held.key.prove(nonce, address), address)
@@ -34,7 +34,7 @@ async def authenticate(
 
 async def stay_known(
     identity: Credentials,
-    channel: WebSocketChannel,
+    channel: DataChannel,
     held: ShownCapability,
     nonce: bytes,
     address: str,

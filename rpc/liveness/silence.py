@@ -1,9 +1,9 @@
-"""A connection from which nothing comes: another connection to the same server decides whether it
-is given up.
+"""A client's connection on which nothing comes: another connection to the same server decides
+whether it is given up.
 
-    silence ─▶ ping, no answer ─▶ does a new connection get an answer?
+    silence ─▶ asked for a sign of life, none comes ─▶ does a new connection get an answer?
                  ▲                    │ no: the server pauses, or is away ─▶ ask again later
-                 │                    ╰ yes ─▶ ping once more, no answer in GRACE_S ─▶ given up
+                 │                    ╰ yes ─▶ asked once more, nothing in GRACE_S ─▶ given up
                  ╰──────────── anything that comes ends the silence
 
 Invariants
@@ -19,12 +19,15 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
+from ...protocol.clock import at_a_tick
 from ..race import start_task
 
+LOOK_S = 2.0
+"""Between two looks at a connection; half of it while a sign of life is awaited."""
 IDLE_S = 8.0
 """After so much silence an idle connection is asked; one that owes an answer at the first look."""
 GRACE_S = 1.5
-"""How long the answer to a ping may take while the server answers on another connection; longer
+"""How long a sign of life may take while the server answers on another connection; longer
 than a look takes to come.
 """
 LOST_S = 20.0
@@ -38,15 +41,13 @@ ADDRESSES_KNOWN_MAX = 1_000
 
 
 class JudgedConnection(Protocol):
-    """The connection that is judged."""
+    """The connection that is judged; see `plane.frame_socket.FrameSocket`."""
 
-    @property
-    def silent(self) -> bool:
-        """True if nothing has come since the last ping."""
-        ...
+    heard: bool
+    reading: bool
 
-    def ping(self) -> None:
-        """Ask the peer for a sign of life."""
+    def ask(self) -> None:
+        """Ask the server for a sign of life."""
         ...
 
     def give_up(self, why: str) -> None:
@@ -64,8 +65,8 @@ class SilencePatience:
         """The address that was given up last is last."""
 
     def of(self, address: str) -> float:
-        """For a connection to `address` that has brought no answer; 0: the first ping that is not
-        answered counts.
+        """For a connection to `address` that has brought no answer; 0: the first sign of life that
+        does not come counts.
         """
         return self._of.get(address, 0.0)
 
@@ -81,7 +82,7 @@ class SilencePatience:
 
 class Silence:
     """
-    Judges the silence of one connection.
+    Judges the silence of one connection, until `end`.
 
     Args:
         socket: the connection.
@@ -108,24 +109,56 @@ class Silence:
         self._patience = patience
         self._had_answers = had_answers
         self._owed = owed
-        self._now_s = asyncio.get_running_loop().time
+        self._loop = asyncio.get_running_loop()
+        self._now_s = self._loop.time
         self._patience_s = patience.of(address)
         self._excused_until_s = 0.0
         self._ask_at_s = 0.0
         self._pause_s = ASK_AGAIN_S
         self._asking: asyncio.Task[None] | None = None
+        self._silent_s = 0.0
+        self._waits = False
+        """True from the time that a sign of life was asked for until something comes."""
+        self._timer = self._look_in(LOOK_S)
+
+    def _look_in(self, after_s: float) -> asyncio.TimerHandle:
+        return self._loop.call_at(at_a_tick(after_s, self._now_s()), self._look)
+
+    def _look(self) -> None:
+        socket = self._socket
+        after_s = LOOK_S / 2 if self._waits else LOOK_S
+        self._silent_s += after_s
+        if socket.heard or not socket.reading:
+            self._silent_s = 0.0
+            self._waits = False
+            self._ask_at_s, self._pause_s = 0.0, ASK_AGAIN_S
+        elif not self._waits:
+            if self._silent_s >= IDLE_S or self._owed():
+                self.ask()
+        elif not self.goes_on(self._silent_s):
+            socket.give_up(f"nothing came for {self._silent_s:g} s")
+            return
+        socket.heard = False
+        self._timer = self._look_in(LOOK_S / 2 if self._waits else LOOK_S)
+
+    def ask(self) -> None:
+        """Ask the server for a sign of life."""
+        self._waits = True
+        self._socket.heard = False
+        self._socket.ask()
+
+    @property
+    def _silent(self) -> bool:
+        """True if nothing has come since a sign of life was asked for."""
+        return self._waits and self._socket.reading and not self._socket.heard
 
     def excuse(self, wait_s: float) -> None:
         """The server has said that it lets calls wait for so long."""
         self._excused_until_s = self._now_s() + wait_s
 
-    def asks(self, silent_s: float) -> bool:
-        """Whether a silence that has lasted for `silent_s` is worth a ping."""
-        return silent_s >= IDLE_S or self._owed()
-
     def goes_on(self, silent_s: float) -> bool:
-        """Look at a silence that has lasted for `silent_s` and a ping; False: the connection is
-        lost.
+        """Look at a silence that has lasted for `silent_s`, without the sign of life that was asked
+        for; False: the connection is lost.
         """
         now_s = self._now_s()
         if now_s < self._excused_until_s:
@@ -138,16 +171,12 @@ class Silence:
             self._asking.add_done_callback(self._asked)
         return True
 
-    def heard(self) -> None:
-        """Something has come: the next silence begins anew."""
-        self._ask_at_s, self._pause_s = 0.0, ASK_AGAIN_S
-
     async def _ask(self) -> None:
-        if not await self._answers() or not self._socket.silent:
+        if not await self._answers() or not self._silent:
             return
-        self._socket.ping()
+        self.ask()
         await asyncio.sleep(GRACE_S)
-        if self._socket.silent:
+        if self._silent:
             self._patience.given_up(self._address, had_answers=self._had_answers())
             self._socket.give_up("nothing came, while the server answers on a new connection")
 
@@ -160,5 +189,6 @@ class Silence:
 
     def end(self) -> None:
         """The connection has ended."""
+        self._timer.cancel()
         if self._asking is not None:
             self._asking.cancel()

@@ -18,8 +18,7 @@ from ..access.guard import ConnectionAccess
 from ..access.pacing import Delay
 from ..answer_room import AnswerRoom
 from ..race import start_task
-from ..websocket.framing import Buffer, CloseCode
-from ..websocket.socket import DataSocket
+from .frame_socket import Buffer, FrameSocket
 
 log = logging.getLogger("keylane.rpc")
 
@@ -29,13 +28,11 @@ Parts = tuple[bytes, Buffer]
 
 
 class PlaneConnection:
-    """A WebSocket: its share of the room, its answers under way, and the bytes that its client has
-    taken.
-    """
+    """A client: its share of the room, its answers under way, and the bytes that it has taken."""
 
     def __init__(
         self,
-        socket: DataSocket,
+        socket: FrameSocket,
         room: AnswerRoom,
         access: ConnectionAccess | None,
     ) -> None:
@@ -61,6 +58,7 @@ class PlaneConnection:
         """Answers that wait for their turn, or for the socket: those behind them wait too."""
         self._taken: int | None = None
         self._taken_at = 0.0
+        self._silent_s, self._said_bytes = 0.0, 0
         self._refused = self.ended = False
         self.greeted = False
         """True once the client has told its version, and it fits."""
@@ -167,13 +165,6 @@ class PlaneConnection:
         except (ConnectionError, RuntimeError):
             log.debug("the client left before its answer")
 
-    def has_taken_all(self) -> bool:
-        """True if nothing is ready for the client to read, which `waiting_s` then counts from."""
-        if self.transport.get_write_buffer_size():
-            return False
-        self._taken = None
-        return True
-
     def waiting_s(self, now: float) -> float:
         """Seconds since the client last read something that is ready for it; 0 if nothing is.  Call
         it often.
@@ -184,12 +175,23 @@ class PlaneConnection:
             self._taken, self._taken_at = taken, now
         return now - self._taken_at
 
-    async def refuse(self, error: KeylaneError, code: CloseCode) -> None:
+    def silent_s(self, look_s: float) -> float:
+        """Seconds for which nothing was said on the connection, `look_s` more than at the last
+        call: a server that was stopped for a while counts it once.
+        """
+        socket = self.socket
+        if socket.heard or not socket.reading or socket.written_bytes != self._said_bytes:
+            socket.heard, self._said_bytes, self._silent_s = False, socket.written_bytes, 0.0
+        else:
+            self._silent_s += look_s
+        return self._silent_s
+
+    async def refuse(self, error: KeylaneError) -> None:
         """Send the error, and close."""
         self._refused = True
         try:
             await self.socket.send(frame_parts(0, refusal(error)))
-            await self.socket.close(code, type(error).__name__)
+            await self.socket.close()
         except (ConnectionError, RuntimeError):
             log.debug("the client left before it was refused")
 

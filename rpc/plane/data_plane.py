@@ -1,5 +1,5 @@
-"""The server's side of the data plane: frames of WebSockets in, answers out, each as fast as its
-own client takes them.
+"""The server's side of the data plane: frames in, answers out, each as fast as its own client takes
+them.
 
     frames in order of arrival ─▶ handler(request, payload), many at once ─▶ answers, in any order,
         one write at a time
@@ -13,7 +13,8 @@ Invariants
     own, beyond which they are refused: acks, acquires and releases are read however many pulls
     wait. A client that reads nothing holds a few megabytes here at most (`answer_room`) and delays
     no other client.  It is disconnected with a typed error after `stuck_s` seconds, at once where
-    others wait for its room.
+    others wait for its room. One on which nothing is said for `SILENT_S` is ended, and one whose
+    frame takes `FRAME_S` to come.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from ...protocol.errors import (
     OverloadedError,
     Reason,
     UnauthenticatedError,
+    UnreachableError,
     VersionError,
 )
 from ...protocol.frames import (
@@ -67,11 +69,10 @@ from ..access.places import Places
 from ..answer_room import AnswerRoom, begin_answer
 from ..intake import free_connection
 from ..race import start_task
-from ..websocket.accepting import accept_socket
-from ..websocket.framing import CloseCode
-from ..websocket.incoming import IncomingRoom
 from .connection import GOODBYE_S, Parts, PlaneCall, PlaneConnection
+from .incoming import IncomingRoom
 from .prompt import Handled, PromptCall
+from .upgrade import accept_socket
 
 log = logging.getLogger("keylane.rpc")
 
@@ -79,12 +80,12 @@ DataHandler = Callable[[Request, memoryview], Awaitable[Handled]]
 Begin = Callable[[Request, memoryview, PromptCall], bool]
 """See `DataService.begin`."""
 
-HEARTBEAT_SECONDS = 15.0
-"""The interval of a broker's pings, which find a client that is gone without having closed; clients
-send theirs sooner.
-"""
+SILENT_S = 24.0
+"""Then a client is gone without having closed: clients ask for a sign of life after 10 s at most."""
+FRAME_S = 60.0
+"""Within this time a frame that has begun has to be whole."""
 STUCK_S = 20.0
-"""Less than the WebSocket's own pings wait, which would close the connection without an error."""
+"""For so long a client may take nothing of its answers."""
 SHORT_S = 1.0
 """The limit while other connections wait for room."""
 LOOKS_EACH = 4
@@ -124,7 +125,7 @@ _PROMPT = frozenset({Append, Pull, Ack})
 
 
 class DataPlane:
-    """Serves WebSocket connections with `handler`."""
+    """Serves connections with `handler`."""
 
     def __init__(
         self,
@@ -178,7 +179,6 @@ class DataPlane:
         response, socket = await accept_socket(
             request,
             bytes_max=FRAME_BYTES_MAX if self._guard is None else INTRODUCTION_BYTES_MAX,
-            heartbeat_s=HEARTBEAT_SECONDS,
             room=self._incoming,
         )
         free_connection(request)  # from here on `_unknown` has it
@@ -188,7 +188,7 @@ class DataPlane:
         self._make_room()
         self._connections.add(connection)
         self._unknown[connection] = None
-        socket.on_message = partial(self._answer_at_once, connection)
+        socket.on_frame = partial(self._answer_at_once, connection)
         reading = start_task(self._answer_all(connection))
         self._readings[connection] = reading
         if self._watching is None:
@@ -249,7 +249,8 @@ class DataPlane:
                 f"and others have to wait"
             )
             error = _no_place(text, placing.holder, most)
-            parting = self._part(leaves, self._readings[leaves], error, CloseCode.TRY_AGAIN_LATER)
+            self._note(leaves, error)
+            parting = self._part(leaves, self._readings[leaves], error)
             self._partings[leaves] = start_task(parting)
 
     def _make_room(self) -> None:
@@ -314,7 +315,7 @@ class DataPlane:
                     connection.count_introduction(INTRODUCTIONS_MAX, INTRODUCTIONS_S)
             except FrameError as error:
                 self._note(connection, error)
-                await connection.refuse(error, CloseCode.PROTOCOL_ERROR)
+                await connection.refuse(error)
                 return
             if not connection.greeted or isinstance(asked, Hello):
                 if not await self._greet(connection, correlation_id, asked):
@@ -339,9 +340,6 @@ class DataPlane:
                     connection, correlation_id, asked, payload, refused=pull
                 )
             connection.start_answer(answer)
-        if connection.socket.problem:
-            log.debug("a broken WebSocket: %s", connection.socket.problem)
-            self._note(connection, FrameError(f"a broken WebSocket: {connection.socket.problem}"))
 
     async def _greet(
         self, connection: PlaneConnection, correlation_id: int, asked: Request
@@ -358,7 +356,7 @@ class DataPlane:
         except KeylaneError as error:
             self._on_refusal(error)
             await self._write(connection, frame_parts(correlation_id, refusal(error)))
-            await connection.refuse(error, CloseCode.POLICY_VIOLATION)
+            await connection.refuse(error)
             return False
         connection.greeted = True
         if connection.access is None:
@@ -390,7 +388,7 @@ class DataPlane:
             connection.access.check(asked)
         except UnauthenticatedError as error:
             self._on_refusal(error)
-            await connection.refuse(error, CloseCode.POLICY_VIOLATION)
+            await connection.refuse(error)
             return False
         except KeylaneError as error:
             self._on_refusal(error)
@@ -512,46 +510,53 @@ class DataPlane:
             answering.end()
 
     async def _watch(self) -> None:
-        """Disconnect clients that read nothing for too long, or whose rights have ended; one timer
-        for all of them.
+        """Disconnect clients that read or say nothing for too long, or whose rights have ended; one
+        timer for all of them.
         """
-        looks = 0
+        looks, pause_s = 0, min(SHORT_S, self._stuck_s) / 2
         while True:
-            await asyncio.sleep(min(SHORT_S, self._stuck_s) / 2)
+            await asyncio.sleep(pause_s)
             looks += 1
             if self._guard is None and looks % LOOKS_EACH and not self._room.short:
                 continue
+            look_s, looks = looks * pause_s, 0
             now_s = asyncio.get_running_loop().time()
             for connection, reading in self._readings.items():
                 if connection in self._partings:
                     continue
                 try:
-                    known = connection.access is None and connection.greeted
-                    if known and connection.has_taken_all():
+                    ended = self._why_parted(connection, now_s, look_s)
+                    if ended is None:
                         continue
-                    ended = self._why_parted(connection, now_s)
+                    self._note(connection, ended)
                 except Exception:  # one connection's fault leaves the others watched
                     log.exception("closing a connection whose deadline cannot be watched")
-                    ended = InternalError(), CloseCode.TRY_AGAIN_LATER
-                if ended is not None:
-                    # In a task of its own: its goodbye delays no look at the others.
-                    parting = self._part(connection, reading, *ended)
-                    self._partings[connection] = start_task(parting)
+                    ended = InternalError()
+                # In a task of its own: its goodbye delays no look at the others.
+                parting = self._part(connection, reading, ended)
+                self._partings[connection] = start_task(parting)
 
     def _why_parted(
-        self, connection: PlaneConnection, now_s: float
-    ) -> tuple[KeylaneError, CloseCode] | None:
-        """Why a connection has to end now, None if it has not; `now_s` is by the event loop's
-        clock.
+        self, connection: PlaneConnection, now_s: float, look_s: float
+    ) -> KeylaneError | None:
         """
+        Why a connection has to end now, None if it has not.
+
+        Args:
+            now_s: by the event loop's clock.
+            look_s: since the last look.
+        """
+        if connection.silent_s(look_s) >= SILENT_S:
+            return FrameError(f"nothing was said for {SILENT_S:g} s")
+        if connection.socket.waits_for_end_s() > FRAME_S:
+            return FrameError("a frame whose end is late")
         if connection.access is not None:
             try:
                 connection.access.check_still()
             except KeylaneError as ended:
-                return ended, CloseCode.POLICY_VIOLATION
+                return ended
         elif not connection.greeted and now_s - connection.opened_s > AUTHENTICATE_S:
-            late = FrameError(f"no Hello came within {AUTHENTICATE_S:g} s")
-            return late, CloseCode.POLICY_VIOLATION
+            return FrameError(f"no Hello came within {AUTHENTICATE_S:g} s")
         waiting_s = connection.waiting_s(now_s)
         if waiting_s < self._stuck_s and not (self._room.short and waiting_s >= SHORT_S):
             return None
@@ -559,21 +564,17 @@ class DataPlane:
             Reason.ANSWER_NOT_TAKEN, f"this client has taken no answer for {waiting_s:.0f} s"
         )
         log.warning("a client is disconnected: %s", error.message)
-        return error, CloseCode.TRY_AGAIN_LATER
+        return error
 
+    @staticmethod
     async def _part(
-        self,
-        connection: PlaneConnection,
-        reading: asyncio.Task[None],
-        error: KeylaneError,
-        code: CloseCode,
+        connection: PlaneConnection, reading: asyncio.Task[None], error: KeylaneError
     ) -> None:
         """Disconnect a client, which is told why if it still reads."""
         try:
-            self._note(connection, error)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(GOODBYE_S):
-                    await connection.refuse(error, code)
+                    await connection.refuse(error)
         except Exception:
             log.exception("cannot send a client the reason of its disconnection")
         connection.transport.abort()
@@ -587,11 +588,10 @@ class DataPlane:
 
     async def close(self, _app: web.Application) -> None:
         """Tell every client that the server stops."""
-        closing = [
-            connection.socket.close(CloseCode.GOING_AWAY, "stopping")
-            for connection in list(self._connections)
-        ]
-        await asyncio.gather(*closing, return_exceptions=True)
+        error = UnreachableError("the server is stopping")
+        await asyncio.gather(
+            *(self._part(*each, error) for each in self._readings.items()), return_exceptions=True
+        )
 
 
 def _no_place(text: str, principal: str, limit: int) -> ConnectionQuotaError:

@@ -22,7 +22,6 @@ from yarl import URL
 
 from keylane import Producer, Reader
 from keylane.cli.connection import available_brokers
-from keylane.protocol.endpoints import DATA_PATH
 from keylane.protocol.errors import (
     FrameError,
     InvalidRequestError,
@@ -32,7 +31,7 @@ from keylane.protocol.errors import (
     Reason,
     UnauthenticatedError,
 )
-from keylane.protocol.frames import Authenticate, Challenge
+from keylane.protocol.frames import Authenticate, Challenge, Refused
 from keylane.protocol.limits import CONTROL_BYTES_MAX, FRAME_BYTES_MAX
 from keylane.rpc.access.guard import AUTHENTICATE_S, OF_KIND
 from keylane.rpc.access.wallet import Wallet
@@ -40,10 +39,10 @@ from keylane.rpc.http_network import HttpNetwork
 from keylane.rpc.intake import HttpLimits
 from keylane.rpc.plane.data_plane import INTRODUCTION_BYTES_MAX
 from keylane.rpc.tls.contexts import client_context
-from keylane.rpc.websocket.framing import CloseCode
 from support.access.guarded import GuardedCluster, capabilities
 from support.access.secured_cluster import SecuredCluster
 from support.access.slow_callers import SlowCallers
+from support.raw_frames import connect, sized
 
 SUBJECT = "orders"
 HALF_OPEN = 1_000
@@ -311,22 +310,19 @@ async def test_bytes_that_are_no_tls_and_no_http_are_refused_and_counted(secured
     await check_served(secured)
 
 
-@pytest.mark.parametrize("frame", ["text", b"", b"\xff" * 9, bytes(FRAME_BYTES_MAX + 1)])
+@pytest.mark.parametrize(
+    "data",
+    [b"GET / HTTP/1.1\r\n", sized(b"\x00"), b"\xff" * 9, sized(bytes(FRAME_BYTES_MAX))],
+    ids=["text", "short", "bits", "long"],
+)
 async def test_bad_frames_end_their_connection_and_are_counted(
-    secured: SecuredCluster, frame: str | bytes
+    secured: SecuredCluster, data: bytes
 ):
     before = await refusals(secured, secured.broker, FrameError)
-    async with (
-        aiohttp.ClientSession() as session,
-        session.ws_connect(
-            f"https://{secured.broker}{DATA_PATH}", ssl=client_context(secured.tls)
-        ) as socket,
-    ):
-        with contextlib.suppress(ConnectionError):
-            await (socket.send_str(frame) if isinstance(frame, str) else socket.send_bytes(frame))
-        async with asyncio.timeout(10):
-            while (await socket.receive()).type is aiohttp.WSMsgType.BINARY:
-                pass
+    client = await connect(secured.broker, ssl=client_context(secured.tls))
+    client.transport.write(data)
+    while await client.receive(10) is not None:
+        pass
     assert await refusals(secured, secured.broker, FrameError) == before + 1
     await until_noted(secured, FrameError.code, "connection")
     await check_served(secured)
@@ -336,16 +332,12 @@ async def test_frame_of_a_caller_that_is_not_known_is_refused_when_it_is_large(
     secured: SecuredCluster,
 ):
     """It would take memory of the broker's before it is known who calls."""
-    async with (
-        aiohttp.ClientSession() as session,
-        session.ws_connect(
-            f"https://{secured.broker}{DATA_PATH}", ssl=client_context(secured.tls)
-        ) as socket,
-        asyncio.timeout(10),
-    ):
-        await socket.send_bytes(bytes(INTRODUCTION_BYTES_MAX + 1))
-        answer = await socket.receive()
-        assert (answer.type, answer.data) == (aiohttp.WSMsgType.CLOSE, CloseCode.MESSAGE_TOO_BIG)
+    client = await connect(secured.broker, ssl=client_context(secured.tls))
+    client.transport.write(sized(bytes(INTRODUCTION_BYTES_MAX)))
+    _, answer, _ = await client.answer(10)
+    assert isinstance(answer, Refused)
+    assert f"over the limit of {INTRODUCTION_BYTES_MAX}" in answer.message
+    assert await client.receive(10) is None
     await check_served(secured)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from keylane import Producer, Reader
 from keylane.protocol.errors import ConnectionQuotaError, QuotaExceededError
-from keylane.rpc.channel import WebSocketChannel
+from keylane.rpc.channel import DataChannel
 from keylane.rpc.http_network import HttpNetwork
 from support.access.guarded import GuardedCluster, figures_of
 
@@ -21,7 +21,7 @@ COUNT = 200
 
 async def taken_all(
     guarded: GuardedCluster, networks: list[HttpNetwork]
-) -> tuple[list[WebSocketChannel], QuotaExceededError]:
+) -> tuple[list[DataChannel], QuotaExceededError]:
     """Open connections until the broker refuses one; they, and the refusal."""
     address, channels = guarded.brokers[0].address, []
     for network in networks:

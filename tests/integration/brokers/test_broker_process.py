@@ -40,7 +40,7 @@ from keylane.protocol.frames import (
     Append,
     Pull,
     Read,
-    decode_answer,
+    Refused,
     encode_frame,
     refusal_error,
 )
@@ -51,6 +51,7 @@ from keylane.rpc.server import ControlRoute, Server
 from sim.machines.store import SESSION, batch, facts, settings_of
 from support.brokers.broker_process import BrokerProcess
 from support.raising import raises
+from support.raw_frames import connect, sized
 
 
 @pytest.fixture(scope="module")
@@ -133,36 +134,30 @@ async def test_long_list_comes_in_parts(client, network, partition_id):
     assert part.more_after == numbers[3]
 
 
-async def _raw(network: HttpNetwork, address: str, frame: bytes) -> KeylaneError:
-    """Send bytes as a frame; the error in the answer, after which the connection is closed."""
-    session = network._session
-    async with session.ws_connect(f"http://{address}/v1/data") as socket:
-        try:
-            await socket.send_bytes(frame)
-        except ConnectionError:
-            return FrameError("closed while it was sent")
-        message = await socket.receive(60)
-        if not isinstance(message.data, bytes):
-            return FrameError("closed")
-        _, answer, _ = decode_answer(message.data)
-        assert (await socket.receive(60)).type.name in {"CLOSE", "CLOSED", "CLOSING"}
-        return refusal_error(answer)
+async def _raw(address: str, data: bytes) -> KeylaneError:
+    """Send bytes; the error in the answer, after which the connection is closed."""
+    client = await connect(address)
+    client.transport.write(data)
+    _, answer, _ = await client.answer(60)
+    assert isinstance(answer, Refused)
+    assert await client.receive(60) is None
+    return refusal_error(answer)
 
 
 @pytest.mark.parametrize(
     "frame",
     [
-        b"",
-        b"\x01",
-        struct.pack("<I", 1 << 31) + b"xxxx",
-        struct.pack("<I", 0) + b"xxxx",
-        struct.pack("<I", 3) + b"\x93\x01\x01",
-        struct.pack("<I", 4) + b"\x93\x63\x01\x01",  # an unknown type
-        struct.pack("<I", 4) + b"\x93\x01\x01\xa1x",
-        encode_frame(1, Append(1))[:-1],
-        bytes(FRAME_BYTES_MAX + 1),
+        b"\x01\x00\x00\x00\x01",
+        sized(struct.pack("<I", 1 << 31) + b"xxxx"),
+        sized(struct.pack("<I", 0) + b"xxxx"),
+        sized(struct.pack("<I", 3) + b"\x93\x01\x01"),
+        sized(struct.pack("<I", 4) + b"\x93\x63\x01\x01"),  # an unknown type
+        sized(struct.pack("<I", 4) + b"\x93\x01\x01\xa1x"),
+        sized(encode_frame(1, Append(1))[4:-1]),
+        sized(bytes(FRAME_BYTES_MAX)),
+        b"GET / HTTP/1.1\r\n\r\n",
     ],
-    ids=["empty", "byte", "long", "short", "cut", "type", "field", "end", "huge"],
+    ids=["byte", "long", "short", "cut", "type", "field", "end", "huge", "http"],
 )
 async def test_bytes_that_are_no_frame_end_their_connection_only(
     network, process, client, partition_id, frame
@@ -171,7 +166,7 @@ async def test_bytes_that_are_no_frame_end_their_connection_only(
     on.
     """
     before = (await client.health()).details["next_position"]
-    assert isinstance(await _raw(network, process.address, frame), FrameError)
+    assert isinstance(await _raw(process.address, frame), FrameError)
     assert (await client.health()).details["next_position"] == before
     assert (await client.call(Read(partition_id, 0, 100)))[0].upto == 2
 

@@ -10,11 +10,11 @@ from keylane.protocol import endpoints
 from keylane.protocol.control import Done, ErrorBody
 from keylane.protocol.endpoints import DATA_PATH
 from keylane.protocol.errors import Reason
-from keylane.protocol.frames import Append, decode_answer, encode_frame
+from keylane.protocol.frames import Append, encode_frame
 from keylane.rpc.origin import check_host, check_origins, is_host_pattern
 from keylane.rpc.server import ControlRoute
 from support.raising import raises
-from support.raw_frames import greet
+from support.raw_frames import UpgradeRefusedError, connect
 
 FOREIGN = [
     "http://example.com",
@@ -81,19 +81,17 @@ async def test_no_foreign_page_opens_the_data_plane(server):
     """The handshake is answered with 403 and a typed error; without an origin, or with its own,
     there are answers.
     """
-    place = f"http://{server.address}{DATA_PATH}"
-    async with aiohttp.ClientSession() as session:
-        with pytest.raises(aiohttp.WSServerHandshakeError) as caught:
-            await session.ws_connect(place, origin="http://example.com")
-        assert caught.value.status == 403
-        assert not server.connections
-        for origin in (None, f"http://{server.address}"):
-            socket = await session.ws_connect(place, origin=origin)
-            await greet(socket)
-            await socket.send_bytes(encode_frame(5, Append(1), b"pay"))
-            number, _, payload = decode_answer(await socket.receive_bytes())
-            assert (number, payload) == (5, b"pay")
-            await socket.close()
+    with pytest.raises(UpgradeRefusedError) as caught:
+        await connect(server.address, headers="Origin: http://example.com\r\n")
+    assert caught.value.status == 403
+    assert not server.connections
+    for headers in ("", f"Origin: http://{server.address}\r\n"):
+        client = await connect(server.address, headers=headers)
+        await client.greet()
+        await client.send(encode_frame(5, Append(1), b"pay"))
+        number, _, payload = await client.answer()
+        assert (number, payload) == (5, b"pay")
+        client.abort()
 
 
 async def test_no_foreign_page_makes_a_control_call(serve):
@@ -177,12 +175,10 @@ async def test_request_for_a_foreign_host_is_refused_everywhere(server):
                     if method != "HEAD":
                         body = msgspec.json.decode(await response.read(), type=ErrorBody)
                         assert body.error().reason is Reason.FOREIGN_HOST
-        with pytest.raises(aiohttp.WSServerHandshakeError) as caught:
-            await session.ws_connect(
-                f"http://{server.address}{DATA_PATH}", headers={"Host": "evil.example"}
-            )
-        assert caught.value.status == 421
-        assert not server.connections
+    with pytest.raises(UpgradeRefusedError) as caught:
+        await connect(server.address, headers="Host: evil.example\r\n")
+    assert caught.value.status == 421
+    assert not server.connections
 
 
 @pytest.mark.parametrize(
@@ -205,14 +201,13 @@ async def test_request_of_a_foreign_page_is_refused_everywhere(server, site: str
                 method, f"http://{server.address}/nothing", headers=headers
             ) as response:
                 assert response.status == (404 if passes else 403)
-        if passes:
-            await (
-                await session.ws_connect(f"http://{server.address}{DATA_PATH}", headers=headers)
-            ).close()
-        else:
-            with pytest.raises(aiohttp.WSServerHandshakeError) as caught:
-                await session.ws_connect(f"http://{server.address}{DATA_PATH}", headers=headers)
-            assert caught.value.status == 403
+    header = f"Sec-Fetch-Site: {site}\r\n"
+    if passes:
+        (await connect(server.address, headers=header)).abort()
+    else:
+        with pytest.raises(UpgradeRefusedError) as caught:
+            await connect(server.address, headers=header)
+        assert caught.value.status == 403
 
 
 @pytest.mark.parametrize(

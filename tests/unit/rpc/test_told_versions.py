@@ -11,7 +11,6 @@ from aiohttp.test_utils import TestServer
 
 from keylane.protocol import endpoints
 from keylane.protocol.control import Done, Health
-from keylane.protocol.endpoints import DATA_PATH
 from keylane.protocol.errors import (
     Fate,
     InvalidRequestError,
@@ -19,7 +18,7 @@ from keylane.protocol.errors import (
     NotSentError,
     Reason,
 )
-from keylane.protocol.frames import Append, Hello, Refused, decode_answer, encode_frame
+from keylane.protocol.frames import Append, Hello, Refused, encode_frame
 from keylane.protocol.membership.versions import VERSION, VERSION_HEADER
 from keylane.rpc import http_network
 from keylane.rpc import server as rpc_server
@@ -27,6 +26,7 @@ from keylane.rpc.access import greeting
 from keylane.rpc.plane import data_plane
 from keylane.rpc.server import ControlRoute
 from support.raising import raises
+from support.raw_frames import connect
 
 APART = [
     ("0.4.0", "0.5.0", None),
@@ -131,25 +131,23 @@ async def test_client_without_a_version_is_refused_when_it_sends_its_first_frame
     server, desk
 ) -> None:
     """As clients from before versions do; it is told what to do, and its connection ends."""
-    async with aiohttp.ClientSession() as session:
-        socket = await session.ws_connect(f"http://{server.address}{DATA_PATH}")
-        await socket.send_bytes(encode_frame(5, Append(1), b"pay"))
-        number, answer, _ = decode_answer(await socket.receive_bytes())
+    client = await connect(server.address)
+    await client.send(encode_frame(5, Append(1), b"pay"))
+    for expected in (5, 0):
+        number, answer, _ = await client.answer()
         assert isinstance(answer, Refused)
-        assert (number, answer.code) == (5, Reason.CLIENT_TOO_OLD.code)
-        assert (await socket.receive_bytes())[4:]
-        assert (await socket.receive()).type is aiohttp.WSMsgType.CLOSE
+        assert (number, answer.code) == (expected, Reason.CLIENT_TOO_OLD.code)
+    assert await client.receive() is None
     assert desk.arrived == []
 
 
 async def test_hello_without_a_readable_version_is_refused(server) -> None:
-    async with aiohttp.ClientSession() as session:
-        socket = await session.ws_connect(f"http://{server.address}{DATA_PATH}")
-        await socket.send_bytes(encode_frame(5, Hello("x" * 1_000)))
-        _, answer, _ = decode_answer(await socket.receive_bytes())
-        assert isinstance(answer, Refused)
-        assert answer.code == InvalidRequestError.code
-        await socket.close()
+    client = await connect(server.address)
+    await client.send(encode_frame(5, Hello("x" * 1_000)))
+    _, answer, _ = await client.answer()
+    assert isinstance(answer, Refused)
+    assert answer.code == InvalidRequestError.code
+    client.abort()
 
 
 async def test_server_that_ends_in_the_greeting_can_be_tried_again(network, serve, wire) -> None:
