@@ -351,7 +351,6 @@ class Consumer(Resident, Generic[V]):
             group=self._group,
             client=self._client_name,
             meta=meta,
-            connections=self._connections,
             settings=self._settings,
             clock=self._clock,
             rng=self._rng,

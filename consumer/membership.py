@@ -35,18 +35,15 @@ from ..protocol.errors import (
     UnreachableError,
 )
 from ..protocol.groups import FailurePolicy, GroupStart
-from ..protocol.limits import HELD_AT_ONCE_MAX
 from ..protocol.log_filter import LogFilter
 from ..protocol.operations import SubjectHistory
 from ..protocol.routing import ConsumeStrategy, OrderStrategy, Partition
 from ..rpc.client import MetaClient
-from ..rpc.connections import Connections
 from ..rpc.identity import DrawBits
 from ..rpc.race import start_task
 from .heartbeat_timeouts import HeartbeatTimeouts
 from .log_names import consumer_name, partition_name
 from .settings import ConsumerSettings
-from .shared_heartbeats import SharedHeartbeats, heartbeats_for
 
 log = logging.getLogger("keylane.consumer")
 _REFUSALS = (UnauthenticatedError, AccessDeniedError, ConfigError, QuotaExceededError)
@@ -108,8 +105,6 @@ class Membership:
         identity: draws the bits of a session's id.
         start: where the group begins if this consumer makes it; None: at the first message.
         filter_text: what the consumer leaves out; it must be the same for all members of the group.
-        connections: those of the consumer, while they are open, to share heartbeats with other
-            consumers; None: with none.
     """
 
     _poll: asyncio.Timeout | None = None
@@ -130,7 +125,6 @@ class Membership:
         identity: DrawBits,
         start: GroupStart | None = None,
         filter_text: str = "",
-        connections: Connections | None = None,
     ) -> None:
         self.session = ""
         self._start = start
@@ -155,13 +149,7 @@ class Membership:
         self._rng = rng
         self._draw_identity = identity
         self._filter_text = filter_text
-        self._connections = connections
-        self._shared: SharedHeartbeats | None = None
         self._version = -1
-        self._grants: Grants | None = None
-        """Of this version."""
-        self._heard = False
-        """A heartbeat of this session was answered."""
         self._fall_pauses = settings.backoff.pauses(rng)
         """After each fall of the version in this session."""
         self._timeouts = HeartbeatTimeouts(
@@ -199,14 +187,6 @@ class Membership:
             KeylaneError: the metaserver refused the join, or none answered.
         """
         await self._join(holder)
-        if self._connections is not None:
-            self._shared = heartbeats_for(
-                self,
-                self._connections,
-                self._meta.addresses,
-                self._clock,
-                ttl_ms=self._settings.ttl_ms,
-            )
         self._task = start_task(self._beat(holder), name=f"session {self.session[:8]}")
 
     async def _join(self, holder: GrantHolder) -> None:
@@ -260,7 +240,6 @@ class Membership:
         self._joining = ""
         self._joined = True
         self._version = -1
-        self._heard = False
         self._fall_pauses.reset()
         self._timeouts.begin(self._asked_ms, joined.heartbeat_ms)
         if joined.grants is not None:
@@ -274,7 +253,6 @@ class Membership:
             return  # the first heartbeat ends the session
         if self._timeouts.allows_long_poll(self._clock.boot_ms()):
             self._version = grants.version
-            self._grants = grants
         holder.granted(grants, self._asked_ms + grants.ttl_ms - self._settings.margin_ms)
 
     def _are_of_another_group(self, grants: Grants) -> bool:
@@ -353,9 +331,7 @@ class Membership:
         sent_at_ms = self._clock.boot_ms()
         hurry = self._nudged or self._version < 0
         self._nudged = False
-        wait_ms = longest_ms = 0 if hurry else self._timeouts.wait_ms
-        if not hurry and self._shared is not None and self._shared.has_others:
-            wait_ms = self._shared.wait_ms(longest_ms)
+        wait_ms = 0 if hurry else self._timeouts.wait_ms
         timeout_ms = self._timeouts.timeout_ms(sent_at_ms, wait_ms=wait_ms)
         body = Heartbeat(
             session=self.session,
@@ -376,8 +352,8 @@ class Membership:
                     # late answer is awaited.
                     self._polls_until_s = asyncio.get_running_loop().time() + wait_ms / 1000
                     self._poll = poll
-                grants = await self._ask(
-                    body, longest_ms=longest_ms, beyond_ms=timeout_ms - wait_ms
+                grants = await self._meta.call(
+                    endpoints.HEARTBEAT, body, timeout_ms=timeout_ms - wait_ms
                 )
         except TimeoutError:
             if not poll.expired():
@@ -387,29 +363,14 @@ class Membership:
             self._poll = None
         if self._are_of_another_group(grants):
             raise SessionUnknownError(session=self.session)
-        self._heard = True
         self._note_answered()
         if grants.version < self._version:
             await self._version_fell(grants.version)
             return
         self._version = grants.version
-        self._grants = grants
         deadline_ms = sent_at_ms + grants.ttl_ms - self._settings.margin_ms
         self._timeouts.granted(deadline_ms)
         holder.granted(grants, deadline_ms)
-
-    async def _ask(self, body: Heartbeat, *, longest_ms: int, beyond_ms: int) -> Grants:
-        """The answer to a heartbeat; one that waits may share its request."""
-        grants, shared = self._grants, self._shared
-        if shared is None or grants is None or not (shared.has_others and _may_share(body, grants)):
-            return await self._meta.call(endpoints.HEARTBEAT, body, timeout_ms=beyond_ms)
-        # Who has no partition yet may be about to get one from another consumer, which has to hand
-        # it over.
-        first = not self._heard and bool(grants.grants)
-        news = await shared.ask(
-            body, longest_ms=longest_ms, beyond_ms=beyond_ms, meta=self._meta, first=first
-        )
-        return grants if news is None else news
 
     async def _version_fell(self, version: int) -> None:
         """Ask again after a pause, longer each time, because two databases may answer in turn."""
@@ -512,30 +473,15 @@ class Membership:
 
         A session that was asked for and not heard of is left too: its join may be carried out.
         """
-        try:
-            if self._task is not None:
-                self._task.cancel()
-                await asyncio.gather(self._task, return_exceptions=True)
-            session = self.session or self._joining
-            if session:
-                try:
-                    await self._meta.call(
-                        endpoints.LEAVE, Leave(session=session), timeout_ms=self._timeout_ms
-                    )
-                except KeylaneError as error:
-                    log.info("%s: cannot leave the group: %s", self._name, error.message)
-                self.session = self._joining = ""
-        finally:
-            shared = self._shared
-            self._shared = None
-            if shared is not None:
-                await shared.leave(self)
-
-
-def _may_share(body: Heartbeat, grants: Grants) -> bool:
-    """Whether a heartbeat waits, may be told that nothing is new, is small and reports nothing."""
-    # The address of a silent broker comes without a new version.
-    known = all(grant.partition.address is not None for grant in grants.grants)
-    small = len(body.holding or ()) <= HELD_AT_ONCE_MAX
-    waits = body.wait_ms > 0 and body.known_version == grants.version
-    return waits and known and small and not body.drained and not body.unreached
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        session = self.session or self._joining
+        if session:
+            try:
+                await self._meta.call(
+                    endpoints.LEAVE, Leave(session=session), timeout_ms=self._timeout_ms
+                )
+            except KeylaneError as error:
+                log.info("%s: cannot leave the group: %s", self._name, error.message)
+            self.session = self._joining = ""

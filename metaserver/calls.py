@@ -115,7 +115,6 @@ def _consumer_routes(groups: GroupService, catalogue: Catalogue) -> list[Control
             endpoints.JOIN, lambda body, _: catalogue.retry_while_empty(partial(groups.join, body))
         ),
         ControlRoute(endpoints.HEARTBEAT, lambda body, _: groups.heartbeat(body)),
-        ControlRoute(endpoints.HEARTBEATS, lambda body, _: groups.heartbeats(body)),
         ControlRoute(endpoints.RELEASE, lambda body, _: groups.release(body)),
         ControlRoute(endpoints.SUSPEND, lambda body, _: groups.suspend(body)),
         ControlRoute(endpoints.LEAVE, lambda body, _: groups.leave(body)),

@@ -18,35 +18,27 @@ T = TypeVar("T")
 
 
 class Waiter:
-    """
-    One waiting call, or a part of one.
+    """One waiting call."""
 
-    Args:
-        event: shared by the waiters of one call: each change ends their wait.
-    """
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
 
-    def __init__(self, event: asyncio.Event | None = None) -> None:
-        self._event = event or asyncio.Event()
-        self.woken = False
+    @property
+    def woken(self) -> bool:
         """Whether a change has come to this waiter."""
+        return self._event.is_set()
 
     def wake(self) -> None:
         """End the wait, or the next one."""
-        self.woken = True
         self._event.set()
 
     async def wait(self, wait_ms: int) -> None:
         """Return when woken, or after `wait_ms`."""
-        await wait_for(self._event, wait_ms)
-
-
-async def wait_for(event: asyncio.Event, wait_ms: int) -> None:
-    """Return when `event` is set, or after `wait_ms`."""
-    try:
-        async with asyncio.timeout(wait_ms / 1000):
-            await event.wait()
-    except TimeoutError:
-        pass
+        try:
+            async with asyncio.timeout(wait_ms / 1000):
+                await self._event.wait()
+        except TimeoutError:
+            pass
 
 
 class Wakeups(Generic[K]):
@@ -57,30 +49,17 @@ class Wakeups(Generic[K]):
         """The first to wait is the first to be woken."""
 
     @contextmanager
-    def listen(self, key: K, event: asyncio.Event | None = None) -> Iterator[Waiter]:
-        """Wait for changes of `key` from now on, until the block ends; `event` as of `Waiter`."""
-        with self.listen_all((key,), event) as waiters:
-            yield waiters[key]
-
-    @contextmanager
-    def listen_all(
-        self, keys: Iterable[K], event: asyncio.Event | None = None
-    ) -> Iterator[dict[K, Waiter]]:
-        """Wait for changes of each of these keys, until the block ends; `event` as of `Waiter`,
-        shared by all.
-        """
-        event = event or asyncio.Event()
-        listening = {key: Waiter(event) for key in keys}
-        for key, waiter in listening.items():
-            self._waiters.setdefault(key, {})[waiter] = None
+    def listen(self, key: K) -> Iterator[Waiter]:
+        """Wait for changes of `key` from now on, until the block ends."""
+        waiter = Waiter()
+        self._waiters.setdefault(key, {})[waiter] = None
         try:
-            yield listening
+            yield waiter
         finally:
-            for key, waiter in listening.items():
-                waiters = self._waiters[key]
-                del waiters[waiter]
-                if not waiters:
-                    del self._waiters[key]
+            waiters = self._waiters[key]
+            del waiters[waiter]
+            if not waiters:
+                del self._waiters[key]
 
     def wake(self, keys: Iterable[K]) -> None:
         """Wake every call that waits for one of these keys."""

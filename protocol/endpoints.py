@@ -62,7 +62,6 @@ from .http.access import (
     TokenList,
     TokenView,
 )
-from .http.at_once import HeartbeatAnswers, Heartbeats
 from .http.audit import AuditPage, NoteAudit
 from .http.endpoint import Endpoint, Rights
 from .http.idempotency import IDEMPOTENCY_KEY
@@ -238,17 +237,6 @@ HEARTBEAT = Endpoint(
     Grants,
     Rights.CONSUME,
     "Renew a session; returns at once when its grants differ from known_version.",
-    told_again=True,
-    one_address=True,
-)
-HEARTBEATS = Endpoint(
-    "POST",
-    "/v1/consumers/heartbeats",
-    Heartbeats,
-    HeartbeatAnswers,
-    Rights.CONSUME,
-    "Renew several sessions; returns at once when the grants of one of them differ from its "
-    "known_version.",
     told_again=True,
     one_address=True,
 )
@@ -814,7 +802,6 @@ METASERVER: tuple[Endpoint[Any], ...] = (
     DELETE_SUBJECT,
     JOIN,
     HEARTBEAT,
-    HEARTBEATS,
     RELEASE,
     SUSPEND,
     LEAVE,

@@ -82,14 +82,8 @@ BATCHES_IN_FLIGHT_MAX = 8
 """Unanswered batches of a producer at a partition.  The broker recognises repeats of the last
 batches up to this number.
 """
-SESSIONS_AT_ONCE_MAX = 200
-"""Sessions whose heartbeats share a call; HELD_AT_ONCE_MAX partitions of each fit into
-CONTROL_BYTES_MAX.
-"""
 UNREACHED_MAX = 16
 """Broker groups that a heartbeat names as not reached; each is a name of at most 200 characters."""
-HELD_AT_ONCE_MAX = 100
-"""Partitions that a session holds at most while its heartbeat shares a call."""
 GROUPS_PER_SUBJECT_MAX = 1_000
 """Consumer groups of one subject.  A broker keeps the progress of each group on each partition."""
 UNTOLD_MAX = 256

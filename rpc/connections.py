@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
@@ -21,14 +21,12 @@ from ..protocol.errors import (
 )
 from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.settings import CALL_TIMEOUT_MS, is_within
-from .access.token_file import token_source, told_by_environment
 from .client import BrokerClient, MetaClient
 from .environment import environment_of
 from .home import Home
 from .http_network import HttpNetwork, client_network
 from .network import Network
 from .race import Race, start_ending, start_task
-from .tls.settings import tls_of_environment
 
 WAIT_S_MAX = 86_400
 READY_POLL_S = 0.1
@@ -132,8 +130,6 @@ class Connections:
         self._given = network
         self.tls = tls
         self._own: HttpNetwork | None = None
-        self._kind: Hashable = None
-        """TLS and token of `_own`, as the environment named them when it was made."""
         self._timeout_ms = timeout_ms
         self._brokers = BrokerClients()
         self._what = what
@@ -156,15 +152,12 @@ class Connections:
             ConfigError: of the environment.
         """
         network = self._given or environment_of(None).network
-        source = token_source(self.token) if network is None else None
         self.home.enter(self, on_fork)
         self._brokers = BrokerClients()
         self._unwanted = asyncio.Event()
         if network is None:
             try:
-                network = self._own = client_network(self.tls, source)
-                told = told_by_environment() if self.token is None else self.token
-                self._kind = (self.tls or tls_of_environment(), told)
+                network = self._own = client_network(self.tls, self.token)
             except ConfigError:
                 self.home.leave()
                 raise
@@ -176,38 +169,6 @@ class Connections:
         """For how long servers have let calls wait for a quota."""
         own = self._own
         return self._throttled_ms + (0 if own is None else own.throttling.waited_ms)
-
-    @property
-    def kind(self) -> Hashable:
-        """What clients have in common that may share a network: the one that was passed in, or TLS
-        and token.
-        """
-        return id(self.network) if self._own is None else self._kind
-
-    def another(self) -> tuple[Callable[[], Network], Callable[[], Awaitable[None]]]:
-        """
-        A network of the same kind, for what clients share: it outlives this client.
-
-        Returns:
-            Makes it, once, with the TLS and the source of the token of this opening, and raises
-            ConfigError if a file cannot be used; and closes it if it was made.  A network that was
-            passed in is taken itself, and stays open.
-        """
-        network, own = self.network, self._own
-        assert network is not None
-        made: list[HttpNetwork] = []
-
-        def make() -> Network:
-            if own is None:
-                return network
-            made.append(own.another())
-            return made[0]
-
-        async def close() -> None:
-            for each in made:
-                await each.close()
-
-        return make, close
 
     async def wait_for(
         self, meta: MetaClient, begin: Callable[[], Awaitable[object]] = _nothing

@@ -97,7 +97,6 @@ class HttpNetwork:
         token: of the client; None: the one that the environment names, if it does.
         identity: what a server shows in place of that.
         by_certificate: without a token, metaservers may know the client by its certificate.
-        ask_environment: False: no `token` means none, whatever the environment names.
         follows_files: files of `tls` that were replaced are used for connections from then on,
             without `renew`.
 
@@ -113,24 +112,11 @@ class HttpNetwork:
         token: str | TokenSource | None = None,
         identity: Credentials | None = None,
         by_certificate: bool = False,
-        ask_environment: bool = True,
         follows_files: bool = False,
     ) -> None:
         self._scheme = "http" if tls is None else "https"
         self._contexts = None if tls is None else ClientContexts(tls, follows_files=follows_files)
-        source: TokenSource | None = None
-        if callable(token):
-            source = token
-        elif token is not None or ask_environment:
-            source = token_source(token)
-        self._another = partial(
-            HttpNetwork,
-            tls,
-            token=source,
-            by_certificate=by_certificate,
-            ask_environment=False,
-            follows_files=follows_files,
-        )
+        source = token if callable(token) else token_source(token)
         if identity is None and (source is not None or by_certificate):
             from .access.wallet import (
                 Wallet,  # it loads a library that clients without a token need not have
@@ -151,12 +137,6 @@ class HttpNetwork:
         """
         self._cut = RecentNames(ADDRESSES_KNOWN_MAX)
         """Addresses that have ended a connection since their last answer."""
-
-    def another(self) -> HttpNetwork:
-        """One with the same TLS and source of a token, and connections of its own.  Raises
-        ConfigError: a file cannot be used.
-        """
-        return self._another()
 
     def know_metaservers(self, addresses: Sequence[str]) -> None:
         """Have metaservers shown the token itself; see `network.KnowsMetaservers`."""

@@ -48,16 +48,6 @@ class Metaservers:
         self._timeout_ms = timeout_ms
         self._asking = Asking(network)
 
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        """The metaservers, in the same order for equal ones."""
-        return tuple(sorted(self._addresses))
-
-    @property
-    def first(self) -> str:
-        """The metaserver that the next call asks first."""
-        return self._addresses[0]
-
     def put_last(self, address: str) -> None:
         """Ask the metaserver at `address` last from now on: it has not answered."""
         self._addresses.sort(key=lambda known: known == address)  # the others keep their order

@@ -13,7 +13,6 @@ from sqlalchemy.engine import Connection
 
 from ...protocol.control import CreateSubject, Join
 from ...protocol.endpoints import ACCEPT_FOLDER, CANCEL_OPERATION, CORDON
-from ...protocol.http.at_once import Heartbeats
 from ...protocol.http.endpoint import Endpoint
 from ...protocol.operations import OperationKind, Reshape
 from ...protocol.text import plain_number
@@ -64,9 +63,6 @@ class MetaTargets:
             return (AccessTarget(body.subject),) if body.kind in _OF_SUBJECT else _WHOLE
         if isinstance(body, CreateSubject | Join):
             return (AccessTarget(body.subject, getattr(body, "group", "")),)
-        if isinstance(body, Heartbeats):
-            known = [await self._of_session(each.session) for each in body.heartbeats]
-            return list(dict.fromkeys(target for target in known if target is not None))
         session = getattr(body, "session", None)
         if isinstance(session, str):
             target = await self._of_session(session)

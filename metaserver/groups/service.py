@@ -23,7 +23,6 @@ from sqlalchemy.engine import Connection
 
 from ...protocol.control import (
     Done,
-    ErrorBody,
     Grants,
     GroupList,
     GroupView,
@@ -42,14 +41,13 @@ from ...protocol.errors import (
     StorageError,
 )
 from ...protocol.groups import CreateGroup, GroupSettings, SetGroup, SuspendGroup
-from ...protocol.http.at_once import HeartbeatAnswers, HeartbeatNews, Heartbeats
 from ...protocol.ids import ConsumerGroup, SessionId, check_name
 from ...protocol.limits import UNREACHED_MAX
 from ...rpc.access.guard import CALLER
 from ..cluster.heard import Announcement
 from ..settings import MetaserverSettings
 from ..sql.database import Database
-from ..wakeups import SingleFlight, Waiter, Wakeups, wait_for
+from ..wakeups import SingleFlight, Waiter, Wakeups
 from .arrivals import Arrivals, longest_ms
 from .creation import EARLIEST
 from .lease_rows import (
@@ -90,7 +88,6 @@ transaction.
 """
 REPORT_MS_MAX = 500
 """How long a heartbeat waits for what it reports to be done."""
-HELD = "another transaction holds the row of this session in the database"
 GRANTS_CACHED_MAX = 20_000
 
 
@@ -351,111 +348,17 @@ class GroupService:
             finally:
                 del self._waiting[waiter]
 
-    async def heartbeats(self, asks: Heartbeats) -> HeartbeatAnswers:
-        """
-        As `heartbeat` of several sessions: renew them in one run, and answer as soon as the grants
-        of one of them differ.
-
-        A session that has ended or whose heartbeat is refused is told in its answer, and ends the
-        wait at once.
-
-        Raises:
-            StorageError
-        """
-        by_session = {SessionId(each.session): each for each in asks.heartbeats}
-        refused: dict[str, KeylaneError] = {}
-        sessions: list[SessionId] = []
-        for session, ask in by_session.items():
-            try:
-                sessions.append(_checked(ask))
-            except KeylaneError as error:
-                refused[session] = error
-        event = asyncio.Event()
-        with self._wakeups.listen_all(sessions, event) as waiters:
-            versions = self._group_versions  # read before the rows
-            rows, held = await self._renewals.together(sessions)
-            try:
-                # All of them before anything else is awaited: a look at changes meanwhile must see
-                # them.
-                for session, waiter in waiters.items():
-                    if session in rows:
-                        self._begin_to_wait(waiter, rows[session], versions)
-                    elif session in held:
-                        refused[session] = StorageError(HELD, operation="lock")
-                    else:
-                        self._forget(session)
-                        refused[session] = SessionUnknownError(session=session)
-                return await self._answer_together(by_session, rows, waiters, event, refused)
-            finally:
-                for waiter in waiters.values():
-                    self._waiting.pop(waiter, None)
-
     def _begin_to_wait(self, waiter: Waiter, row: SessionRow, versions: Mapping[int, int]) -> None:
         """Note a heartbeat that waits; `versions` were read before its row."""
         self._waiting[waiter] = _WaitingHeartbeat(row, versions)
         if versions is not self._group_versions:
             self._all_compared = False
 
-    async def _answer_together(
-        self,
-        by_session: Mapping[SessionId, Heartbeat],
-        rows: Mapping[SessionId, SessionRow],
-        waiters: Mapping[SessionId, Waiter],
-        event: asyncio.Event,
-        refused: dict[str, KeylaneError],
-    ) -> HeartbeatAnswers:
-        """Wait for news of one of these renewed sessions, unless one was refused, and tell what
-        there is of each.
-        """
-        refused |= await self._take_all_reports(by_session, rows)
-        left = {session: row for session, row in rows.items() if session not in refused}
-        if not refused and all(
-            row.grants_version == by_session[session].known_version for session, row in left.items()
-        ):
-            ttl_ms = min(row.ttl_ms for row in left.values())
-            wait_ms = min(ttl_ms // 3, *(ask.wait_ms for ask in by_session.values()))
-            await wait_for(event, wait_ms)
-        news = [
-            HeartbeatNews(session=session, error=ErrorBody.of(error))
-            for session, error in refused.items()
-        ]
-        told = [self._news(by_session[each], row, waiters[each]) for each, row in left.items()]
-        news += [each for each in await asyncio.gather(*told) if each is not None]
-        return HeartbeatAnswers(news=tuple(news))
-
-    async def _news(self, ask: Heartbeat, row: SessionRow, waiter: Waiter) -> HeartbeatNews | None:
-        """The answer to one of several heartbeats; None: its grants are those that it knows."""
-        cached = self._still_granted(row, waiter)
-        if cached is not None and cached.version == ask.known_version:
-            return None
-        try:
-            grants = cached or await self._read_grants(row)
-        except KeylaneError as error:
-            return HeartbeatNews(session=row.session, error=ErrorBody.of(error))
-        return HeartbeatNews(session=row.session, grants=grants)
-
     def _still_granted(self, row: SessionRow, waiter: Waiter) -> Grants | None:
         """The grants of a session, if they are known and no change came since its row was read."""
         cached = self._cached.get(row.session)
         current = cached is not None and cached.version == row.grants_version and not waiter.woken
         return cached if current else None
-
-    async def _take_all_reports(
-        self, asks: Mapping[SessionId, Heartbeat], rows: Mapping[SessionId, SessionRow]
-    ) -> dict[str, KeylaneError]:
-        """Take the reports of several heartbeats at once, in common transactions; returns why those
-        of a session failed.
-        """
-        telling = [row for session, row in rows.items() if _reports(asks[session], row)]
-        taking = [self._take_in_time(asks[row.session], row) for row in telling]
-        outcomes = await asyncio.gather(*taking, return_exceptions=True)
-        failed: dict[str, KeylaneError] = {}
-        for row, outcome in zip(telling, outcomes, strict=True):
-            if isinstance(outcome, KeylaneError):
-                failed[row.session] = outcome
-            elif isinstance(outcome, BaseException):
-                raise outcome
-        return failed
 
     async def _take_in_time(self, ask: Heartbeat, row: SessionRow) -> None:
         """As `_take_reports`; what takes long is left to itself, because a late answer costs the

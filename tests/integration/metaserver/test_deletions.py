@@ -28,7 +28,6 @@ from keylane.errors import (
 )
 from keylane.protocol import endpoints
 from keylane.protocol.control import Heartbeat, Join
-from keylane.protocol.http.at_once import Heartbeats
 from support.cluster import Cluster, eventually, meta_of
 from support.raising import raises
 from support.server_process import run_keylane
@@ -134,9 +133,8 @@ async def test_group_with_live_consumers_is_deleted_by_force_alone_and_ends_them
     assert await admin.list_groups("s") == []
 
 
-@pytest.mark.parametrize("together", [True, False])
 async def test_session_ends_when_a_late_join_has_begun_it_again_in_a_later_group(
-    cluster: Cluster, admin: Admin, together: bool
+    cluster: Cluster, admin: Admin
 ):
     """Its consumer is one of the deleted group; what the session was granted in the later one is
     free at once.
@@ -153,15 +151,7 @@ async def test_session_ends_when_a_late_join_has_begun_it_again_in_a_later_group
         told = Heartbeat(
             session=join.session, known_version=later.grants.version, group_id=first.group_id
         )
-        if together:
-            asks = Heartbeats(heartbeats=(told,))
-            (news,) = (
-                await meta.call(endpoints.HEARTBEATS, asks, wait_ms=0, timeout_ms=5_000)
-            ).news
-            assert news.error is not None
-            assert isinstance(news.error.error(), SessionUnknownError)
-        else:
-            await refused(lambda: meta.call(endpoints.HEARTBEAT, told), SessionUnknownError)
+        await refused(lambda: meta.call(endpoints.HEARTBEAT, told), SessionUnknownError)
         assert not (await meta.call(endpoints.GROUP, subject="s", group="g")).sessions
 
 

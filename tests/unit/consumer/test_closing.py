@@ -14,7 +14,6 @@ from keylane import Consumer, ConsumerSettings, Message
 from keylane.errors import ConfigError
 from keylane.protocol.control import Done, Grants, Joined
 from keylane.protocol.errors import ClosedError, HandlerTypeError
-from keylane.protocol.http.at_once import HeartbeatAnswers
 from keylane.rpc.environment import Environment
 from keylane.rpc.network import Network
 
@@ -34,8 +33,6 @@ class SlowMetaserver(Network):
             return Joined(heartbeat_ms=1_000, ttl_ms=30_000)
         if answer is Grants:
             return Grants(version=1, ttl_ms=30_000, grants=())
-        if answer is HeartbeatAnswers:  # consumers of a slow program share a request
-            return HeartbeatAnswers()
         return Done()
 
     async def close(self) -> None:
