@@ -1,4 +1,4 @@
-"""The settings of a metaserver, with their help texts; all problems are reported at once."""
+"""The settings of a metaserver, with their help texts; all invalid values are reported at once."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class MetaserverSettings(ServingSettings):
     The settings of a metaserver.
 
     Raises:
-        ConfigError: lists every impossible value.
+        ConfigError: lists every invalid value.
     """
 
     data: Path = field(metadata={"doc": "folder of the embedded database"})
@@ -147,7 +147,7 @@ class MetaserverSettings(ServingSettings):
     )
     jwt_algorithms: tuple[str, ...] = field(
         default=("RS256", "ES256"),
-        metadata={"doc": "signatures that are believed; none and HS* never are"},
+        metadata={"doc": "signature algorithms that are accepted; none and HS* are never accepted"},
     )
     jwt_principal_claim: str = field(
         default="sub", metadata={"doc": "claim with the name of the principal jwt:NAME"}
@@ -177,7 +177,7 @@ class MetaserverSettings(ServingSettings):
 
     @property
     def outside_issuer(self) -> IssuerSettings | None:
-        """The outside issuer that is believed, None without."""
+        """Settings of the outside issuer of tokens; None: there is none."""
         if not self.jwt_issuer:
             return None
         return IssuerSettings(
@@ -192,7 +192,7 @@ class MetaserverSettings(ServingSettings):
         )
 
     def creates(self, subject: str) -> bool:
-        """True if the first message sent to a subject of this name creates it."""
+        """True if the first message that is sent to a subject of this name creates it."""
         return self.auto_create != AUTO_CREATE_OFF and fnmatchcase(subject, self.auto_create)
 
 
@@ -256,30 +256,29 @@ def metaserver_settings(
     environment: Mapping[str, str] | None = None,
 ) -> MetaserverSettings:
     """
-    Settings from a TOML file, the environment and flags; a flag that is None was not given.
+    Read the settings from a TOML file, the environment and flags; a flag of None was not given.
 
     Raises:
-        ConfigError: the file is unreadable, names are unknown or missing, values are impossible.
+        ConfigError: the file is unreadable, names are unknown or missing, or values are invalid.
     """
     return SOURCES.read(flags, config, environment or {})
 
 
 DATABASE_URL_VARIABLE = "KEYLANE_METASERVER_DATABASE_URL"
 SOURCES = SettingSources("metaserver", MetaserverSettings, _problems)
-"""Where the settings of a metaserver come from."""
+"""The places from which the settings of a metaserver are read."""
 RELOADED = frozenset({"log_level", "audit_retention_ms", "audit_rows_max"}) | RELOADED_TLS
-"""What a running metaserver takes over from its file at SIGHUP; the rest needs a restart."""
+"""Settings that a running metaserver reads again at SIGHUP; the others need a restart."""
 
 
 def warning_about_flags(flags: Mapping[str, Any]) -> str:
-    """What to say of a password that stands in the arguments of the program; "" if none does."""
+    """Return a warning if a flag has a password, else ""."""
     url = flags.get("database_url")
     if not isinstance(url, str) or without_password(url) == url:
         return ""
     return (
-        "the password in --database-url is seen by every user of this host, as by "
-        "ps: give the URL as "
-        f"{DATABASE_URL_VARIABLE}, or as database_url in the file of --config"
+        "every user of this host can see the password in --database-url, for example with ps: "
+        f"give the URL as {DATABASE_URL_VARIABLE}, or as database_url in the file of --config"
     )
 
 
@@ -303,4 +302,4 @@ def machine_boot() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
-        return ""  # unknown: every start counts as a new boot, and sessions live a ttl longer
+        return ""  # unknown: every start counts as a new boot, and sessions live one ttl longer
