@@ -104,7 +104,7 @@ class Attendant:
         try:
             due = await self._database.read(due_work)
             self._creations = due.creations
-            if due.quick or self._catalogue.has_untold:
+            if due.quick or self._catalogue.has_unannounced:
                 for wanted in self._quick_wanted:
                     wanted.set()
             self._late = {

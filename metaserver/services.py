@@ -1,4 +1,4 @@
-"""Builds the services of a metaserver over one database, with their periodic work and their routes."""
+"""Builds the services of a metaserver over one database, with periodic work and routes."""
 
 from __future__ import annotations
 

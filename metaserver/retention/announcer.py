@@ -39,11 +39,11 @@ from ..cluster import heard
 from ..cluster.heard import (
     Announcement,
     begin_announcement,
-    mark_told,
+    mark_announced,
     note_heard,
     read_announcements,
+    unannounced_groups,
     unheard_partitions,
-    untold_groups,
 )
 from ..settings import MetaserverSettings
 from ..sql.database import Database
@@ -118,10 +118,10 @@ class Announcer:
         StorageError.
         """
         told = 0
-        for ids in self._catalogue.take_untold():
+        for ids in self._catalogue.take_unannounced():
             told += await self._tell_all(await self._database.read(read_announcements, ids))
         now = asyncio.get_running_loop().time()
-        if now < self._next_run or not await self._database.read(untold_groups):
+        if now < self._next_run or not await self._database.read(unannounced_groups):
             return told
         if not await self._database.write(
             take_duty, DUTY, holder=self._holder, lease_ms=self._lease_ms
@@ -132,7 +132,7 @@ class Announcer:
         while unheard := await self._database.read(unheard_partitions, after=after):
             told += await self._tell_all(unheard)
             after = unheard[-1].partition_id
-        await self._database.write(mark_told)
+        await self._database.write(mark_announced)
         return told
 
     async def _tell_all(self, announcements: Sequence[Announcement]) -> int:
