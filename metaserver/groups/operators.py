@@ -1,10 +1,11 @@
-"""What operators change of a consumer group under its members: its failure policy, its switches.
-SQL, synchronous.
+"""Changes that operators make to a consumer group with live members: its failure policy and its
+switches. SQL, synchronous.
 
 Invariants
     A change raises the version of every session's grants in its transaction, so that each member
-    hears of it with its next heartbeat, from any metaserver. The switches of operators and the
-    switch of a session's own code are apart: there are grants if none is set.
+    gets it with its next heartbeat, from any metaserver.
+    The switches of operators and the switch of a session's own code are separate: a session has
+    grants only if none is set.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ SUSPENDED_CLIENTS_MAX = 1_000
 
 def group_settings(connection: Connection, subject: str, group: str) -> GroupSettings:
     """
-    Return what is stored of a group.
+    Return the stored settings of a group.
 
     Raises:
         InvalidNameError, SubjectUnknownError, GroupUnknownError
@@ -62,7 +63,7 @@ def set_policy(
 
     Raises:
         InvalidNameError, SubjectUnknownError, GroupUnknownError
-        PolicyInvalidError: the fields would not work together; nothing has changed.
+        PolicyInvalidError: the fields contradict each other; nothing was changed.
         RetryPolicyError: messages of the group are not set aside for retry.
     """
     group_id = _lock(connection, subject, group)
@@ -72,11 +73,11 @@ def set_policy(
     if ask.on_failure is FailurePolicy.RETRY:
         _check_retries(connection, subject, group, group_id)
     connection.execute(sa.update(groups).where(here).values(policy_values(policy)))
-    return group_id, _tell_members(connection, group_id)
+    return group_id, _notify_members(connection, group_id)
 
 
 def _check_retries(connection: Connection, subject: str, group: str, group_id: int) -> None:
-    """Raises RetryPolicyError."""
+    """Check that messages of the group can be set aside for retry. Raises RetryPolicyError."""
     chosen = sa.select(groups.c.strategy).where(groups.c.group_id == group_id)
     shared = connection.execute(chosen).scalar_one() == ConsumeStrategy.SHARED
     strict = open_subject_row(connection, subject).order_strategy is OrderStrategy.STRICT
@@ -89,7 +90,7 @@ def changed_policy(before: GroupPolicy, ask: SetGroup) -> GroupPolicy:
     Return the policy after a change.
 
     Raises:
-        PolicyInvalidError: its fields do not work together.
+        PolicyInvalidError: its fields contradict each other.
     """
     kept = {} if ask.forget else asdict(before)
     given = {name: value for name, value in asdict(ask).items() if name in asdict(before)}
@@ -110,14 +111,14 @@ def suspend_members(
     connection: Connection, subject: str, group: str, ask: SuspendGroup
 ) -> tuple[int, Changes]:
     """
-    Suspend a group, or a client of it, or end that; a repeat changes nothing.
+    Suspend or resume a group or a client of it; a repeat changes nothing.
 
     Returns:
         The id of the group, which has to be settled, and the new versions of its members' grants.
 
     Raises:
         InvalidNameError, SubjectUnknownError, GroupUnknownError
-        InvalidRequestError: the client's name has a NUL in it.
+        InvalidRequestError: the client's name contains a NUL.
         SuspendedClientsError: SUSPENDED_CLIENTS_MAX clients are suspended.
     """
     group_id = _lock(connection, subject, group)
@@ -126,12 +127,12 @@ def suspend_members(
         connection.execute(sa.update(groups).where(here).values(suspended=ask.suspended))
     else:
         _switch_client(connection, group_id, ask.client, suspended=ask.suspended)
-    return group_id, _tell_members(connection, group_id)
+    return group_id, _notify_members(connection, group_id)
 
 
 def _switch_client(connection: Connection, group_id: int, client: str, *, suspended: bool) -> None:
     if "\0" in client:
-        raise InvalidRequestError("the client's name has a NUL in it")
+        raise InvalidRequestError("the client's name contains a NUL")
     of_group = suspended_clients.c.group_id == group_id
     if not suspended:
         here = sa.and_(of_group, suspended_clients.c.client == client)
@@ -150,7 +151,7 @@ def _lock(connection: Connection, subject: str, group: str) -> int:
     return group_id
 
 
-def _tell_members(connection: Connection, group_id: int) -> Changes:
+def _notify_members(connection: Connection, group_id: int) -> Changes:
     mark_unsettled(connection, group_id)
     raise_group_versions(connection, [group_id])
     return Changes(versions=grants_versions(connection, [group_id]))

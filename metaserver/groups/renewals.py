@@ -1,12 +1,12 @@
-"""Renewals of sessions: those of one moment share one UPDATE, and a row that another transaction
-holds keeps no other waiting.
+"""Renews sessions: renewals of one moment share one UPDATE, and a row that another transaction has
+locked delays no other session.
 
-    renewals of one moment ─▶ one UPDATE without the rows that are held ─▶ answer
-                                    │ held
+    renewals of one moment ─▶ one UPDATE without the locked rows ─▶ answer
+                                    │ locked
                                     └─▶ one UPDATE for each of their groups, which waits ─▶ answer
 
-A metaserver that stops in the middle of a transaction holds its rows until PostgreSQL ends that; a
-person may hold one for hours.
+A metaserver that stops in the middle of a transaction holds its row locks until PostgreSQL ends the
+transaction; a person may hold one for hours.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from .sessions import Renewed, SessionRow, renew_at_once, renew_sessions
 
 AT_ONCE_MAX = 1_000
 HELD_S = 0.25
-"""How long renewals that are answered together wait for one whose row is held."""
+"""Longest time, in seconds, for which renewals that are answered together wait for a locked row."""
 
 
 class RenewedTogether(NamedTuple):
-    """What became of the sessions of one call; one that is in neither has ended."""
+    """The result for the sessions of one call; a session that is in neither field has ended."""
 
     rows: dict[SessionId, SessionRow]
     held: frozenset[SessionId]
-    """Another transaction held their rows for longer than HELD_S, or than the database waits."""
+    """Sessions whose rows were locked for longer than HELD_S, or than the database waits."""
 
 
 class Renewals:
-    """Renews sessions."""
+    """Renews sessions, with as few statements as possible."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -46,10 +46,10 @@ class Renewals:
         self._waiting: SingleFlight[int, Sequence[SessionId], dict[str, SessionRow]] = SingleFlight(
             self._renew_held
         )
-        """By group."""
+        """Renewals that wait for locked rows, by group."""
 
     async def one(self, session: SessionId) -> SessionRow | None:
-        """Renew a session, as soon as no other transaction holds its row; None: it has ended.
+        """Renew a session as soon as its row is not locked; returns None if the session has ended.
         Raises StorageError.
         """
         renewed = await self._renewing.run(None, (session,))
@@ -76,7 +76,7 @@ class Renewals:
                 done, left = await asyncio.wait(waits, timeout=HELD_S)
             finally:
                 for wait in waits:
-                    wait.cancel()  # the renewal itself goes on
+                    wait.cancel()  # the renewal itself continues
             for wait in done:
                 try:
                     rows |= wait.result()
