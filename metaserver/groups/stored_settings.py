@@ -62,18 +62,6 @@ MEMBER_COLUMNS = (
     *POLICY_COLUMNS,
 )
 """Columns of a session's group and subject that `settings_of_member` reads."""
-_of_member = (
-    sa.select(*MEMBER_COLUMNS)
-    .join(sessions, sessions.c.group_id == groups.c.group_id)
-    .join(subjects, subjects.c.subject_id == groups.c.subject_id)
-    .where(sessions.c.session == sa.bindparam("of_session"))
-)
-
-
-def member_settings(connection: Connection, session: str) -> MemberSettings | None:
-    """Return the settings that a session gets; None if it has ended."""
-    row = connection.execute(_of_member, {"of_session": session}).one_or_none()
-    return None if row is None else settings_of_member(row)
 
 
 def settings_of_member(row: Any) -> MemberSettings:
