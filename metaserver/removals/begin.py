@@ -1,8 +1,8 @@
-"""Begins the deletion of a subject or a consumer group, and says how far it is.  SQL, synchronous.
+"""Begins the deletion of a subject or a consumer group, and reports the progress. SQL, synchronous.
 
 Invariants
-    The mark, the end of the sessions and the journal of what brokers have to do are one
-    transaction. From then on no session begins, no route is given, no broker is told of the group.
+    One transaction stores the mark, ends the sessions, and journals the removals for brokers. From
+    then on no session begins, no route is returned, and the group is not announced to brokers.
     A later group of the same name gets tokens above all those of the deleted one.
 """
 
@@ -40,24 +40,24 @@ from ..sql.schema import groups, leases, operations, partitions, sessions, subje
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BegunDeletion:
-    """A deletion that has begun, now or before."""
+    """A deletion that has begun, now or earlier."""
 
     subject_id: int
     group_id: int = 0
     ended: Collection[SessionId] = ()
-    """The sessions that ended with it."""
+    """Sessions that ended with it."""
 
 
 def begin_subject_deletion(connection: Connection, name: str, ask: DeleteSubject) -> BegunDeletion:
     """
-    Mark a subject as being deleted; does nothing if it is marked, or if the subject of
+    Mark a subject as being deleted; does nothing if it is marked already, or if the subject with
     `ask.subject_id` is gone.
 
     Raises:
         InvalidNameError, SubjectUnknownError, DatabaseEmptyError
         OperationRunningError: its partitions are being changed.
-        GroupBusyError: it has live consumers, and `ask.force` is not given; or a group's progress
-        is being set.
+        GroupBusyError: it has live consumers and `ask.force` is not set, or a group's cursors are
+            being set.
     """
     row = find_subject(connection, name, lock=True)
     known = 0 if row is None else row.subject_id
@@ -69,9 +69,9 @@ def begin_subject_deletion(connection: Connection, name: str, ask: DeleteSubject
         check_not_lost(connection)
         raise SubjectUnknownError(subject=name)
     if row.deleting:
-        end_deletions(connection)  # brokers may have nothing left
+        end_deletions(connection)  # brokers may have nothing left to remove
         return BegunDeletion(subject_id=row.subject_id)
-    # While a target is cut, brokers are told of the hidden partitions as parents.
+    # While a target is cut, brokers host partitions with the hidden ones as parents.
     target = sa.select(subjects.c.subject_id).where(subjects.c.name == row.hidden_for)
     running = sa.select(operations.c.operation_id).where(
         sa.or_(
@@ -93,11 +93,11 @@ def begin_subject_deletion(connection: Connection, name: str, ask: DeleteSubject
     ]
     end_sessions(connection, ended)
     here = subjects.c.subject_id == row.subject_id
-    # Above 0: a creation that is under way ends.
+    # A version above 0 ends a running creation.
     marked = {"deleting": True, "route_version": subjects.c.route_version + 1}
     connection.execute(sa.update(subjects).where(here).values(marked))
     mine = partitions.c.subject_id == row.subject_id
-    # The folder of a lost partition is refused: nothing of it is served again.
+    # The folder of a lost partition is refused, so that the partition is never served again.
     plan_removals(connection, sa.and_(mine, sa.not_(partitions.c.lost)))
     gone = {"state": PartitionState.EXPIRED}
     connection.execute(sa.update(partitions).where(mine).values(gone))
@@ -110,13 +110,13 @@ def begin_group_deletion(
     connection: Connection, subject: str, group: str, ask: DeleteGroup
 ) -> BegunDeletion:
     """
-    Mark a consumer group as being deleted; does nothing if it is marked, or if the group of
-    `ask.group_id` is gone.
+    Mark a consumer group as being deleted; does nothing if it is marked already, or if the group
+    with `ask.group_id` is gone.
 
     Raises:
         InvalidNameError, SubjectUnknownError, SubjectDeletedError, GroupUnknownError
-        GroupBusyError: it has live consumers, and `ask.force` is not given; or its progress is
-        being set.
+        GroupBusyError: it has live consumers and `ask.force` is not set, or its cursors are being
+            set.
     """
     row = check_open(connection, subject, find_subject(connection, subject, lock=True))
     check_name("consumer group", group)
@@ -130,7 +130,7 @@ def begin_group_deletion(
     if known is None:
         raise GroupUnknownError(subject=subject, group=group)
     if known.deleting:
-        end_deletions(connection)  # brokers may have nothing left
+        end_deletions(connection)  # brokers may have nothing left to remove
         return BegunDeletion(subject_id=row.subject_id, group_id=known_id)
     ended = _live_sessions(connection, group, known_id, ask)
     end_sessions(connection, ended)
@@ -152,12 +152,11 @@ def begin_group_deletion(
 def _live_sessions(
     connection: Connection, name: str, group_id: int, ask: DeleteSubject | DeleteGroup
 ) -> list[SessionId]:
-    """The live sessions of a group, which is locked.  Raises GroupBusyError."""
+    """Return the live sessions of a locked group. Raises GroupBusyError."""
     left_ms = duty_left_ms(connection, reset_duty(group_id))
     if left_ms:
         raise GroupBusyError(
-            f"the progress of a consumer group is being set, and {name!r} cannot "
-            f"be deleted meanwhile",
+            f"{name!r} cannot be deleted while the cursors of a consumer group are being set",
             left_ms=left_ms,
         )
     sweep_sessions(connection, group_id)
@@ -165,15 +164,15 @@ def _live_sessions(
     live = [SessionId(session) for session in connection.execute(chosen).scalars()]
     if live and not ask.force:
         raise GroupBusyError(
-            f"{name!r} has {counted(len(live), 'live consumer')}: stop them, or delete it under "
-            f"them with force=True (--force)",
+            f"{name!r} has {counted(len(live), 'live consumer')}: stop them, or delete it anyway "
+            f"with force=True (--force)",
             sessions=len(live),
         )
     return live
 
 
 def subject_deletion(connection: Connection, name: str, subject_id: int) -> SubjectDeletion:
-    """Say how far the deletion of a subject is."""
+    """Return the progress of a subject's deletion."""
     return SubjectDeletion(
         subject=name, subject_id=subject_id, left=removals_left(connection, subject_id)
     )
@@ -182,7 +181,7 @@ def subject_deletion(connection: Connection, name: str, subject_id: int) -> Subj
 def group_deletion(
     connection: Connection, subject: str, group: str, begun: BegunDeletion
 ) -> GroupDeletion:
-    """Say how far the deletion of a consumer group is."""
+    """Return the progress of a consumer group's deletion."""
     return GroupDeletion(
         subject=subject,
         group=group,

@@ -227,7 +227,7 @@ BAD = [
         ),
         (
             Reshape(kind=OperationKind.MERGE, partition_ids=(1, 99)),
-            "partition 99 is not an open partition of this subject; those that are: 1, 2",
+            "partition 99 is not an open partition of this subject; its open partitions: 1, 2",
         ),
         (
             Reshape(kind=OperationKind.MOVE, partition_ids=(1,), broker_group="nowhere"),
