@@ -120,7 +120,7 @@ class ResetHouse:
 
     async def begin(self, ask: ResetGroup) -> None:
         """Have a reset begin that no broker takes."""
-        with pytest.raises(ResetUnfinishedError, match="it goes on by itself"):
+        with pytest.raises(ResetUnfinishedError, match="it continues by itself"):
             await self.resets.reset("s", "g", ask)
         assert self.held == {}
 
