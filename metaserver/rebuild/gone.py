@@ -125,7 +125,8 @@ def _left_before(
         for ancestor in sorted(before - named):
             yield (
                 f"partition {ancestor} has messages left, and a partition that continued it is "
-                "gone: name the broker of the gone one, or wait until retention has removed the messages"
+                "gone: name the broker of the gone one, or wait until retention has removed "
+                "the messages"
             )
         named |= before
 

@@ -158,7 +158,8 @@ def _deleting(name: str, statuses: Sequence[PartitionStatus], last_id: int) -> R
 def _missing(status: PartitionStatus, parent: int) -> str:
     return (
         f"partition {status.partition_id} continues partition {parent}, which none of these "
-        "brokers has: name every broker, and name with --gone the broker groups that no longer exist"
+        "brokers has: name every broker, and name with --gone the broker groups that no longer "
+        "exist"
     )
 
 
