@@ -19,7 +19,7 @@ from ..rpc.client import BrokerClient
 from .parked_views import ParkedKeyView, ParkedMessage, WantedKeys
 
 READ_BYTES = 1 << 16
-_GONE = "it is not stored any more"
+_GONE = "it is no longer stored"
 _LACKING = f"its broker does not store it, and {MAYBE_OLDER_COPY}"
 
 
@@ -130,7 +130,8 @@ class ParkedReader:
         """Return the message, or the reason why it cannot be read."""
         problem = ""
         if source != self._source or offset not in self._read:
-            self._source, self._read = source, {}
+            self._source = source
+            self._read = {}
             try:
                 problem = await self._fetch(source, offset)
             except KeylaneError as error:

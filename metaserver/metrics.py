@@ -129,7 +129,7 @@ def _families(cluster: _Cluster) -> Iterable[Metric]:
     yield gauge("keylane_metaserver_leases", "Leases of live consumers.", cluster.leases)
     yield gauge(
         "keylane_metaserver_operations",
-        "Resizes, moves and the like under way.",
+        "Operations on partitions that are not finished.",
         cluster.operations,
     )
     yield gauge(

@@ -140,7 +140,8 @@ class AccessService:
             for principal in known.values()
         }
         self._key = OwnKey()
-        self._key_made_ms = self._read_ms = 0
+        self._key_made_ms = 0
+        self._read_ms = 0
         self._own = OwnKey()
         self.book = AccessBook()
         self._readings = Readings()
@@ -176,7 +177,8 @@ class AccessService:
         """Read everything again: `book` then has everything that was committed before this call.
         Raises StorageError.
         """
-        number, self._read_ms = self._readings.begin(), self._clock.boot_ms()
+        number = self._readings.begin()
+        self._read_ms = self._clock.boot_ms()
         book = await self._database.read(read_book, self._clock.wall_ms())
         if self._readings.is_newest(number, book.version):
             self.book = book.with_files(self._file_tokens, self._file_grants)
@@ -188,7 +190,8 @@ class AccessService:
         await self._database.write(
             store_key, key.key_id, key.public, ends_at=ends_at, now_ms=now_ms
         )
-        self._key, self._key_made_ms = key, self._clock.boot_ms()
+        self._key = key
+        self._key_made_ms = self._clock.boot_ms()
         await self.refresh()
 
     async def identify(self, text: str) -> Caller:

@@ -63,7 +63,7 @@ def decode_backup(content: bytes, path: str) -> tuple[BackupHead, list[Row]]:
     lines = content.splitlines(keepends=True)
     try:
         if len(lines) < 2:
-            raise BackupFileError(f"{path} is no backup, or is cut off", path=path)
+            raise BackupFileError(f"{path} is not a backup, or is cut off", path=path)
         head = msgspec.json.decode(lines[0], type=BackupHead)
         if head.format != FORMAT:
             raise BackupFileError(f"{path} has format {head.format}, not {FORMAT}", path=path)
@@ -71,7 +71,7 @@ def decode_backup(content: bytes, path: str) -> tuple[BackupHead, list[Row]]:
         rows = [msgspec.json.decode(line, type=Row) for line in lines[1:-1]]
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise BackupFileError(
-            f"{path} is cut off or damaged, or is no backup: {error}", path=path
+            f"{path} is cut off or damaged, or is not a backup: {error}", path=path
         ) from error
     if end != BackupEnd(len(rows), hashlib.sha256(b"".join(lines[:-1])).hexdigest()):
         raise BackupFileError(f"{path} is damaged: its checksum does not fit", path=path)

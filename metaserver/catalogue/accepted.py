@@ -152,7 +152,7 @@ def check_complete(
             lacking += [] if ends else [f"{partition_id} (sealed since, at {end_offset})"]
     if lacking:
         raise InvalidRequestError(
-            f"the copy of the data folder of {broker_group!r} is from before a change of "
+            f"the copy of the data folder of {broker_group!r} is older than a change of "
             f"partitions: it lacks "
             f"{listed(lacking)}; stop it, and give the disk up: keylane broker evacuate "
             f"{broker_group} --accept-loss",

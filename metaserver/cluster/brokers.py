@@ -180,7 +180,10 @@ def _check_not_behind(report: BrokerHeartbeat, known: sa.Row[Any]) -> None:
     if known.opening not in {"", report.opening, *report.opened_after}:
         why = "does not know of the last start of its broker"
     elif report.log_end < known.log_end:
-        why = f"has a log that ends at {report.log_end}, the known one ended at {known.log_end}"
+        why = (
+            f"has a log that ends at {report.log_end}, but the last reported one ended at "
+            f"{known.log_end}"
+        )
     if why:
         raise FolderBehindError(
             f"the data folder of broker group {report.broker_group!r} at {report.address} {why}: "
@@ -380,7 +383,9 @@ def broker_alive(connection: Connection, broker_group: str) -> bool:
 def unknown_group(connection: Connection, broker_group: str) -> BrokerGroupUnknownError:
     """Make the error for a broker group that has never reported itself; it lists the known ones."""
     known = connection.execute(sa.select(brokers.c.broker_group).order_by(brokers.c.broker_group))
-    text = f"there is no broker group {broker_group!r}; known are: {listed(known.scalars())}"
+    text = (
+        f"there is no broker group {broker_group!r}; the known ones are: {listed(known.scalars())}"
+    )
     return BrokerGroupUnknownError(text, broker_group=broker_group)
 
 

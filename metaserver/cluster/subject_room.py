@@ -55,7 +55,7 @@ def check_subject_room(
         alike = sa.func.substr(subjects.c.name, 1, len(prefix)) == prefix
         count = connection.execute(others.where(alike)).scalar_one()
         if count >= limit:
-            text = f"{pattern!r} has {counted(count, 'subject')}, and may have {limit}"
+            text = f"{pattern!r} has {counted(count, 'subject')}, and the limit is {limit}"
             raise _no_room(text, NAMES_HINT.format(pattern), count, limit)
 
 

@@ -138,7 +138,7 @@ def check_not_deleted(connection: Connection, name: str) -> bool:
     deleted = name_was_deleted(connection, name)
     if deleted and find_subject(connection, name) is None:
         raise SubjectDeletedError(
-            f"subject {name!r} was deleted, so that no message creates it again: an operator can",
+            f"subject {name!r} was deleted, and messages do not create it again; an operator can",
             subject=name,
         )
     return deleted

@@ -291,7 +291,7 @@ def release(lease: PartitionLease | None, session: SessionId, token: int) -> Par
     if lease.token != token or lease.session is None:
         return None
     if lease.session != session:
-        raise TokenUnknownError("the grant of this token is another session's", token=token)
+        raise TokenUnknownError("the token was granted to another session", token=token)
     return replace(lease, session=None, withdrawn=False)
 
 

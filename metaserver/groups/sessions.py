@@ -392,7 +392,7 @@ def _check_not_reset(connection: Connection, group_id: int) -> None:
     left_ms = duty_left_ms(connection, reset_duty(group_id))
     if left_ms and not connection.execute(_pending_reset, {"of_group": group_id}).scalar_one():
         raise GroupBusyError(
-            "the progress of this consumer group is being set; join again in a moment",
+            "the cursors of this consumer group are being set; join again in a moment",
             left_ms=left_ms,
         )
 
@@ -461,7 +461,7 @@ def _lock_or_create_group(
     if new_group:
         if ask.start not in {None, EARLIEST}:
             raise GroupUnknownError(
-                f"consumer group {ask.group!r} is made before its first session joins",
+                f"consumer group {ask.group!r} has to be made before its first session joins",
                 subject=ask.subject,
                 group=ask.group,
             )

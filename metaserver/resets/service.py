@@ -134,7 +134,7 @@ class ResetService:
             answered=(reset_id, msgspec.json.encode(answer).decode()),
             parked=[number for number, status in done.items() if status.left_to_children],
         )
-        log.info("group %s of %s was set to %s", group, subject, ask.to)
+        log.info("the cursors of group %s of %s were reset to %s", group, subject, ask.to)
         return answer
 
     async def plan(self, subject: str, group: str, ask: ResetGroup) -> tuple[GroupReset, int]:
@@ -225,7 +225,7 @@ class ResetService:
         problems = [problem for problem in await asyncio.gather(*map(set_one, ids)) if problem]
         if problems:
             raise ResetUnfinishedError(
-                f"of {counted(len(partitions), 'partition')} {len(done)} are set; {problems[0]}",
+                f"{len(done)} of {counted(len(partitions), 'partition')} are set; {problems[0]}",
                 partitions=len(partitions),
                 partitions_set=len(done),
             )

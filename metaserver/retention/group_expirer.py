@@ -81,7 +81,9 @@ class GroupExpirer:
         """Delete a group; returns False if that is refused, for example because a consumer has
         joined.
         """
-        log.warning("deleted group %s of %s, which had no consumer for too long", group, subject)
+        log.warning(
+            "deleting group %s of %s, which has had no consumer for too long", group, subject
+        )
         try:
             await self._delete(subject, group, DeleteGroup(group_id=group_id))
         except KeylaneError as error:

@@ -83,7 +83,7 @@ class HiddenExpirer:
             await self._database.write(restart_idle_time, idle.subject_id, messages)
             return False
         log.warning(
-            "deleted hidden subject %s with %d messages: for %.0f s it was neither filled nor "
+            "deleting hidden subject %s with %d messages: for %.0f s it was neither filled nor "
             "published in %s",
             idle.subject,
             messages,

@@ -33,5 +33,5 @@ deletions = Table(
     Column("subject", String(200), nullable=False),
     Column("ended_at", BigInteger, index=True),
     Index(None, "subject", "group_id"),
-    comment="subjects and groups that are gone: their clients must not go on with namesakes",
+    comment="deleted subjects and groups, whose clients must not use later ones of the name",
 )

@@ -108,7 +108,8 @@ def _give_up(context: ExceptionContext) -> None:
     """
     error = context.original_exception
     if isinstance(error, TimeoutError) or getattr(error, "sqlstate", None) == READ_ONLY:
-        context.is_disconnect = context.invalidate_pool_on_disconnect = True
+        context.is_disconnect = True
+        context.invalidate_pool_on_disconnect = True
 
 
 def _pooled(url: URL, connections: int) -> AsyncEngine:

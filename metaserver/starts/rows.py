@@ -96,8 +96,8 @@ def start_scope(connection: Connection, subject: str, group: str) -> StartScope:
         return StartScope(subject=row, partitions=selected, left_out=left_out, expired=expired)
     if known.deleting:
         raise GroupDeletedError(
-            f"consumer group {group!r} is being deleted; it can be made when its brokers have "
-            f"forgotten it",
+            f"consumer group {group!r} is being deleted; it can be made again once its brokers "
+            f"have forgotten it",
             subject=subject,
             group=group,
             left=removals_left(connection, row.subject_id, known.group_id),

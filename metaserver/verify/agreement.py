@@ -177,7 +177,7 @@ class AgreementWatch:
             error = behind_error(lacks)
             log.error("%s; nothing is created meanwhile.  %s", error.message, error.hint)
         else:
-            log.warning("the database has what brokers have again")
+            log.warning("the database again has everything that brokers have")
 
 
 def _sentence(found: Collection[Lacking]) -> str:

@@ -54,7 +54,9 @@ class Index:
     """The views, indexed for the checks."""
 
     def __init__(self, views: Views) -> None:
-        self.before, self.answers, self.after = views.before, views.answers, views.after
+        self.before = views.before
+        self.answers = views.answers
+        self.after = views.after
         self.at_broker: dict[tuple[str, int], PartitionStatus] = {}
         self.silent: dict[str, str] = {}
         self._answered = {each.broker_group for each in views.answers if each.hosted is not None}

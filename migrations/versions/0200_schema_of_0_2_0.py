@@ -207,7 +207,7 @@ def upgrade() -> None:
         sa.Column("subject", sa.String(200), nullable=False),
         sa.Column("ended_at", sa.BigInteger()),
         sa.PrimaryKeyConstraint("subject_id", "group_id", name=op.f("pk_deletions")),
-        comment="subjects and groups that are gone: their clients must not go on with namesakes",
+        comment="deleted subjects and groups, whose clients must not use later ones of the name",
     )
     op.create_index(op.f("ix_deletions_ended_at"), "deletions", ["ended_at"], unique=False)
     op.create_index(

@@ -231,11 +231,11 @@ BAD = [
         ),
         (
             Reshape(kind=OperationKind.MOVE, partition_ids=(1,), broker_group="nowhere"),
-            "there is no broker group 'nowhere'; known are: g1, g2",
+            "there is no broker group 'nowhere'; the known ones are: g1, g2",
         ),
         (
             Reshape(kind=OperationKind.EVACUATE, broker_group="nowhere"),
-            "there is no broker group 'nowhere'; known are: g1, g2",
+            "there is no broker group 'nowhere'; the known ones are: g1, g2",
         ),
     ],
 )
