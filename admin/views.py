@@ -194,9 +194,9 @@ def subject_change(
         "retention": view.retention.value,
         "message_bytes_max": str(view.message_bytes_max),
     }
-    said = {name: str(value) for name, value in asked.items() if value is not None}
+    changed = {name: str(value) for name, value in asked.items() if value is not None}
     return SubjectChange(
-        subject=view.subject, before=before, after=before | said, operation=operation
+        subject=view.subject, before=before, after=before | changed, operation=operation
     )
 
 

@@ -96,8 +96,8 @@ def read_quotas(connection: Connection) -> list[QuotaRow]:
     rows = {(row.kind, row.name): QuotaRow(**row._mapping) for row in quotas}
     for limits in connection.execute(sa.select(name_limits)).mappings():
         key = SUBJECT, limits["name"]
-        known = rows.get(key) or QuotaRow(*key, 0, 0, 0)
-        rows[key] = replace(known, **limits)  # type: ignore[arg-type]
+        known = rows.get(key) or QuotaRow(SUBJECT, limits["name"], 0, 0, 0)
+        rows[key] = replace(known, **limits)
     return sorted(rows.values())
 
 

@@ -72,8 +72,8 @@ def accept_folder(connection: Connection, broker_group: str, ask: AcceptFolder) 
     if row.alive:
         heard = last_heard(connection, broker_group)
         raise InvalidRequestError(
-            f"broker group {broker_group!r} {heard.said}, from {row.address}: it is alive, and "
-            f"no copy is accepted. If that broker is dead, {heard.ask_again}"
+            f"broker group {broker_group!r} {heard.last_report}, from {row.address}: it is alive, "
+            f"and no copy is accepted. If that broker is dead, {heard.ask_again}"
         )
     of_group = refused_now.where(
         refused_brokers.c.broker_group == broker_group,

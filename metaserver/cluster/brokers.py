@@ -339,7 +339,7 @@ class Heard(NamedTuple):
     left_ms: int
 
     @property
-    def said(self) -> str:
+    def last_report(self) -> str:
         """The time of the last report, for people."""
         return f"reported itself {seconds(self.since_ms)} ago, within its ttl"
 

@@ -192,7 +192,7 @@ def _announcements(rows: Iterable[sa.Row[Any]]) -> list[Announcement]:
 
 
 def note_heard(
-    connection: Connection, told: Sequence[Announcement], *, settling: int | None = None
+    connection: Connection, answered: Sequence[Announcement], *, settling: int | None = None
 ) -> bool:
     """
     Store that the brokers have these groups on their disks, so that the groups may be granted the
@@ -208,9 +208,9 @@ def note_heard(
     Returns:
         True if that group may be granted more partitions than before.
     """
-    ids = sorted({group_id for announcement in told for group_id, _ in announcement.groups})
+    ids = sorted({group_id for announcement in answered for group_id, _ in announcement.groups})
     left = lock_groups(connection, ids)
-    there = [announcement.partition_id for announcement in told]
+    there = [announcement.partition_id for announcement in answered]
     openings = read_openings(connection, there)  # under the locks
     news = store_heard(
         connection,
@@ -218,7 +218,7 @@ def note_heard(
             announcement.partition_id: [
                 group_id for group_id, _ in announcement.groups if group_id in left
             ]
-            for announcement in told
+            for announcement in answered
             if openings.get(announcement.partition_id) == announcement.opening
         },
     )
@@ -265,9 +265,9 @@ def mark_announced(connection: Connection) -> None:
     """Mark the groups as announced that every broker that needs them knows, silent brokers
     included. Groups whose rows are locked elsewhere have to wait for the next call.
     """
-    untold = sa.select(groups.c.group_id).where(sa.not_(groups.c.told))
+    unannounced = sa.select(groups.c.group_id).where(sa.not_(groups.c.told))
     ids = sorted(
-        lock_groups(connection, list(connection.execute(untold).scalars()), skip_held=True)
+        lock_groups(connection, list(connection.execute(unannounced).scalars()), skip_held=True)
     )
     waiting = set(connection.execute(_waiting).scalars())
     for done in portions([group_id for group_id in ids if group_id not in waiting]):

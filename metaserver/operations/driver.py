@@ -96,7 +96,7 @@ _ENTERED = {
     OperationState.DONE: "opened",
     OperationState.CANCELED: "canceled",
 }
-_ANSWERED = {Ask.SEAL: "sealing", Ask.TELL: "telling"}
+_ANSWERED = {Ask.SEAL: "sealing", Ask.ANNOUNCE: "telling"}
 """Name of the step that `after_step` gets when a broker has answered; hosting a child has none."""
 
 
@@ -363,7 +363,7 @@ class OperationDriver:
         if outlook(operation.state, operation.pending) is not Outlook.WAIT:
             return _Round.RETRY  # a broker has refused, or does not know a new consumer group yet
         log.info("operation %d waits: %s", operation_id, problem)
-        pause_ms = PAUSE_MS if RULES[state].asks is Ask.TELL else 0
+        pause_ms = PAUSE_MS if RULES[state].asks is Ask.ANNOUNCE else 0
         await self._database.write(
             release_operation, operation_id, driver=self._driver, pause_ms=pause_ms
         )

@@ -191,12 +191,12 @@ def _pending(
     rows = connection.execute(_steps, {"of_operation": row.operation_id}).all()
     left = {step.partition_id: step for step in rows if not step.done}
     asks = {key: ASK_OF_STEP[StepAction(step.action)] for key, step in left.items()}
-    if RULES[OperationState(row.state)].asks is Ask.TELL:
+    if RULES[OperationState(row.state)].asks is Ask.ANNOUNCE:
         shown = StepAction.SEAL if _seals_hidden(row, rows) else StepAction.HOST
         children = {step.partition_id: step for step in rows if step.action == shown}
         for partition_id in unheard_children(connection, row.subject_id, list(children)):
             left[partition_id] = children[partition_id]
-            asks[partition_id] = Ask.TELL
+            asks[partition_id] = Ask.ANNOUNCE
     opens: set[int] = set()
     if row.state == OperationState.SEAL and row.kind != OperationKind.PUBLISH:
         opens = {step.partition_id for step in rows if step.action == StepAction.HOST}
@@ -380,8 +380,8 @@ def finish_round(
         problem = ""
     if RULES[operation.state].asks is None:
         problem = ""  # another driver has finished the operation
-    said = {"of_operation": operation_id, "problem": problem[:PROBLEM_CHARS_MAX]}
-    connection.execute(_set_operation, said)
+    values = {"of_operation": operation_id, "problem": problem[:PROBLEM_CHARS_MAX]}
+    connection.execute(_set_operation, values)
     return operation.state
 
 
@@ -445,7 +445,7 @@ def _change_route(connection: Connection, operation: Operation, rule: Rule) -> N
     connection.execute(_set_partitions, {"ids": children, "state": rule.children})
     # These children open although their silent brokers do not know every group; the brokers must
     # never serve them.
-    unheard = [step.partition_id for step in operation.pending if step.ask is Ask.TELL]
+    unheard = [step.partition_id for step in operation.pending if step.ask is Ask.ANNOUNCE]
     refuse_folders(connection, unheard)
     if operation.static:
         set_logic_starts(connection, children)

@@ -36,7 +36,7 @@ class Ask(enum.StrEnum):
 
     HOST = "host"
     SEAL = "seal"
-    TELL = "tell"
+    ANNOUNCE = "announce"
     """To store the consumer groups that were made after the broker had hosted a child."""
 
 
@@ -85,7 +85,7 @@ RULES: Mapping[OperationState, Rule] = {
         children=PartitionState.PLANNED,
     ),
     OperationState.OPEN: Rule(
-        asks=Ask.TELL,
+        asks=Ask.ANNOUNCE,
         after=OperationState.DONE,
         after_leaving=OperationState.FENCE,
         runs=True,
@@ -146,7 +146,7 @@ class Pending:
                 return False
             case Ask.SEAL:
                 return self.given_up or self.may_reorder
-            case Ask.TELL:
+            case Ask.ANNOUNCE:
                 return self.given_up
 
 
@@ -168,8 +168,8 @@ def outlook(state: OperationState, pending: Iterable[Pending]) -> Outlook:
     Return whether an operation can continue, and how.
 
     Args:
-        pending: every unfinished step; in OPEN also a TELL step of each child whose broker does not
-            know every group.
+        pending: every unfinished step; in OPEN also an ANNOUNCE step of each child whose broker does
+            not know every group.
     """
     pending = tuple(pending)
     asked = to_ask(state, pending)

@@ -114,49 +114,49 @@ class Announcer:
             unheard = await self._database.read(
                 unheard_partitions, after=unheard[-1].partition_id, group_id=group_id
             )
-        told = await self._announce_each(unheard)
-        if not told:
+        answered = await self._announce_each(unheard)
+        if not answered:
             return None
-        return await self._database.write(_store_and_finish, told, group_id, finish)
+        return await self._database.write(_store_and_finish, answered, group_id, finish)
 
     async def run_once(self) -> int:
         """Announce what brokers do not know, and return the number of partitions whose brokers have
         answered. Raises StorageError.
         """
-        told = 0
+        count = 0
         for ids in self._catalogue.take_unannounced():
-            told += await self._announce_all(await self._database.read(read_announcements, ids))
+            count += await self._announce_all(await self._database.read(read_announcements, ids))
         now = asyncio.get_running_loop().time()
         if now < self._next_run or not await self._database.read(unannounced_groups):
-            return told
+            return count
         if not await self._database.write(
             take_duty, DUTY, holder=self._holder, lease_ms=self._lease_ms
         ):
-            return told
+            return count
         self._next_run = now + self._pause_s
         after = 0
         while unheard := await self._database.read(unheard_partitions, after=after):
-            told += await self._announce_all(unheard)
+            count += await self._announce_all(unheard)
             after = unheard[-1].partition_id
         await self._database.write(mark_announced)
-        return told
+        return count
 
     async def _announce_all(self, announcements: Sequence[Announcement]) -> int:
         """Announce groups, and store what brokers know; returns the number of partitions whose
         brokers have answered.
         """
-        told = await self._announce_each(announcements)
-        if told:
-            await self._database.write(note_heard, told)
-        return len(told)
+        answered = await self._announce_each(announcements)
+        if answered:
+            await self._database.write(note_heard, answered)
+        return len(answered)
 
     async def _announce_each(self, announcements: Sequence[Announcement]) -> list[Announcement]:
         """Announce groups; returns the announcements that have arrived."""
         silent: set[str] = set()
         calls = _calls(announcements)
         answers = await asyncio.gather(*(self._announce(call, silent) for call in calls))
-        told = set[int]().union(*answers)
-        return [each for each in announcements if each.partition_id in told]
+        known = set[int]().union(*answers)
+        return [each for each in announcements if each.partition_id in known]
 
     async def _announce(self, call: Sequence[Announcement], silent: set[str]) -> set[int]:
         """
@@ -181,12 +181,12 @@ class Announcer:
         except InvalidRequestError as error:
             log.info("partition %d: %s", call[0].partition_id, error.message)
             return set()
-        told = {each.partition_id for each in call} if answers else set()
+        known = {each.partition_id for each in call} if answers else set()
         for answer in answers:
             for left in answer.not_told:
-                told.discard(left.partition_id)
+                known.discard(left.partition_id)
                 log.info("partition %d: %s", left.partition_id, left.reason)
-        return told
+        return known
 
     async def _ask(
         self,
@@ -245,11 +245,11 @@ def _calls(announcements: Sequence[Announcement]) -> list[list[Announcement]]:
 
 def _store_and_finish(
     connection: Connection,
-    told: Sequence[Announcement],
+    answered: Sequence[Announcement],
     group_id: int,
     finish: Callable[[Connection, bool], T] | None,
 ) -> T | None:
     if finish is None:
-        note_heard(connection, told)
+        note_heard(connection, answered)
         return None
-    return finish(connection, note_heard(connection, told, settling=group_id))
+    return finish(connection, note_heard(connection, answered, settling=group_id))

@@ -213,7 +213,7 @@ class PostgresDatabase:
                         dropped |= row.idle == "0"
         except DBAPIError as error:
             known = getattr(error.orig, "sqlstate", None) in POOLED_STATES
-            if known or any(said in str(error.orig) for said in POOLERS_SAY):
+            if known or any(part in str(error.orig) for part in POOLERS_SAY):
                 raise ConfigError(f"cannot use database_url: {POOLED}") from error
             raise storage_error(error, self._url) from error
         except (SQLAlchemyError, OSError) as error:

@@ -154,33 +154,33 @@ def ending_error() -> StorageError:
 def storage_error(error: Exception, url: URL) -> StorageError:
     """Convert an error of the driver to a StorageError whose message says what to do."""
     lines = str(getattr(error, "orig", None) or error).splitlines()
-    said = (
+    text = (
         lines[0] if lines else "no answer in time, or another transaction holds a row that it needs"
     )  # a TimeoutError says nothing
     where = without_password(url.render_as_string(hide_password=True))
-    if "unable to open" in said and few_files_left():
+    if "unable to open" in text and few_files_left():
         return open_files_error(
             f"cannot use the database {where}", operation="open", path=url.database or ""
         )
-    if "not a database" in said:
-        damaged = DataFolderError(f"cannot use the database {where}: {said}", operation="open")
+    if "not a database" in text:
+        damaged = DataFolderError(f"cannot use the database {where}: {text}", operation="open")
         damaged.hint = (
             "Restore it in a new folder (keylane meta restore), or rebuild it from the brokers "
             "(keylane meta rebuild)."
         )
         return damaged
-    if "unable to open" in said or "readonly" in said:
-        return DataFolderError(f"cannot use the database {where}: {said}", operation="open")
-    if "locked" in said:
+    if "unable to open" in text or "readonly" in text:
+        return DataFolderError(f"cannot use the database {where}: {text}", operation="open")
+    if "locked" in text:
         return StorageError(
             f"the database {where} is locked by another program; end that program, or wait",
             operation="lock",
         )
-    if "disk is full" in said or "No space left" in said:
-        return DiskFullError(f"the disk of {where} is full: {said}", operation="write")
+    if "disk is full" in text or "No space left" in text:
+        return DiskFullError(f"the disk of {where} is full: {text}", operation="write")
     answered = getattr(getattr(error, "orig", None), "sqlstate", None) == READ_ONLY
     if not answered and (
         isinstance(error, OSError) or getattr(error, "connection_invalidated", False)
     ):
-        return StorageError(f"cannot reach the database {where}: {said}", operation="connect")
-    return StorageError(f"the database {where} answered: {said}", operation="query")
+        return StorageError(f"cannot reach the database {where}: {text}", operation="connect")
+    return StorageError(f"the database {where} answered: {text}", operation="query")
