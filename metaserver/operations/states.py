@@ -168,8 +168,8 @@ def outlook(state: OperationState, pending: Iterable[Pending]) -> Outlook:
     Return whether an operation can continue, and how.
 
     Args:
-        pending: every unfinished step; in OPEN also an ANNOUNCE step of each child whose broker does
-            not know every group.
+        pending: every unfinished step; in OPEN also an ANNOUNCE step of each child whose broker
+            does not know every group.
     """
     pending = tuple(pending)
     asked = to_ask(state, pending)
