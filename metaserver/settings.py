@@ -40,11 +40,11 @@ class MetaserverSettings(ServingSettings):
         default=None,
         repr=False,  # it may have a password
         metadata={
-            "doc": "postgresql+asyncpg://… where several metaservers share a database; with a "
-            "password not as a flag, which ps shows"
+            "doc": "postgresql+asyncpg://… if several metaservers share a database; do not give "
+            "a password in a flag, which ps shows"
         },
     )
-    port: int = field(default=7000, metadata={"doc": "0: any free one"})
+    port: int = field(default=7000, metadata={"doc": "port to listen on; 0: any free one"})
     cluster: str = field(
         default="",
         metadata={
@@ -55,14 +55,14 @@ class MetaserverSettings(ServingSettings):
     broker_heartbeat_ms: int = field(
         default=1_000,
         metadata={
-            "doc": "how often a broker reports itself; without news, up to a quarter of "
-            "broker_ttl_ms apart"
+            "doc": "interval between two reports of a broker; without changes, up to a quarter of "
+            "broker_ttl_ms"
         },
     )
     broker_ttl_ms: int = field(
         default=10_000,
         metadata={
-            "doc": "a broker without a report for this long is not available; a restart fits in"
+            "doc": "silence after which a broker is not available; longer than a restart takes"
         },
     )
     heartbeat_ms_max: int = field(
@@ -70,46 +70,46 @@ class MetaserverSettings(ServingSettings):
     )
     poll_ms: int = field(
         default=500,
-        metadata={"doc": "how often the database is polled for changes by other metaservers"},
+        metadata={
+            "doc": "interval at which the database is polled for changes by other metaservers"
+        },
     )
     repair_ms: int = field(
-        default=2_000, metadata={"doc": "how often an interrupted creation is retried"}
+        default=2_000, metadata={"doc": "interval at which interrupted creations are retried"}
     )
     operation_lease_ms: int = field(
         default=5_000,
-        metadata={"doc": "after this long another metaserver continues an operation left behind"},
+        metadata={"doc": "time after which another metaserver continues an abandoned operation"},
     )
     expire_ms: int = field(
         default=10_000,
-        metadata={"doc": "interval between checks for data removed by retention"},
+        metadata={"doc": "interval between checks for data that retention has removed"},
     )
     group_expires_ms: int = field(
         default=0,
-        metadata={
-            "doc": "a consumer group that no consumer joins for this long is deleted; 0: none is"
-        },
+        metadata={"doc": "a consumer group without consumers for this time is deleted; 0: never"},
     )
     hidden_expires_ms: int = field(
         default=7 * 86_400_000,
         metadata={
-            "doc": "a hidden subject that is neither filled nor published for this long is "
-            "deleted; 0: none is"
+            "doc": "a hidden subject that is neither filled nor published for this time is "
+            "deleted; 0: never"
         },
     )
     history_retention_ms: int = field(
         default=90 * 86_400_000,
         metadata={
-            "doc": "how long it is known which subjects and groups were deleted or published, and "
-            "which changes were made"
+            "doc": "time for which deletions and publications of subjects and groups, and changes "
+            "of partitions, are remembered"
         },
     )
-    sessions_max: int = field(default=10_000, metadata={"doc": "consumers of one group"})
-    subjects_max: int = field(default=10_000, metadata={"doc": "subjects"})
+    sessions_max: int = field(default=10_000, metadata={"doc": "most consumers of one group"})
+    subjects_max: int = field(default=10_000, metadata={"doc": "most subjects"})
     auto_create: str = field(
         default=AUTO_CREATE_OFF,
         metadata={
-            "doc": "off, or which subjects the first message sent to them creates: a pattern such "
-            "as events.*"
+            "doc": "off, or a pattern such as events.*: subjects that match are created by the "
+            "first message that is sent to them"
         },
     )
     auto_create_partitions: int = field(
@@ -117,14 +117,14 @@ class MetaserverSettings(ServingSettings):
     )
     http_connections_max: int = field(
         default=CONNECTIONS_MAX,
-        metadata={"doc": "HTTP connections at once: each consumer and producer has one or two"},
+        metadata={"doc": "most HTTP connections; each consumer and producer has one or two"},
     )
     admin_token_file: Path | None = field(
         default=None,
-        metadata={"doc": "file with the token of the principal admin, who may do everything"},
+        metadata={"doc": "file with the token of the principal admin, which has every right"},
     )
     admin_token_hash: str = field(
-        default="", metadata={"doc": "SHA-256 of that token, in place of the file"}
+        default="", metadata={"doc": "SHA-256 of that token, instead of the file"}
     )
     cluster_token_file: Path | None = field(
         default=None,
@@ -132,7 +132,7 @@ class MetaserverSettings(ServingSettings):
     )
     broker_token_hashes: tuple[str, ...] = field(
         default=(),
-        metadata={"doc": "NAME:SHA-256 of each broker's token, in place of the file"},
+        metadata={"doc": "NAME:SHA-256 of each broker's token, instead of the file"},
     )
     jwt_issuer: str = field(
         default="", metadata={"doc": "claim iss of tokens (JWT) of an outside issuer"}
@@ -143,7 +143,7 @@ class MetaserverSettings(ServingSettings):
     )
     jwt_jwks_ca: Path | None = field(
         default=None,
-        metadata={"doc": "PEM file of the authority of that URL; without it those of the machine"},
+        metadata={"doc": "PEM file of the authority of that URL; default: those of the machine"},
     )
     jwt_algorithms: tuple[str, ...] = field(
         default=("RS256", "ES256"),
@@ -156,7 +156,7 @@ class MetaserverSettings(ServingSettings):
         default="", metadata={"doc": "claim with groups, the principals group:NAME"}
     )
     jwt_leeway_s: int = field(
-        default=30, metadata={"doc": "how far the clock of the issuer may be off"}
+        default=30, metadata={"doc": "largest difference between the issuer's clock and this one"}
     )
     audit_retention_ms: int = field(
         default=90 * 86_400_000,
