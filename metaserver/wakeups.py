@@ -1,8 +1,7 @@
-"""Waiting calls of this process, woken by changes; and runs of work that many calls share.
+"""Wakes the waiting calls of this process at changes, and lets many calls share one run of work.
 
-A wake-up may be missed at the end of the process: the truth is in SQL.
-A call listens before it reads: a change after the read wakes it, a change before it is in what was
-read.
+A wake-up may be lost when the process ends, because the state is in SQL. A call registers before it
+reads, so that it sees an earlier change in its read, and is woken by a later one.
 """
 
 from __future__ import annotations
@@ -18,7 +17,12 @@ T = TypeVar("T")
 
 
 class Waiter:
-    """One waiting call."""
+    """
+    A registration of one waiting call; a call may have several.
+
+    Args:
+        event: shared by the waiters of one call, so that each change ends its wait.
+    """
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -29,7 +33,7 @@ class Waiter:
         return self._event.is_set()
 
     def wake(self) -> None:
-        """End the wait, or the next one."""
+        """End the present wait, or the next one."""
         self._event.set()
 
     async def wait(self, wait_ms: int) -> None:
@@ -46,11 +50,11 @@ class Wakeups(Generic[K]):
 
     def __init__(self) -> None:
         self._waiters: dict[K, dict[Waiter, None]] = {}
-        """The first to wait is the first to be woken."""
+        """Key → its waiters, which are woken in the order of their registration."""
 
     @contextmanager
     def listen(self, key: K) -> Iterator[Waiter]:
-        """Wait for changes of `key` from now on, until the block ends."""
+        """Register for changes of `key` until the block ends; `event` as for `Waiter`."""
         waiter = Waiter()
         self._waiters.setdefault(key, {})[waiter] = None
         try:
@@ -72,7 +76,7 @@ class Wakeups(Generic[K]):
         self.wake(self._waiters)
 
     def keys(self) -> list[K]:
-        """The keys that calls wait for."""
+        """Return the keys that calls wait for."""
         return list(self._waiters)
 
 
@@ -83,8 +87,9 @@ class SingleFlight(Generic[K, V, T]):
 
     Args:
         work: gets the key and the items of all calls that share the run.
-        rest_ms_max: the pause between two runs is as long as the first of them took, up to this.
-            Long runs are shared by more calls, and take at most half of the time.
+        rest_ms_max: longest pause between two runs, in milliseconds. The pause is as long as the
+            previous run took, so that runs take at most half of the time, and more calls share a
+            long one.
     """
 
     def __init__(
@@ -93,13 +98,13 @@ class SingleFlight(Generic[K, V, T]):
         self._work = work
         self._rest_ms_max = rest_ms_max
         self._items: dict[K, list[V]] = {}
-        """Of the run that has not begun."""
+        """Key → items of the run that has not begun."""
         self._next: dict[K, asyncio.Task[T]] = {}
         self._last: dict[K, asyncio.Task[T]] = {}
         self._took: dict[K, float] = {}
 
     async def run(self, key: K, item: V) -> T:
-        """Return what a run answered that began after this call and got its item."""
+        """Add an item to the next run for this key, and return that run's result."""
         self._items.setdefault(key, []).append(item)
         task = self._next.get(key)
         if task is None:

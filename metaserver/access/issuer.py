@@ -1,9 +1,9 @@
-"""Believes tokens (JWT) of an outside issuer: signature, issuer, audience, times, and the name of
+"""Verifies tokens (JWT) of an outside issuer: signature, issuer, audience, times, and the name of
 the principal.
 
     header: alg on the list, kid known ─▶ key of that kind ─▶ claims ─▶ jwt:NAME, group:NAME …
 
-What the header says of keys (jku, x5u, jwk) is not looked at; `crit` is refused.
+Keys in the header (jku, x5u, jwk) are ignored; `crit` is refused.
 
 Source: RFC 7519 and RFC 8725.
 """
@@ -30,7 +30,7 @@ _CURVES: Final = {"ES256": "P-256", "ES384": "P-384", "ES512": "P-521"}
 
 
 class Vouched(NamedTuple):
-    """Whom an issuer vouches for, until when by the calendar in milliseconds."""
+    """A principal that an issuer vouches for; the end is in milliseconds since 1970."""
 
     principal: str
     groups: tuple[str, ...]
@@ -38,14 +38,14 @@ class Vouched(NamedTuple):
 
 
 class Issuer:
-    """An outside issuer that is believed."""
+    """An outside issuer whose tokens are accepted."""
 
     def __init__(self, settings: IssuerSettings, *, clock: Clock) -> None:
         self._settings = settings
         self._clock = clock
         self._keys = KeySet(settings.jwks, ca=settings.jwks_ca, boot_ms=clock.boot_ms)
         self._known: OrderedDict[bytes, tuple[str, Vouched]] = OrderedDict()
-        """SHA-256 of a token → its key, and whom it is of."""
+        """SHA-256 of a token → id of its key, and the principal."""
         self._known_of = 0
 
     @staticmethod
@@ -55,10 +55,10 @@ class Issuer:
 
     async def vouched(self, text: str) -> Vouched:
         """
-        Whom a token is of.
+        Verify a token, and return its principal.
 
         Raises:
-            UnauthenticatedError: it is not to be believed.
+            UnauthenticatedError: the token is not valid.
             UnavailableError: the issuer's keys are not known.
         """
         digest = hashlib.sha256(text.encode()).digest()
@@ -104,7 +104,7 @@ class Issuer:
         return Vouched(principal, self._groups(claims), ends_at_ms)
 
     def _groups(self, claims: dict[str, Any]) -> tuple[str, ...]:
-        """The groups in a token; those whose name no principal may have are left out."""
+        """Return the groups in a token, without those whose names no principal may have."""
         given = claims.get(self._settings.groups_claim, ()) if self._settings.groups_claim else ()
         names = given.split() if isinstance(given, str) else given
         if not isinstance(names, list | tuple):
@@ -114,7 +114,7 @@ class Issuer:
 
 
 def _header(text: str, allowed: tuple[str, ...]) -> tuple[str, str]:
-    """The id of the key, and the algorithm.  Raises UnauthenticatedError."""
+    """Return the key id and the algorithm of a token. Raises UnauthenticatedError."""
     try:
         header = jwt.get_unverified_header(text)
     except (jwt.PyJWTError, ValueError, RecursionError):
@@ -130,7 +130,7 @@ def _header(text: str, allowed: tuple[str, ...]) -> tuple[str, str]:
 
 
 def _key_for(key: dict[str, Any], algorithm: str) -> jwt.PyJWK:
-    """The key, if it is of the algorithm's kind.  Raises UnauthenticatedError."""
+    """Return the key if its kind fits the algorithm. Raises UnauthenticatedError."""
     fits = (
         key.get("kty") == _KINDS[algorithm[:2]]
         and key.get("alg", algorithm) == algorithm

@@ -1,9 +1,8 @@
-"""The file of a backup: JSON lines, a head, the rows, and an end with their number and checksum.
-Pure.
+"""The file of a backup: JSON lines, with a head, the rows, and an end with their number and
+checksum. Pure.
 
 {"format":1,"program":"0.2.0","revision":"0200","cluster":"k…","cluster_version":"0.2"}
-["subjects",{"subject_id":1,…}]
-{"rows":57,"sha256":"…"}
+["subjects",{"subject_id":1,…}] {"rows":57,"sha256":"…"}
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ FORMAT = 1
 
 
 class BackupHead(msgspec.Struct, frozen=True, kw_only=True):
-    """Which database was backed up, and by what."""
+    """The first line: the database that was backed up, and the program that did it."""
 
     format: int
     program: str
@@ -30,7 +29,7 @@ class BackupHead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BackupEnd(msgspec.Struct, frozen=True):
-    """What makes the file whole."""
+    """The last line: it shows that the file is complete."""
 
     rows: int
     sha256: str
@@ -40,7 +39,7 @@ Row = tuple[str, dict[str, Any]]
 
 
 def encode_backup(head: BackupHead, rows: Iterable[Row]) -> Iterator[bytes]:
-    """The lines of a file."""
+    """Yield the lines of a file."""
     digest = hashlib.sha256()
     count = 0
     line = msgspec.json.encode(head) + b"\n"
@@ -56,10 +55,10 @@ def encode_backup(head: BackupHead, rows: Iterable[Row]) -> Iterator[bytes]:
 
 def decode_backup(content: bytes, path: str) -> tuple[BackupHead, list[Row]]:
     """
-    Head and rows of a file.
+    Return the head and the rows of a file.
 
     Raises:
-        ConfigError: it is no backup, of another format, cut off, or damaged.
+        ConfigError: the file is not a backup, has another format, is cut off, or is damaged.
     """
     lines = content.splitlines(keepends=True)
     try:

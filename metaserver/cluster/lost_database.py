@@ -1,10 +1,11 @@
-"""A database that lacks what brokers have: it is empty beside their partitions, or it went back.
-SQL, synchronous.
+"""A database that lacks what brokers have: it is empty although they have partitions, or an older
+state was restored. SQL, synchronous.
 
 Invariants
     Calls create nothing in such a database: no subject, no partition, no operation, no consumer
-    group. That it went back is one row of `facts`, so all metaservers know it; a comparison with
-    the brokers writes and deletes it.
+    group.
+    That the database is behind is one row of `facts`, so that all metaservers know it; a comparison
+    with the brokers writes and deletes the row.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from ..sql.dialect import insert_or_replace
 from ..sql.schema import brokers, facts, partitions, subjects
 
 BEHIND = "behind"
-"""The fact that the database lacks what brokers have; its value is a sentence of what it lacks."""
+"""Name of the fact that the database lacks what brokers have; its value is a sentence about what is
+missing.
+"""
 BEHIND_CHARS_MAX = 512
 _subjects = sa.exists(sa.select(subjects.c.subject_id))
 _beside = (
@@ -52,7 +55,7 @@ def database_lost(connection: Connection) -> UnavailableError | None:
 
 
 def behind_error(lacking: str) -> UnavailableError:
-    """Make the error of a database that went back; `lacking`: what it lacks, in a sentence."""
+    """Make the error for a database that is behind; `lacking` is a sentence about what it lacks."""
     return UnavailableError(
         Reason.DATABASE_BEHIND, f"the database went back behind the brokers: {lacking}"
     )
@@ -66,14 +69,12 @@ def check_not_lost(connection: Connection) -> None:
 
 
 def read_behind(connection: Connection) -> str:
-    """Return what the database lacks, as the last comparison with the brokers found it; "":
-    nothing.
-    """
+    """Return what the database lacks according to the last comparison with the brokers, or ""."""
     return connection.execute(_behind).scalar_one_or_none() or ""
 
 
 def note_behind(connection: Connection, lacking: str) -> None:
-    """Note what the database lacks; "": nothing any more."""
+    """Store what the database lacks; "" deletes the record."""
     if lacking:
         insert_or_replace(connection, facts, {"name": BEHIND, "value": lacking[:BEHIND_CHARS_MAX]})
     else:
@@ -81,5 +82,5 @@ def note_behind(connection: Connection, lacking: str) -> None:
 
 
 def has_higher_id(connection: Connection, highest_id: int) -> bool:
-    """Return whether a broker's highest partition is above every partition of the database."""
+    """Return whether a broker's highest partition id is above every id in the database."""
     return highest_id > 0 and highest_id > connection.execute(_highest).scalar_one()

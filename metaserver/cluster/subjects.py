@@ -1,9 +1,10 @@
-"""Rows of subjects and their routes: planned first, opened when every partition is hosted.  SQL,
+"""Rows of subjects and their routes: planned first, opened when every partition is hosted. SQL,
 synchronous.
 
 Invariants
-    A route is served only when it is complete: exactly one OPEN partition for each logical
-    partition. Its version only rises.
+    A route is served only when it is complete: it has exactly one OPEN partition for each logical
+    partition.
+    Its version only rises.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from .rows import SubjectRow
 from .subject_room import check_subject_room
 
 SERVED = (PartitionState.OPEN, PartitionState.SEALED)
-"""States of partitions that still have data."""
+"""The states of partitions that still have data."""
 
 
 _by_name = sa.select(subjects).where(subjects.c.name == sa.bindparam("of_name"))
@@ -44,8 +45,8 @@ _by_name_locked = _by_name.with_for_update()
 
 
 def find_subject(connection: Connection, name: str, *, lock: bool = False) -> SubjectRow | None:
-    """Return the row of a subject, planned or open, None if there is none; `lock` locks it for this
-    transaction.
+    """Return the row of a subject, planned or open, or None; `lock` locks it until the transaction
+    ends.
     """
     check_name("subject", name)
     chosen = _by_name_locked if lock else _by_name
@@ -54,7 +55,7 @@ def find_subject(connection: Connection, name: str, *, lock: bool = False) -> Su
 
 
 def all_subjects(connection: Connection) -> list[SubjectRow]:
-    """The rows of all subjects, planned or open, by name."""
+    """Return the rows of all subjects, planned or open, by name."""
     rows = connection.execute(sa.select(subjects).order_by(subjects.c.name))
     return [_subject_row(row) for row in rows]
 
@@ -84,7 +85,7 @@ def open_subject_row(connection: Connection, name: str) -> SubjectRow:
 
     Raises:
         InvalidRequestError, UnavailableError
-        SubjectUnknownError: it does not exist, or is planned and not open yet.
+        SubjectUnknownError: the subject does not exist, or is planned and not open yet.
         SubjectDeletedError: it is being deleted.
         ConflictError: its creation has failed.
     """
@@ -110,7 +111,7 @@ def check_open(connection: Connection, name: str, row: SubjectRow | None) -> Sub
 
 
 def check_not_hidden(row: SubjectRow) -> None:
-    """Raises ConflictError: the subject is hidden."""
+    """Check that a subject is not hidden. Raises ConflictError."""
     if row.hidden_for:
         raise ConflictError(
             Reason.SUBJECT_HIDDEN,
@@ -122,7 +123,8 @@ def check_not_hidden(row: SubjectRow) -> None:
 
 def check_not_deleted(connection: Connection, name: str) -> bool:
     """
-    Return whether an earlier subject of the name was deleted, and a later one is planned or open.
+    Return whether an earlier subject of the name was deleted; if so, a later one is planned or
+    open.
 
     Raises:
         SubjectDeletedError: it was deleted, and no later one was created.
@@ -141,15 +143,15 @@ def plan_subject(
     connection: Connection, ask: CreateSubject, *, subjects_max: int, limited: bool = False
 ) -> SubjectRow:
     """
-    Store a subject and its PLANNED partitions, spread over the available broker groups; does
+    Store a subject and its PLANNED partitions, spread over the available broker groups; changes
     nothing if it exists.
 
     Raises:
-        ConflictError: it exists with other settings.
+        ConflictError: the subject exists with other settings.
         SubjectDeletedError: the earlier subject of this name is being deleted.
         UnavailableError: no broker group is available.
-        OverloadedError: there are `subjects_max` subjects; or, if `limited`, as many of a pattern
-            as its limit.
+        OverloadedError: there are `subjects_max` subjects, or, if `limited`, a pattern has reached
+            its limit.
         UnavailableError: the database was lost, see `cluster/lost_database.py`.
     """
     check_name("subject", ask.subject)
@@ -188,7 +190,7 @@ def plan_subject(
 
 
 def _check_settings(row: SubjectRow, ask: CreateSubject) -> None:
-    """Raises ConflictError: the subject was created with other settings."""
+    """Check that the subject was created with these settings. Raises ConflictError."""
     pairs = {
         "order_strategy": (row.order_strategy, ask.order_strategy),
         "partitions": (row.partitions_wanted, ask.partitions),
@@ -213,9 +215,7 @@ def _check_settings(row: SubjectRow, ask: CreateSubject) -> None:
 def _insert_planned(
     connection: Connection, row: SubjectRow, named: int, hosts: Sequence[str]
 ) -> None:
-    """Insert the PLANNED partitions of a creation; `named` partitions of the subject had names
-    before.
-    """
+    """Insert the PLANNED partitions of a creation; `named` partition names were used before."""
     planned = [
         {
             "subject_id": row.subject_id,
@@ -233,7 +233,7 @@ def _insert_planned(
 
 
 def _begin_again(connection: Connection, row: SubjectRow, settings: Mapping[str, Any]) -> int:
-    """Take the name of a failed creation for a new one; returns how many partitions were named
+    """Use the row of a failed creation for a new one; returns the number of partition names used
     before.
     """
     here = subjects.c.subject_id == row.subject_id
@@ -251,11 +251,11 @@ def planned_partitions(connection: Connection, subject_id: int) -> tuple[Partiti
 PLANNED = sa.select(subjects.c.name).where(
     subjects.c.route_version == 0, subjects.c.problem == "", sa.not_(subjects.c.deleting)
 )
-"""The names of the subjects whose creation was begun and not finished."""
+"""Names of the subjects whose creation is not finished."""
 
 
 def planned_subjects(connection: Connection) -> list[SubjectRow]:
-    """Return the subjects whose creation was begun and not finished."""
+    """Return the subjects whose creation is not finished."""
     names = connection.execute(PLANNED).scalars().all()
     rows = [find_subject(connection, name) for name in names]
     return [row for row in rows if row is not None]
@@ -269,8 +269,8 @@ def open_subject(connection: Connection, name: str, hosted: Collection[int] | No
         hosted: the ids of the partitions that brokers host; None: all of them.
 
     Returns:
-        False if it was opened or deleted before, or was planned anew and has partitions that are
-        not hosted.
+        False if the subject is open or deleted already, or was planned again and has partitions
+        that are not hosted.
     """
     row = find_subject(connection, name, lock=True)
     if row is None or row.deleting or row.route_version > 0:
@@ -302,12 +302,12 @@ def read_route(
     Return the route of an open subject.
 
     Args:
-        subject_id: the id of the subject that the caller knows under this name; 0: it knows none.
+        subject_id: id of the subject that the caller knows under this name; 0: it knows none.
 
     Raises:
         SubjectUnknownError
-        SubjectDeletedError: it is being deleted, or the subject with this id is gone.
-        ConflictError: `order_strategy` is not the subject's.
+        SubjectDeletedError: it is being deleted, or the subject with this id was deleted.
+        ConflictError: the subject has another `order_strategy`.
     """
     row = find_subject(connection, name)
     other = subject_id and (row is None or row.subject_id != subject_id)
@@ -356,7 +356,7 @@ _route_versions = sa.select(subjects.c.name, subjects.c.route_version).where(
 
 
 def route_versions(connection: Connection, names: Sequence[str]) -> dict[str, int]:
-    """Return subject → current version of its route."""
+    """Return subject → present version of its route."""
     return {row.name: row.route_version for row in rows_of(connection, _route_versions, names)}
 
 
@@ -364,7 +364,7 @@ _subject_names = sa.select(subjects.c.name).where(subjects.c.subject_id.in_(sa.b
 
 
 def subject_names(connection: Connection, ids: list[int]) -> list[Subject]:
-    """Return the names of subjects."""
+    """Return the names of the subjects with these ids."""
     return [Subject(row.name) for row in rows_of(connection, _subject_names, ids)]
 
 
@@ -372,10 +372,10 @@ def subject_summaries(
     connection: Connection, *, hidden_expires_ms: int = 0
 ) -> list[SubjectSummary]:
     """
-    Return all open subjects, hidden ones too, and those whose creation has failed, by name.
+    Return all open subjects, including hidden ones, and those whose creation has failed, by name.
 
     Args:
-        hidden_expires_ms: after which idle time hidden ones are deleted; 0: none is.
+        hidden_expires_ms: idle time after which hidden subjects are deleted; 0: they are not.
 
     Raises:
         UnavailableError

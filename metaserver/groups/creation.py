@@ -1,4 +1,4 @@
-"""The row of a new consumer group.  SQL, synchronous."""
+"""Inserts the row of a new consumer group. SQL, synchronous."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _facts = sa.select(
     .scalar_subquery()
     .label("fence"),
 )
-"""How many groups a subject has; and brokers refuse tokens up to this fence, see
+"""Number of groups of a subject, and the fence up to which brokers refuse tokens; see
 catalogue/accepted.py.
 """
 
@@ -40,15 +40,15 @@ def insert_group(
     version: int = 0,
 ) -> bool:
     """
-    Insert a group that is not settled; does nothing if there is one of this name.
+    Insert an unsettled group; does nothing if the name exists.
 
     Returns:
-        Whether it was inserted.
+        True if it was inserted.
 
     Raises:
         ConflictError: the subject is hidden.
-        OverloadedError: the subject has as many groups as it may have.
-        UnavailableError: the database went back.
+        OverloadedError: the subject has the maximum number of groups.
+        UnavailableError: the database lacks what brokers have.
     """
     check_not_hidden(subject)
     check_not_lost(connection)

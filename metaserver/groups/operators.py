@@ -1,10 +1,11 @@
-"""What operators change of a consumer group under its members: its failure policy, its switches.
-SQL, synchronous.
+"""Changes that operators make to a consumer group with live members: its failure policy and its
+switches. SQL, synchronous.
 
 Invariants
     A change raises the version of every session's grants in its transaction, so that each member
-    hears of it with its next heartbeat, from any metaserver. The switches of operators and the
-    switch of a session's own code are apart: there are grants if none is set.
+    gets it with its next heartbeat, from any metaserver.
+    The switches of operators and the switch of a session's own code are separate: a session has
+    grants only if none is set.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ SUSPENDED_CLIENTS_MAX = 1_000
 
 def group_settings(connection: Connection, subject: str, group: str) -> GroupSettings:
     """
-    Return what is stored of a group.
+    Return the stored settings of a group.
 
     Raises:
         InvalidRequestError, SubjectUnknownError, GroupUnknownError
@@ -56,8 +57,8 @@ def set_policy(
         The id of the group, and the new versions of its members' grants.
 
     Raises:
-        InvalidRequestError, SubjectUnknownError, GroupUnknownError: the fields would not work
-        together; nothing has changed.
+        InvalidRequestError, SubjectUnknownError, GroupUnknownError
+        InvalidRequestError: the fields contradict each other; nothing was changed.
         InvalidRequestError: messages of the group are not set aside for retry.
     """
     group_id = _lock(connection, subject, group)
@@ -67,11 +68,11 @@ def set_policy(
     if ask.on_failure is FailurePolicy.RETRY:
         _check_retries(connection, subject, group, group_id)
     connection.execute(sa.update(groups).where(here).values(policy_values(policy)))
-    return group_id, _tell_members(connection, group_id)
+    return group_id, _notify_members(connection, group_id)
 
 
 def _check_retries(connection: Connection, subject: str, group: str, group_id: int) -> None:
-    """Raises InvalidRequestError."""
+    """Check that messages of the group can be set aside for retry. Raises InvalidRequestError."""
     chosen = sa.select(groups.c.strategy).where(groups.c.group_id == group_id)
     shared = connection.execute(chosen).scalar_one() == ConsumeStrategy.SHARED
     strict = open_subject_row(connection, subject).order_strategy is OrderStrategy.STRICT
@@ -86,7 +87,7 @@ def changed_policy(before: GroupPolicy, ask: SetGroup) -> GroupPolicy:
     Return the policy after a change.
 
     Raises:
-        InvalidRequestError: its fields do not work together.
+        InvalidRequestError: its fields contradict each other.
     """
     kept = {} if ask.forget else asdict(before)
     given = {name: value for name, value in asdict(ask).items() if name in asdict(before)}
@@ -110,14 +111,14 @@ def suspend_members(
     connection: Connection, subject: str, group: str, ask: SuspendGroup
 ) -> tuple[int, Changes]:
     """
-    Suspend a group, or a client of it, or end that; a repeat changes nothing.
+    Suspend or resume a group or a client of it; a repeat changes nothing.
 
     Returns:
         The id of the group, which has to be settled, and the new versions of its members' grants.
 
     Raises:
-        InvalidRequestError, SubjectUnknownError, GroupUnknownError: the client's name has a NUL in
-        it.
+        InvalidRequestError, SubjectUnknownError, GroupUnknownError
+        InvalidRequestError: the client's name contains a NUL.
         OverloadedError: SUSPENDED_CLIENTS_MAX clients are suspended.
     """
     group_id = _lock(connection, subject, group)
@@ -126,7 +127,7 @@ def suspend_members(
         connection.execute(sa.update(groups).where(here).values(suspended=ask.suspended))
     else:
         _switch_client(connection, group_id, ask.client, suspended=ask.suspended)
-    return group_id, _tell_members(connection, group_id)
+    return group_id, _notify_members(connection, group_id)
 
 
 def _switch_client(connection: Connection, group_id: int, client: str, *, suspended: bool) -> None:
@@ -150,7 +151,7 @@ def _lock(connection: Connection, subject: str, group: str) -> int:
     return group_id
 
 
-def _tell_members(connection: Connection, group_id: int) -> Changes:
+def _notify_members(connection: Connection, group_id: int) -> Changes:
     mark_unsettled(connection, group_id)
     raise_group_versions(connection, [group_id])
     return Changes(versions=grants_versions(connection, [group_id]))

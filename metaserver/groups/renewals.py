@@ -1,12 +1,12 @@
-"""Renewals of sessions: those of one moment share one UPDATE, and a row that another transaction
-holds keeps no other waiting.
+"""Renews sessions: renewals of one moment share one UPDATE, and a row that another transaction has
+locked delays no other session.
 
-    renewals of one moment ─▶ one UPDATE without the rows that are held ─▶ answer
-                                    │ held
+    renewals of one moment ─▶ one UPDATE without the locked rows ─▶ answer
+                                    │ locked
                                     └─▶ one UPDATE for each of their groups, which waits ─▶ answer
 
-A metaserver that stops in the middle of a transaction holds its rows until PostgreSQL ends that; a
-person may hold one for hours.
+A metaserver that stops in the middle of a transaction holds its row locks until PostgreSQL ends the
+transaction; a person may hold one for hours.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ AT_ONCE_MAX = 1_000
 
 
 class Renewals:
-    """Renews sessions."""
+    """Renews sessions, with as few statements as possible."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -30,7 +30,7 @@ class Renewals:
         """By the group whose rows are held; None: renewals that wait for no row."""
 
     async def one(self, session: SessionId) -> SessionRow | None:
-        """Renew a session, as soon as no other transaction holds its row; None: it has ended.
+        """Renew a session as soon as its row is not locked; returns None if the session has ended.
         Raises StorageError.
         """
         renewed = await self._renewing.run(None, session)

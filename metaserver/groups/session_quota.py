@@ -1,7 +1,7 @@
-"""Whether a principal may have one more consumer.  SQL, synchronous.
+"""Checks whether a principal may have one more consumer. SQL, synchronous.
 
-Two joins of one moment in different groups may both get the last place: their transactions do not
-wait for each other.
+Two simultaneous joins in different groups may both get the last place, because their transactions
+do not wait for each other.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _live = sa.select(sa.func.count()).where(
 
 def check_session_quota(connection: Connection, principal: str, *, more: int = 1) -> None:
     """
-    Check that a principal may begin `more` sessions; without one there is no limit.
+    Check that a principal may begin `more` sessions; "" has no limit.
 
     Raises:
-        QuotaExceededError: it has as many as its quota, or that of everybody where it has none of
-            its own.
+        QuotaExceededError: it would have more than its quota, or, if it has none, than the quota of
+            EVERYBODY.
     """
     if not principal:
         return

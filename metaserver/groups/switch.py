@@ -1,9 +1,10 @@
-"""The strategy of a consumer group, changed by an operator.  SQL, synchronous.
+"""Changes the strategy of a consumer group for an operator. SQL, synchronous.
 
 Invariants
     Sessions, strategy and tokens change in one transaction: no session that joined under the old
-    strategy has a grant after it. Every token granted from then on is above all granted before, so
-    the first new Acquire of a partition fences its old owner.
+    strategy has a grant afterwards.
+    Every later token is above all earlier ones, so that the first new Acquire of a partition fences
+    its old owner.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Plans operations from the rows and journals them.  SQL around the deciders of `plan.py`,
+"""Plans operations from the rows, and journals them: SQL around the deciders of `plan.py`,
 synchronous.
 
 Invariants
@@ -54,16 +54,20 @@ from .plan_inputs import PlannedOperation, free_subject, open_partitions
 
 def plan_operations(connection: Connection, ask: Reshape) -> list[PlannedOperation]:
     """
-    Plan a change of each subject concerned.  The plan is empty if there is nothing to do.  Locks
-    the subjects.
+    Plan a change of each subject that a request concerns, and lock these subjects.
+
+    Returns:
+        The planned operations; the plan of an operation is empty if there is nothing to do.
 
     Raises:
-        InvalidRequestError, SubjectUnknownError, PartitionUnknownError,
-        NotFoundError: the broker group never reported itself.
-        UnavailableError: no broker group takes new partitions now. ConflictError: the
-        target of a move is cordoned. BusyError: another operation on the subject has
-        not changed the route yet. ConflictError: the change would alter the queues of a static
-        subject, and is no growth. ConflictError: a growth of a subject without queues.
+        InvalidRequestError, InvalidRequestError, SubjectUnknownError, PartitionUnknownError,
+        NotFoundError
+        NotFoundError: the broker group has never reported itself.
+        UnavailableError: no broker group can host new partitions now.
+        ConflictError: the target of a move is cordoned.
+        BusyError: another operation on the subject has not changed the route yet.
+        ConflictError: the change would alter the queues of a static subject, and is no growth.
+        ConflictError: a growth of a subject without queues.
         UnavailableError: the brokers host partitions that this database does not know.
     """
     if ask.kind is OperationKind.CREATE:
@@ -130,14 +134,14 @@ def begin_operations(
     connection: Connection, ask: Reshape, *, driver: str, lease_ms: int
 ) -> list[tuple[int, PlannedOperation]]:
     """
-    Plan operations and journal them, leased to `driver` for `lease_ms`.  An evacuation also cordons
+    Plan operations and journal them, leased to `driver` for `lease_ms`. An evacuation also cordons
     its broker group.
 
     Returns:
-        (id of the operation, plan) of each subject; the id is 0 if the plan is empty.
+        (operation id, plan) of each subject; the id is 0 if the plan is empty.
 
     Raises:
-        The errors of `plan_operations`; then nothing is stored.
+        The errors of `plan_operations`; nothing is stored then.
     """
     begun = []
     evacuates = ask.kind is OperationKind.EVACUATE
@@ -178,7 +182,7 @@ _open_count = (
 
 
 def _subject_of(connection: Connection, ids: tuple[int, ...]) -> str:
-    """The subject of the first of these partitions."""
+    """Return the subject of the first of these partitions."""
     known = None
     if ids and 0 < ids[0] <= MAX_I64:
         rows = connection.execute(_subject_name, {"of_partition": ids[0]})
@@ -216,7 +220,7 @@ def journal_operation(
     connection: Connection, ask: Reshape, planned: PlannedOperation, *, driver: str, lease_ms: int
 ) -> int:
     """Store an operation, its children, their lineage and its steps, leased to `driver`; returns
-    its id.
+    the operation's id.
     """
     subject_id = planned.subject.subject_id
     operation_id: int = connection.execute(

@@ -1,18 +1,20 @@
-"""Cuts: a target's partitions are sealed and continued, so that a hidden subject can take the place
-of all that lies before.
+"""Cuts: a target's partitions are sealed and continued, so that a hidden subject can replace all
+earlier ones.
 
-    P open, H hidden behind P ─▶ cut: P sealed, C open behind P and H ─▶ H filled from P ─▶
-        published: P expired, H sealed, C open
+    P open, H hidden, child of P ─▶ cut: P sealed, C open, child of P and H ─▶ H filled from P
+      ─▶ published: P expired, H sealed, C open
 
 SQL, synchronous.
 
 Invariants
-    Brokers host a partition of a cut with both parents: publishing the hidden subject changes no
-    fact at a broker. While a hidden subject is not published, its partitions are no one's parents
-    to readers: `SEEN_PARENT`. What lies before a cut has its end for ever.  So ends are compared in
-    the transaction that begins the publication, and no message comes between. Of two hidden
-    subjects with cuts, the one with the later cut may be published first; then the other one never
-    is.
+    Brokers host a partition of a cut with both parents, so that publishing the hidden subject
+    changes no fact at a broker.
+    While a hidden subject is not published, readers do not see its partitions as parents:
+    `SEEN_PARENT`.
+    The partitions before a cut have their ends for ever. So ends are compared in the transaction
+    that begins the publication, and no message can arrive in between.
+    Of two hidden subjects with cuts, the one with the later cut may be published first; then the
+    other one can never be published.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ from .lineage import check_continues, outdated, parents_of
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The operation that continued, or is to continue, what a hidden subject lies behind."""
+    """The operation that makes new partitions continue both the target and a hidden subject."""
 
     operation_id: int
     state: OperationState
@@ -56,14 +58,14 @@ def begin_cut(
     connection: Connection, hidden: str, target: str, *, driver: str, lease_ms: int
 ) -> int:
     """
-    Begin to continue the target's partitions behind those of a hidden subject; a repeat changes
-    nothing.
+    Begin the operation whose new partitions continue both the target's and a hidden subject's; a
+    repeat changes nothing.
 
     Returns:
-        The id of the operation; 0 if there is no target, and so nothing to cut.
+        The id of the operation; 0 if there is no target, and therefore nothing to cut.
 
     Raises:
-        SubjectUnknownError: the hidden subject is gone, or not created to its end yet.
+        SubjectUnknownError: the hidden subject is gone, or its creation is not finished.
         PublishError: the target's partitions have changed since the hidden subject was
             made.
         BusyError, UnavailableError
@@ -101,8 +103,8 @@ def begin_cut(
 
 
 def cut_of(connection: Connection, hidden_ids: Collection[int]) -> Cut | None:
-    """The operation that put partitions behind these of a hidden subject; None if there is none, or
-    it was canceled.
+    """Return the operation that made partitions continue these of a hidden subject; None if there
+    is none or it was canceled.
     """
     chosen = (
         sa.select(operations.c.operation_id, operations.c.state)
@@ -122,10 +124,10 @@ def cut_of(connection: Connection, hidden_ids: Collection[int]) -> Cut | None:
 
 def _is_replaced(connection: Connection, cut: Cut) -> bool:
     """
-    Whether a publication behind a cut has taken the place of what lies before it.
+    Return whether a publication has replaced the partitions before a cut.
 
-    Retention expires a partition after all that it continues, and so none that continues a hidden
-    one.
+    Retention expires a partition only after all its parents, and therefore never one that continues
+    a hidden partition, so that an expired child of the cut means a publication.
     """
     chosen = (
         sa.select(partitions.c.partition_id)
@@ -150,14 +152,14 @@ def check_cut(
     parents: Mapping[int, Collection[int]],
 ) -> None:
     """
-    Check that a hidden subject with a cut may take the place of what lies before it.
+    Check that a hidden subject with a cut may replace the partitions before the cut.
 
     Raises:
-        PublishError: it is not to replace the target's messages, which is what the cut was
-            made for.
-        BusyError: the cut, or another operation, is under way.
-        PublishError: other rows have taken the place of what lies before it.
-        PublishError: there are messages of which it has no rows.
+        PublishError: the request does not replace the target's messages, but the cut was made
+            for that.
+        BusyError: the cut or another operation is not finished.
+        PublishError: another publication has replaced the partitions before the cut.
+        PublishError: there are messages from which it has no rows.
     """
     if not ask.replace:
         raise PublishError(

@@ -1,9 +1,10 @@
-"""Plans hidden subjects: partitions that are to continue the open ones of a target, if there is
-one.  SQL, synchronous.
+"""Plans hidden subjects: partitions that will continue the open ones of a target, if there is one.
+SQL, synchronous.
 
 Invariants
-    Brokers host the partitions under the name of the target and with their parents: publishing
-    changes nothing at brokers. A hidden subject has the ranges, queues and settings of its target.
+    Brokers host the partitions under the name of the target and with their parents, so that
+    publishing changes nothing at brokers.
+    A hidden subject has the ranges, queues and settings of its target.
 """
 
 from __future__ import annotations
@@ -40,15 +41,16 @@ def plan_hidden(
     limited: bool = False,
 ) -> SubjectRow:
     """
-    Store a hidden subject and its PLANNED partitions; does nothing if it exists.
+    Store a hidden subject and its PLANNED partitions; changes nothing if it exists.
 
     Raises:
-        InvalidRequestError, SubjectDeletedError, ConflictError,
-        UnavailableError, SubjectUnknownError: there is no target, and `ask` says no partitions for
-        it. PublishError: the hidden subject's name is taken, or was published.
-        PublishError: another job fills it. ConflictError: the target is hidden itself.
-        BusyError: the target's partitions are being changed. UnavailableError,
-        OverloadedError
+        InvalidRequestError, InvalidRequestError, SubjectDeletedError, ConflictError,
+            UnavailableError, UnavailableError, OverloadedError
+        SubjectUnknownError: there is no target, and `ask` gives no number of partitions for it.
+        PublishError: the hidden subject's name is taken or was published.
+        PublishError: another job fills it.
+        ConflictError: the target itself is hidden.
+        BusyError: the target's partitions are being changed.
     """
     check_name("subject", target)
     check_name("subject", ask.hidden)
@@ -122,7 +124,7 @@ def _check_same(
 
 
 def _insert_new(connection: Connection, target: str, ask: HideSubject, hosts: Counter[Any]) -> None:
-    """Insert a hidden subject whose target does not exist: it takes the name when it is
+    """Insert a hidden subject whose target does not exist, whose name it takes when it is
     published.
     """
     subject_id = _insert_subject(
@@ -147,7 +149,7 @@ def _insert_new(connection: Connection, target: str, ask: HideSubject, hosts: Co
 def _insert_beside(
     connection: Connection, row: SubjectRow, ask: HideSubject, hosts: Counter[Any]
 ) -> None:
-    """Insert a hidden subject with a partition for each open one of its target, as its child."""
+    """Insert a hidden subject with one child for each open partition of its target."""
     subject_id = _insert_subject(
         connection,
         name=ask.hidden,
@@ -180,7 +182,7 @@ def _insert_beside(
 
 
 def _next(hosts: Counter[Any]) -> str:
-    """The broker group with the fewest partitions, which gets one more."""
+    """Return the broker group with the fewest partitions, and count one more for it."""
     group: str = min(hosts, key=lambda host: (hosts[host], host))
     hosts[group] += 1
     return group

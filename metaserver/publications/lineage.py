@@ -1,5 +1,5 @@
-"""What the partitions of a hidden subject continue, and whether its target still has it open.  SQL,
-synchronous.
+"""Finds the parents of a hidden subject's partitions, and checks that they are the open partitions
+of its target. SQL, synchronous.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..sql.schema import partition_parents
 
 
 def parents_of(connection: Connection, row: SubjectRow) -> dict[int, set[int]]:
-    """Partition id → its parents, for the open partitions of a hidden subject."""
+    """Return partition id → its parents, for the open partitions of a hidden subject."""
     ids = [partition.partition_id for partition in open_partitions(connection, row)]
     parents: dict[int, set[int]] = {partition_id: set() for partition_id in ids}
     chosen = sa.select(partition_parents).where(partition_parents.c.partition_id.in_(ids))
@@ -30,7 +30,7 @@ def check_continues(
     connection: Connection, row: SubjectRow, target: SubjectRow, parents: Mapping[int, set[int]]
 ) -> None:
     """
-    Check that a hidden subject continues what its target has open now.
+    Check that a hidden subject continues the present open partitions of its target.
 
     Raises:
         ConflictError, BusyError
@@ -51,7 +51,7 @@ def check_continues(
 
 
 def outdated(row: SubjectRow, what: str) -> PublishError:
-    """The error of a hidden subject that continues other partitions than the open ones of its
+    """Make the error for a hidden subject that continues other partitions than the open ones of its
     target.
     """
     return PublishError(

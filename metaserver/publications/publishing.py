@@ -1,19 +1,20 @@
-"""Publishes hidden subjects: their partitions become their target's.  SQL, synchronous.
+"""Publishes hidden subjects: their partitions become their target's. SQL, synchronous.
 
-    no target     the hidden subject takes the name, in this one transaction
-    a target      an operation seals its open partitions, then one transaction changes the route: the partitions of the hidden
-                  subject, which are children of the sealed ones, are open; with `replaces`, all
-                  older ones expire
-    a cut         an operation seals the hidden partitions, then one transaction changes the route: they are readable, and the
-                  older ones, which were sealed by the cut, expire; the open ones, behind both, stay
-                  as they are
+    no target     The hidden subject takes the name, in this one transaction.
+    a target      An operation seals its open partitions, then one transaction changes the route:
+                  the partitions of the hidden subject, which are children of the sealed ones, are
+                  open; with `replaces`, all older ones expire.
+    a cut         An operation seals the hidden partitions, then one transaction changes the route:
+                  they are readable, and the older ones, which the cut has sealed, expire; the open
+                  ones, which continue both, stay as they are.
 
 Invariants
-    A publication is journaled with what it changes: a repeat finds it, and changes nothing.
+    A publication is journaled with its changes, so that a repeat finds it and changes nothing.
     The open partitions of the target are the parents with which the hidden subject's partitions are
-    hosted; else it is refused.  With a cut any operation may come between: what is replaced was
-    sealed by the cut. With a cut nothing is deleted that the caller does not know: ends are
-    compared, and sealed partitions have their end for ever.
+    hosted; otherwise the publication is refused. With a cut any operation may come in between,
+    because the replaced partitions were sealed by the cut.
+    With a cut no message is deleted that the caller does not know: ends are compared, and sealed
+    partitions have their ends for ever.
 """
 
 from __future__ import annotations
@@ -61,20 +62,25 @@ def begin_publication(
     connection: Connection, hidden: str, ask: PublishSubject, *, driver: str, lease_ms: int
 ) -> int:
     """
-    Publish a hidden subject, or begin the operation that does; a repeat changes nothing.
+    Publish a hidden subject, or begin the operation that publishes it; a repeat changes nothing.
 
     Returns:
-        The id of the operation, leased to `driver`; 0 if there was no target, and all is done.
+        The id of the operation, leased to `driver`; 0 if there was no target and everything is
+        done.
 
     Raises:
-        InvalidRequestError, SubjectUnknownError, SubjectDeletedError,
-        UnavailableError, PublishError: the subject is not hidden, or was made for another
-        target. PublishError: the target's partitions have changed, or there is a target
-        now, or none any more. BusyError: the target's partitions are being changed.
-        PublishError, BusyError: the target is to be replaced, and a group has no
-        position or live consumers. PublishError: as these, and a group has changed since its
-        cursors were looked at. PublishError: the target is to be replaced, and has messages
-        that the hidden subject lacks.
+        InvalidRequestError, InvalidRequestError, SubjectUnknownError, SubjectDeletedError,
+            UnavailableError
+        PublishError: the subject is not hidden, or was made for another target.
+        PublishError: the target's partitions have changed, or the target was created or
+            deleted since.
+        BusyError: the target's partitions are being changed.
+        PublishError, BusyError: the target is to be replaced, and a group of it has no
+            position, or has live consumers.
+        PublishError: the target is to be replaced, and a group of it has changed since its
+            cursors were read.
+        PublishError: the target is to be replaced, and has messages that the hidden subject
+            lacks.
     """
     check_name("subject", ask.target)
     known = _published(connection, hidden, ask)
@@ -147,7 +153,9 @@ def _published(connection: Connection, hidden: str, ask: PublishSubject) -> int 
 
 
 def _check_id(hidden: str, subject_id: int, ask: PublishSubject) -> None:
-    """Raises SubjectDeletedError: the subject that is meant is gone, and this one has its name."""
+    """Check that the subject is the one that is meant, and not a later one of its name. Raises
+    SubjectDeletedError.
+    """
     if ask.subject_id and ask.subject_id != subject_id:
         raise SubjectDeletedError(
             f"hidden subject {hidden!r} with id {ask.subject_id} was deleted, and another one was "
@@ -192,8 +200,8 @@ def _steps_of(
     ask: PublishSubject,
     parents: Mapping[int, set[int]],
 ) -> list[tuple[int, StepAction, bool]]:
-    """(partition id, action, done) of each step of a publication.  Raises what `begin_publication`
-    raises.
+    """Return (partition id, action, done) of each step of a publication. Raises as
+    `begin_publication`.
     """
     cut = cut_of(connection, list(parents))
     if cut is not None:
@@ -224,8 +232,8 @@ def _journal(
     driver: str,
     lease_ms: int,
 ) -> int:
-    """Give the target the hidden subject's partitions; they are hosted already, and shown when the
-    operation is done.
+    """Journal the operation, and give the target the hidden subject's partitions, which are hosted
+    already and become visible when the operation is done.
     """
     operation_id: int = connection.execute(
         sa.insert(operations)
@@ -269,14 +277,14 @@ def _place_groups(
     connection: Connection, target: SubjectRow, ask: PublishSubject, children: list[int]
 ) -> None:
     """
-    Fix where the groups of the target go on in the new partitions.  Brokers store it as they store
-    where new groups begin.
+    Fix where the groups of the target continue in the new partitions. Brokers store it like the
+    starts of new groups.
 
     Raises:
-        InvalidRequestError: a position is of another partition.
+        InvalidRequestError: a position belongs to another partition.
         PublishError: a group has no position.
-        PublishError: a group has changed since its cursors were looked at.
-        BusyError: a group has live consumers, or its progress is being set.
+        PublishError: a group has changed since its cursors were read.
+        BusyError: a group has live consumers, or its cursors are being set.
     """
     mine = sa.and_(groups.c.subject_id == target.subject_id, sa.not_(groups.c.deleting))
     known = connection.execute(
@@ -293,8 +301,8 @@ def _place_groups(
         )
     for group in known:
         _check_quiet(connection, group.group_id, group.name)
-        looked_at = ask.revisions.get(group.name)
-        if looked_at and looked_at != revision_of(group.group_id, group.version, group.last_token):
+        revision = ask.revisions.get(group.name)
+        if revision and revision != revision_of(group.group_id, group.version, group.last_token):
             raise PublishError(
                 Reason.PUBLISH_CURSORS,
                 f"consumer group {group.name!r} was reset, or had a consumer, since its cursors "

@@ -1,16 +1,17 @@
-"""Sets the progress of a group while its consumers live: they hand everything over first, and go on
-at the new cursors.  Shell.
+"""Resets a group's cursors while its consumers are alive: they hand everything over first, and
+continue at the new cursors.  Shell.
 
-    row ─▶ no session is granted anything, leases are withdrawn ─▶ handed over, or expired ─▶ a
-        reset ─▶ granted again
-                  ▲                                                    │
-                  ╰──────────── any metaserver goes on after a crash ──╯
+    row ─▶ no session is granted anything, leases are withdrawn
+        ─▶ all leases are handed over or expired
+        ─▶ the reset
+        ─▶ partitions are granted again
+    After a crash any metaserver continues.
 
 Invariants
-    The cursors are set while no session has a lease of the group; what an earlier owner still sends
-    has a token below the reset's. Once cursors may be set, the group is granted nothing before all
-    are; what retention removes meanwhile does not end that: the cursors go to the nearest messages
-    that are stored.
+    The cursors are set while no session has a lease of the group; a late request of an earlier
+    owner has a token below the reset's.
+    Once cursors may be set, the group is granted nothing before all are set. Messages that
+    retention removes meanwhile do not stop it: the cursors go to the nearest stored messages.
 """
 
 from __future__ import annotations
@@ -44,18 +45,20 @@ from .service import ResetService
 
 log = logging.getLogger("keylane.metaserver")
 ANSWER_MS = 20_000
-"""A call is answered after this at the latest; a reset that waits for longer goes on without it."""
+"""Time, in milliseconds, after which a call is answered; a reset that takes longer continues
+without it.
+"""
 LOOK_MS = 50
-"""Between two looks at a reset that waits."""
+"""Pause, in milliseconds, between two checks of a waiting reset."""
 
 
 class LiveResets:
     """
-    Resets of groups, with and without live consumers.
+    Resets groups with and without live consumers.
 
     Args:
         resets: sets cursors.
-        settle: makes the leases of a group, by its id, fit what may be granted now.
+        settle: withdraws and grants the leases of a group, given by its id, as it is allowed now.
     """
 
     def __init__(
@@ -71,18 +74,19 @@ class LiveResets:
         self._settle = settle
         self._boot_ms = (clock or SystemClock()).boot_ms
         self._driven: set[int] = set()
-        """Resets that a call of this process drives."""
-        self._told: dict[int, str] = {}
+        """Ids of resets that a call of this process drives."""
+        self._logged: dict[int, str] = {}
         """The reset of which the log last said what it waits for, and the text."""
 
     async def reset(self, subject: str, group: str, ask: ResetGroup) -> GroupReset:
         """
-        Set the progress of a group.
+        Set the cursors of a group.
 
         Raises:
-            As `ResetService.reset`; of `ask.live`:
+            The errors of `ResetService.reset`; and for `ask.live`:
             UnfinishedError: a consumer has not handed its partitions over in time; the reset
-            goes on by itself. ConflictError: an operator has canceled it.
+                continues by itself.
+            ConflictError: an operator has canceled it.
         """
         if not ask.live or ask.dry_run:
             return await self._resets.reset(subject, group, ask)
@@ -107,7 +111,7 @@ class LiveResets:
             self._driven.discard(reset_id)
 
     async def _drive(self, reset_id: int) -> GroupReset:
-        """Look at a reset until it is done.  Raises what ends it, and UnfinishedError after
+        """Check a reset until it is done. Raises its error, and UnfinishedError after
         ANSWER_MS.
         """
         until_ms = self._boot_ms() + ANSWER_MS
@@ -135,11 +139,11 @@ class LiveResets:
 
     async def cancel(self, subject: str, group: str) -> CanceledReset:
         """
-        Cancel the reset that waits for a group's consumers: they go on where they were.
+        Cancel the reset that waits for a group's consumers, which continue where they were.
 
         Raises:
             InvalidRequestError, SubjectUnknownError, GroupUnknownError
-            ConflictError: cursors may be set, or all are; or the group has no reset.
+            ConflictError: some or all cursors may be set, or the group has no reset.
         """
         group_id, asked = await self._database.write(cancel_live_reset, subject, group)
         await self._settle(group_id)
@@ -148,10 +152,11 @@ class LiveResets:
 
     async def _step(self, live: LiveReset) -> str | None:
         """
-        Do what can be done now; None if the reset may be done, else what it waits for.
+        Advance a reset as far as possible now; returns the reason why it waits, or None if it may
+        be done.
 
         Raises:
-            KeylaneError: it is given up, and nothing was changed.
+            KeylaneError: the reset was given up, and nothing was changed.
         """
         await self._settle(live.group_id)
         if live.owners:
@@ -177,7 +182,7 @@ class LiveResets:
         return None
 
     async def resume(self) -> None:
-        """Go on with resets whose metaserver has ended, or whose caller waits no more."""
+        """Continue resets whose metaserver has ended, or whose caller no longer waits."""
         for reset_id in await self._database.read(pending_live_resets):
             live = await self._database.read(read_live_reset, reset_id)
             done = live is None or live.canceled or live.answer is not None
@@ -187,6 +192,6 @@ class LiveResets:
                 problem = await self._step(live)
             except KeylaneError:
                 continue  # it is logged, and given up
-            if problem is not None and self._told.get(reset_id) != problem:
-                self._told = {reset_id: problem}
+            if problem is not None and self._logged.get(reset_id) != problem:
+                self._logged = {reset_id: problem}
                 log.info("reset of group %s of %s: %s", live.group, live.subject, problem)

@@ -4,10 +4,12 @@
                      │ given up, or canceled: nothing was changed
 
 Invariants
-    A group has at most one row.  While it has no answer, no session of the group is granted a
-    partition. A row that has begun is never given up or canceled: it is answered once all cursors
-    are set, by whichever metaserver. A canceled row stays until the next reset: a repeat of the
-    cancellation, and a caller that waits for the reset, are told.
+    A group has at most one row. While it has no answer, no session of the group is granted a
+    partition.
+    A row that has begun is never given up or canceled: some metaserver answers it once all cursors
+    are set.
+    A canceled row stays until the next reset, so that a repeat of the cancellation, and a caller
+    that waits for the reset, get the outcome.
 """
 
 from __future__ import annotations
@@ -26,12 +28,12 @@ from ..groups.views import OWNERS, find_group
 from ..sql.schema import groups, live_resets, subjects
 
 _CANCELED = ""
-"""In place of an answer."""
+"""Value of the column `answer` of a canceled reset."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveReset:
-    """One reset, as it is now."""
+    """A reset as it is now."""
 
     reset_id: int
     group_id: int
@@ -39,9 +41,9 @@ class LiveReset:
     group: str
     ask: ResetGroup
     begun: bool
-    """Cursors may be set."""
+    """True if cursors may be set."""
     answer: GroupReset | None
-    """What was set, once all is."""
+    """The new cursors, once all are set."""
     canceled: bool
     owners: tuple[str, ...]
     """Names of consumers that have not handed all their partitions over."""
@@ -68,9 +70,9 @@ _pending = (
 
 def plan_live_reset(connection: Connection, group_id: int, ask: ResetGroup) -> int:
     """
-    Begin to take the partitions of a group from its sessions; returns the id of the reset.
+    Begin to withdraw the partitions of a group from its sessions; returns the id of the reset.
 
-    The same request while it is pending is the same reset.
+    A repeat of a pending request returns the same reset.
 
     Raises:
         GroupUnknownError: the group was deleted.
@@ -106,15 +108,15 @@ _same = (
 
 
 def same_live_reset(connection: Connection, subject: str, group: str, ask: ResetGroup) -> int:
-    """Return the id of the reset that this request has begun, if it is pending; else 0."""
+    """Return the id of the pending reset that this request has begun; else 0."""
     text = msgspec.json.encode(ask).decode()
     which = {"of_subject": subject, "of_name": group, "of_ask": text}
     return connection.execute(_same, which).scalar_one_or_none() or 0
 
 
 def read_live_reset(connection: Connection, reset_id: int) -> LiveReset | None:
-    """Return a reset; None if it was given up, was canceled before another one, or its group was
-    deleted.
+    """Return a reset; None if it was given up, if another reset followed its cancellation, or if
+    its group was deleted.
     """
     row = connection.execute(_known, {"of_reset": reset_id}).one_or_none()
     if row is None:
@@ -139,8 +141,8 @@ def pending_live_resets(connection: Connection) -> list[int]:
 
 
 def give_up_live_reset(connection: Connection, reset_id: int, group_id: int) -> bool:
-    """Forget a reset, so that the group's sessions are granted partitions again; False if it has
-    begun or is answered.
+    """Delete a reset, so that the group's sessions are granted partitions again; returns False if
+    it has begun or is answered.
     """
     connection.execute(_lock, {"of_group": group_id})
     here = sa.and_(
@@ -155,14 +157,14 @@ def give_up_live_reset(connection: Connection, reset_id: int, group_id: int) -> 
 
 def cancel_live_reset(connection: Connection, subject: str, group: str) -> tuple[int, ResetGroup]:
     """
-    Cancel the reset that waits for a group's sessions; they are granted partitions again.
+    Cancel the reset that waits for a group's sessions, which are granted partitions again.
 
     Returns:
-        The id of the group, and what the reset would have set.
+        The id of the group, and the request of the reset.
 
     Raises:
         InvalidRequestError, SubjectUnknownError, GroupUnknownError
-        ConflictError: cursors may be set, or all are; or the group has no reset.
+        ConflictError: some or all cursors may be set, or the group has no reset.
     """
     subject_id = open_subject_row(connection, subject).subject_id
     group_id, _ = find_group(connection, subject_id, subject, group)

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from keylane.metaserver.catalogue.creations import plan_creation_anew
+from keylane.metaserver.catalogue.creations import replan_creation
 from keylane.metaserver.cluster.brokers import report_broker
 from keylane.metaserver.cluster.subjects import (
     find_subject,
@@ -148,8 +148,8 @@ async def test_creation_is_planned_anew_once_by_two_metaservers(meeting: Meeting
     subject = await meeting.write(find_subject, "new")
     report = BrokerHeartbeat(broker_group="g3", broker_id="g3", address="g3:1")
     await meeting.write(report_broker, report, ttl_ms=1)
-    assert await meeting.first(plan_creation_anew, subject.subject_id)
-    second = await meeting.second(plan_creation_anew, subject.subject_id)
+    assert await meeting.first(replan_creation, subject.subject_id)
+    second = await meeting.second(replan_creation, subject.subject_id)
     assert not second.done()
     await meeting.commit()
     assert not await second

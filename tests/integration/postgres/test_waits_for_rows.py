@@ -276,7 +276,7 @@ async def test_second_subject_of_a_pattern_is_refused_when_the_first_was_planned
         ask = CreateSubject(subject=name, partitions=1)
         return lambda connection: plan_subject(connection, ask, subjects_max=9, limited=True)
 
-    with pytest.raises(OverloadedError, match="has 1 subject, and may have 1"):
+    with pytest.raises(OverloadedError, match="has 1 subject, and the limit is 1"):
         await pair.meet(plan("new.a"), plan("new.b"))
 
 

@@ -201,7 +201,7 @@ def older_copy_is_taken(patches: Patches) -> None:
 
 def creations_wait_for_their_brokers(patches: Patches) -> None:
     """Partitions planned on a broker are hosted there, even when it is gone."""
-    patches.set(catalogue_service, "plan_creation_anew", lambda connection, subject_id: False)
+    patches.set(catalogue_service, "replan_creation", lambda connection, subject_id: False)
 
 
 def children_begin_by_their_calendar(patches: Patches) -> None:

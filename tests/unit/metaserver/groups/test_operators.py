@@ -15,7 +15,6 @@ from keylane.metaserver.groups.operators import (
     suspend_members,
 )
 from keylane.metaserver.groups.sessions import join_group, suspend_session
-from keylane.metaserver.groups.stored_settings import member_settings
 from keylane.protocol.control import Join, ReleaseGrant, Suspend
 from keylane.protocol.errors import (
     GroupUnknownError,
@@ -239,10 +238,3 @@ def test_names_of_suspended_clients_are_limited(rows: Rows, monkeypatch: pytest.
         switch(rows, suspended=True, client="z")
     assert refused.value.limit == 2
     assert rows.run(group_settings, "s", "g").suspended_clients == ("x", "y")
-
-
-def test_session_that_ended_has_no_settings(rows: Rows):
-    """It is told nothing of the group."""
-    join(rows, A, ConsumeStrategy.EXCLUSIVE)
-    assert rows.run(member_settings, A) is not None
-    assert rows.run(member_settings, B) is None

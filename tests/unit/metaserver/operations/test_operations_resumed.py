@@ -226,15 +226,15 @@ BAD = [
         ),
         (
             Reshape(kind=OperationKind.MERGE, partition_ids=(1, 99)),
-            "partition 99 is not an open partition of this subject; those that are: 1, 2",
+            "partition 99 is not an open partition of this subject; its open partitions: 1, 2",
         ),
         (
             Reshape(kind=OperationKind.MOVE, partition_ids=(1,), broker_group="nowhere"),
-            "there is no broker group 'nowhere'; known are: g1, g2",
+            "there is no broker group 'nowhere'; the known ones are: g1, g2",
         ),
         (
             Reshape(kind=OperationKind.EVACUATE, broker_group="nowhere"),
-            "there is no broker group 'nowhere'; known are: g1, g2",
+            "there is no broker group 'nowhere'; the known ones are: g1, g2",
         ),
     ],
 )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from keylane.metaserver.catalogue.creations import plan_creation_anew
+from keylane.metaserver.catalogue.creations import replan_creation
 from keylane.metaserver.cluster.heard import read_announcements
 from keylane.metaserver.cluster.removals import (
     GROUPS_AT_ONCE,
@@ -235,7 +235,7 @@ def test_creation_that_is_under_way_ends_when_its_subject_is_deleted(rows: Delet
     row = rows.run(plan_subject, CreateSubject(subject="new"), subjects_max=10)
     rows.run(begin_subject_deletion, "new", DeleteSubject())
     assert not rows.run(open_subject, "new")
-    assert not rows.run(plan_creation_anew, row.subject_id)
+    assert not rows.run(replan_creation, row.subject_id)
     assert {removal.state for removal in rows.pending()} == {PartitionState.EXPIRED}
     assert rows.remove(rows.pending()) == ["new"]
     assert not rows.run(open_subject, "new")

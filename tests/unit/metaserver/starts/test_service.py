@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from keylane.metaserver.starts.rows import pending_starts
-from keylane.metaserver.starts.service import TELL_PAUSES_MS, StartService
+from keylane.metaserver.starts.service import STORE_PAUSES_MS, StartService
 from keylane.protocol.control import GroupStatus, PartitionStatus
 from keylane.protocol.errors import (
     NotSentError,
@@ -145,7 +145,7 @@ async def test_start_that_a_broker_did_not_store_is_stored_later(pauses: list[fl
     with raises(Reason.GROUP_START_UNFINISHED) as unfinished:
         await desk.service.create("s", "g", LATEST)
     assert unfinished.value.partitions == 1
-    assert pauses == [pause_ms / 1000 for pause_ms in TELL_PAUSES_MS]
+    assert pauses == [pause_ms / 1000 for pause_ms in STORE_PAUSES_MS]
     assert (desk.pending, set(desk.brokers.cursors)) == ([2], {1})
     desk.brokers.ends = {1: 900, 2: 900}
     await desk.service.resume()
