@@ -1,12 +1,12 @@
-"""Where a stream begins that goes on behind a backfill.
+"""Finds where a stream begins that continues after a backfill.
 
-    start="manifest:DIR" ─▶ of each partition of the backfill its end, of one that was opened later
-        its first message,
-                            of one with rows of messages that the backfill has its end
+    start="manifest:DIR" ─▶ a partition of the backfill: the backfill's end
+                            a partition that was opened later: its first message
+                            a partition of rows that replace messages of the backfill: its end
 
 Invariants
-    What was stored behind the backfill and is removed before the stream has read it is told as
-    lost.
+    Messages that were stored after the backfill, and removed before the stream has read them, are
+    reported as lost.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from .batches import LostRange
 from .lineage import View
 
 
-def behind_backfill(options: ReadOptions) -> ReadOptions:
+def after_backfill(options: ReadOptions) -> ReadOptions:
     """
-    The options with the ends of the backfill that their start names; others as they are.  Blocks.
+    Return the options with the ends of the backfill that their start names; other options are
+    returned unchanged.  This blocks.
 
     Raises:
-        ManifestError: there is no manifest, it is not complete, or it is of another subject.
+        ManifestError: there is no manifest, it is not complete, or it has another subject.
     """
     if not options.start.manifest:
         return options
@@ -41,9 +42,9 @@ def behind_backfill(options: ReadOptions) -> ReadOptions:
     return replace(options, start=replace(options.start, by_partition=ends))
 
 
-def rows_behind(view: View, start: ReadBound) -> dict[int, int]:
+def rows_to_skip(view: View, start: ReadBound) -> dict[int, int]:
     """
-    Partition of rows → its end, of rows that took the place of messages that the backfill has.
+    Return the ends of the partitions whose rows replaced messages of the backfill.
 
     Raises:
         ManifestError: a partition has rows of such messages and of others.
@@ -60,18 +61,18 @@ def rows_behind(view: View, start: ReadBound) -> dict[int, int]:
     return behind_rows(lineage.replaced, lineage.parents, ends, cursors)
 
 
-def lost_behind(view: View, start: ReadBound) -> Iterator[LostRange]:
-    """What is removed with its partition, of what a start asks for by offsets: a backfill's end, or
-    the option itself.
+def lost_after_start(view: View, start: ReadBound) -> Iterator[LostRange]:
+    """Yield the ranges that were removed with their partition, after a start that is given by
+    offsets: those of a backfill's end, or of the option itself.
     """
     named = start.by_partition.keys()
     replaced = frozenset().union(*view.lineage.replaced.values()) if start.manifest else frozenset()
     for number, branch in view.lineage.branches.items():
-        # What was opened after the backfill continues something that the backfill has.
-        asked = number in named or (start.manifest and named & view.lineage.ancestors(number))
-        if not branch.gone or not asked or number in replaced:  # its rows are there
+        # A partition that was opened after the backfill has an ancestor in the backfill.
+        requested = number in named or (start.manifest and named & view.lineage.ancestors(number))
+        if not branch.gone or not requested or number in replaced:  # its rows are stored
             continue
         begin = start.by_partition.get(number, 0)
-        # What a time or a group's cursor means there is not known.
+        # In a removed partition, a time or a group's cursor has no known offset.
         if isinstance(begin, int) and (branch.end is None or begin < branch.end):
             yield LostRange(number, begin, branch.end)
