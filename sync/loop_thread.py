@@ -95,7 +95,7 @@ class _Call(Generic[T]):
             self._task.cancel()
 
     def result(self) -> T:
-        """Return the result of the work; raise CancelledError if it was cancelled or never began."""
+        """Return the result of the work, or raise CancelledError if it did not end."""
         if self._task is None or not self._task.done():
             raise asyncio.CancelledError
         outcome = self._task.result()

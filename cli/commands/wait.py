@@ -1,4 +1,4 @@
-"""`keylane wait`: wait until a metaserver is ready and enough broker groups are available, for
+"""`keylane wait`: waits until a metaserver is ready and enough broker groups are available; for
 scripts.
 """
 
@@ -26,18 +26,18 @@ async def wait_for_servers(
     meta: str, output: OutputFormat, *, brokers: int, timeout_s: float
 ) -> None:
     """
-    Wait until a metaserver is ready and `brokers` broker groups are available, at most `timeout_s`
-    seconds.
+    Wait until a metaserver is ready and `brokers` broker groups are available, for at most
+    `timeout_s` seconds.
 
     Raises:
-        NotSentError, OutcomeUnknownError: no metaserver answers after this time.
-        StorageError, NotEnoughBrokersError: one answers and is not ready, or too few broker groups
-            are available.
-        KeylaneError: at once, an answer that does not change by waiting, as that of another
+        NotSentError, OutcomeUnknownError: no metaserver has answered in this time.
+        StorageError, NotEnoughBrokersError: the metaserver is not ready, or too few broker groups
+            are available, after this time.
+        KeylaneError: raised at once for an answer that will not change, for example of another
             program.
     """
     started = time.monotonic()
-    lack: KeylaneError = OutcomeUnknownError.of_read("no metaserver answered")
+    latest: KeylaneError = OutcomeUnknownError.of_read("no metaserver answered")
     names: list[str] = []
     async with Admin(meta) as admin:
         try:
@@ -49,11 +49,11 @@ async def wait_for_servers(
                     except KeylaneError as error:
                         if error.retry is RetryRule.NEVER and not isinstance(error, StorageError):
                             raise
-                        lack = error
+                        latest = error
                     await asyncio.sleep(POLL_SECONDS)
         except TimeoutError:
-            text = f"after {timeout_s:g} s: {lack.message}"
-            raise type(lack)(text, **lack.details) from lack
+            text = f"after {timeout_s:g} s: {latest.message}"
+            raise type(latest)(text, **latest.details) from latest
     waited_s = time.monotonic() - started
     if output is OutputFormat.JSON:
         show_json({"ready": True, "brokers": names, "waited_s": round(waited_s, 3)})
@@ -63,7 +63,9 @@ async def wait_for_servers(
 
 
 async def _available(admin: Admin, count: int) -> list[str]:
-    """The available broker groups, by name; raises what is missing."""
+    """Return the names of the available broker groups; raise the error that says what is
+    missing.
+    """
     health = await admin.health()
     if not health.ready:
         raise StorageError(f"the metaserver is not ready: {health.reason}")
@@ -73,11 +75,11 @@ async def _available(admin: Admin, count: int) -> list[str]:
     )
     if len(names) < count:
         groups = counted(count, "broker group is", "broker groups are")
-        lack = [
+        missing = [
             f"{view.broker_group} {view.state}"
             for view in brokers
             if view.broker_group not in names
         ]
-        others = f"; {listed(lack)}" if lack else ""
+        others = f"; {listed(missing)}" if missing else ""
         raise NotEnoughBrokersError(f"{len(names)} of {groups} available: {listed(names)}{others}")
     return names

@@ -1,4 +1,4 @@
-"""`keylane group` describe, list, switch."""
+"""`keylane group describe`: the owners, cursors and lag of a consumer group."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import asdict
 
-from ....consumer import QueueProgress, QueueReader
-from ....protocol.errors import KeylaneError, SubjectNotStaticError
-from ....protocol.routing import ConsumeStrategy, PartitionState
-from ....protocol.text import counted
-from ...connection import open_admin
-from ...failing import failing_lines
-from ...options import WAIT_S, OutputFormat
-from ...screen import make_table, show_json, show_left_out, show_line, show_table
-from ..operations import most_lost
-from .settings import settings_lines
+from ...consumer import QueueProgress, QueueReader
+from ...protocol.errors import KeylaneError, SubjectNotStaticError
+from ...protocol.routing import PartitionState
+from ...protocol.text import counted
+from ..connection import open_admin
+from ..failing import failing_lines
+from ..options import WAIT_S, OutputFormat
+from ..screen import make_table, show_json, show_left_out, show_line, show_table
+from .group import settings_lines
+from .operations import most_lost
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ....admin import GroupDescription, PartitionProgress
-    from ....protocol.progress import PendingReset
+    from ...admin import GroupDescription, PartitionProgress
+    from ...protocol.progress import PendingReset
 
 OWNER_CHARS_MAX = 22
 
@@ -32,10 +32,9 @@ async def describe_group(
     meta: str, output: OutputFormat, *, subject: str, group: str, all_partitions: bool = False
 ) -> None:
     """
-    Show a group's owners, cursors and lag; of a static subject the logic queues as well.
+    Show a group's owners, cursors and lag; for a static subject the logic queues as well.
 
-    A table leaves out the partitions that are sealed and that the group has drained, but with
-    `all_partitions`.
+    A table leaves out sealed partitions that the group has drained, unless `all_partitions` is set.
     """
     sealed: set[int] = set()
     async with open_admin(meta) as admin:
@@ -73,8 +72,7 @@ async def describe_group(
             show_line(
                 f"partition {partition.partition_id}: two consumers ended without handing over; "
                 f"{counted(partition.suspects, 'message')} that both had may have ended them, and "
-                f"the next one handles them "
-                "one at a time, for up to 30 s"
+                "the next consumer handles them one at a time, for up to 30 s"
             )
         if partition.failing:
             for line in failing_lines(subject, group, partition.partition_id, partition.failing):
@@ -82,17 +80,16 @@ async def describe_group(
 
 
 def _show_given_up(described: GroupDescription, *, all_partitions: bool) -> None:
-    """What the group lost with disks that an operator gave up: in all, and with `all_partitions` by
-    partition.
+    """Show what the group lost with disks that an operator gave up: in total, and with
+    `all_partitions` by partition.
     """
     lost = described.given_up
     if not lost:
         return
     in_all = most_lost(*(each.messages_max for each in lost))
     show_line(
-        f"an operator accepted the loss of {counted(len(lost), 'partition')} "
-        f"that the group had not "
-        f"read to the end: {in_all}" + ("" if all_partitions else "; --all shows each")
+        f"an operator accepted the loss of {counted(len(lost), 'partition')} that the group had "
+        f"not read to the end: {in_all}" + ("" if all_partitions else "; --all shows each")
     )
     for each in lost if all_partitions else ():
         show_line(
@@ -102,21 +99,20 @@ def _show_given_up(described: GroupDescription, *, all_partitions: bool) -> None
 
 
 def _silence_line(described: GroupDescription) -> str:
-    """What is known of consumers when none is heard."""
+    """Return the line about consumers when none has sent a heartbeat."""
     since = ""
     if described.silent_ms is not None:
         since = f" for at least {described.silent_ms // 1000} s"
     had = sum(1 for part in described.partitions if part.token)
     leases = f"; the leases on {counted(had, 'partition')} have ended" if had else ""
     return (
-        f"no consumer has sent a heartbeat{since}{leases}: none is running, or a "
-        f"handler blocks the "
-        "event loop of each one that is"
+        f"no consumer has sent a heartbeat{since}{leases}: none is running, or a handler blocks "
+        "the event loop of each one that is"
     )
 
 
 def _reset_line(reset: PendingReset, *, subject: str, group: str) -> str:
-    """What a reset under way waits for, and how it is canceled."""
+    """Return the line that says what a pending reset waits for, and how it is canceled."""
     what = f"a reset to {reset.to.value} is under way, and no partition is granted meanwhile"
     if reset.begun:
         return f"{what}: its cursors are being set"
@@ -127,8 +123,8 @@ def _reset_line(reset: PendingReset, *, subject: str, group: str) -> str:
 
 
 async def _queue_progress(meta: str, subject: str, group: str) -> list[QueueProgress]:
-    """A group on the logic queues of a static subject, except queues whose brokers do not
-    answer.
+    """Return the progress of a group on the logic queues of a static subject; queues whose brokers
+    do not answer are left out.
     """
     async with QueueReader(meta, subject=subject, wait_s=WAIT_S.get()) as reader:
         try:
@@ -145,7 +141,7 @@ async def _queue_progress(meta: str, subject: str, group: str) -> list[QueueProg
 
 
 def _is_drained(partition: PartitionProgress, sealed: Collection[int]) -> bool:
-    """True if the group has acked all of a sealed partition, and nothing of it is left anywhere."""
+    """Return True if the partition is sealed, and the group has acked all its messages."""
     return (
         partition.partition_id in sealed
         and partition.lag == 0
@@ -190,7 +186,7 @@ def _partition_table(described: GroupDescription, shown: Sequence[PartitionProgr
 
 
 def _parked(partition: PartitionProgress) -> int | None:
-    """Parked messages without those that wait for retry."""
+    """Return the number of parked messages without those that wait for retry."""
     return None if partition.parked is None else partition.parked - (partition.retrying or 0)
 
 
@@ -200,30 +196,6 @@ def _queue_table(queues: Sequence[QueueProgress]) -> Table:
         for queue in queues
     ]
     return make_table("in logic offsets", ("queue#", "logic offset#", "min#", "max#", "lag#"), rows)
-
-
-async def list_groups(meta: str, output: OutputFormat, *, subject: str) -> None:
-    """Show the consumer groups of a subject."""
-    async with open_admin(meta) as admin:
-        groups = await admin.list_groups(subject)
-    if output is OutputFormat.JSON:
-        show_json(groups)
-        return
-    rows = [(summary.group, summary.strategy, summary.sessions) for summary in groups]
-    title = f"groups of {subject}" if rows else f"no groups on {subject} yet"
-    show_table(make_table(title, ("group", "strategy", "consumers#"), rows))
-
-
-async def switch_group(
-    meta: str, output: OutputFormat, *, subject: str, group: str, strategy: ConsumeStrategy
-) -> None:
-    """Change a group's strategy, and say so."""
-    async with open_admin(meta) as admin:
-        view = await admin.switch_group(subject, group, strategy)
-    if output is OutputFormat.JSON:
-        show_json(view)
-        return
-    show_line(f"{group} on {subject} is {view.strategy}")
 
 
 def _shortened(owner: str | None) -> str | None:

@@ -1,4 +1,4 @@
-"""`keylane meta` rebuild, migrate: a metaserver's database, while no metaserver runs."""
+"""`keylane meta` rebuild, backup, restore and migrate: the work on a metaserver's database."""
 
 from __future__ import annotations
 
@@ -7,60 +7,60 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ....metaserver.rebuild.rights import KeptRights
-from ....metaserver.rebuild.rows import RebuildOptions, RebuiltSubject
-from ....metaserver.rebuild.service import (
+from ...metaserver.backup.service import backup_database, restore_database
+from ...metaserver.rebuild.rights import KeptRights
+from ...metaserver.rebuild.rows import RebuildOptions, RebuiltSubject
+from ...metaserver.rebuild.service import (
     rebuild_database,
     rights_of_database,
     rights_of_file,
 )
-from ....metaserver.settings import (
+from ...metaserver.settings import (
     DATABASE_URL_VARIABLE,
     MetaserverSettings,
     machine_boot,
     metaserver_settings,
     prepare_folder,
 )
-from ....metaserver.sql.database import open_database
-from ....metaserver.sql.migrate import HEAD
-from ....protocol.address import addresses_of
-from ....protocol.clock import SystemClock
-from ....protocol.errors import BackupFileError
-from ....protocol.text import counted, listed, without_password
-from ....rpc.http_network import client_network
-from ...options import OutputFormat
-from ...screen import make_table, show_json, show_line, show_table
+from ...metaserver.sql.database import open_database
+from ...metaserver.sql.migrate import HEAD
+from ...protocol.address import addresses_of
+from ...protocol.clock import SystemClock
+from ...protocol.errors import BackupFileError
+from ...protocol.text import counted, listed, without_password
+from ...rpc.http_network import client_network
+from ..options import OutputFormat
+from ..screen import make_table, show_json, show_line, show_table
 
-CORDONS = "cordons are not kept by brokers: keylane broker cordon GROUP"
+PRIVATE_MODE = 0o600
+CORDONS = "brokers do not store cordons: keylane broker cordon GROUP"
 NO_RIGHTS = (
-    "tokens, grants and quotas are not kept by brokers: make them again with keylane access, "
+    "brokers do not store tokens, grants and quotas: create them again with keylane access, "
     "or rebuild into another empty database with --access-from BACKUP, FOLDER or URL"
 )
 RIGHTS = (
-    "from {}: {}, {}, {}; those that were revoked since it was written are valid again: keylane "
+    "from {}: {}, {}, {}; those that were revoked after it was written are valid again: keylane "
     "access list"
 )
-HISTORY = (
-    "the audit log, finished operations and canceled or waiting resets are not kept by brokers"
-)
+HISTORY = "brokers do not store the audit log, finished operations and canceled or waiting resets"
 SETTINGS = (
-    "stored policies, starts and suspensions of consumer groups are not kept by brokers; "
+    "brokers do not store policies, starts and suspensions of consumer groups; "
     "set them again with keylane group set, create and suspend; the groups: {}"
 )
 LOSSES = (
-    "what groups lost earlier with disks that were given up is not kept by brokers; "
-    "the audit log of a backup says who accepted a loss"
+    "brokers do not store what groups lost earlier with disks that were given up; "
+    "the audit log of a backup shows who accepted a loss"
 )
 
 
 def database_settings(data: Path | None, database_url: str | None) -> MetaserverSettings:
     """
-    Settings of a metaserver with this database; one on a server needs no folder.
+    Return the settings of a metaserver with this database; a database on a server needs no folder.
 
-    Where neither is given, the URL is that of the environment, which metaservers read too.
+    If neither is given, the URL is read from the environment, as metaservers do.
 
     Raises:
-        ConfigError: neither is given, or a URL that cannot work.
+        ConfigError: there is neither, or the URL is invalid.
     """
     if data is None and database_url is None:
         database_url = os.environ.get(DATABASE_URL_VARIABLE)
@@ -70,8 +70,8 @@ def database_settings(data: Path | None, database_url: str | None) -> Metaserver
 
 
 async def _kept_rights(settings: MetaserverSettings, source: str) -> KeptRights:
-    """The rights in a backup's file, in the folder of an embedded database, or in the database of a
-    URL.  Raises KeylaneError.
+    """Return the rights in a backup file, in the folder of an embedded database, or in the database
+    of a URL.
     """
     other = _other_database(settings, source)
     if other is not None:
@@ -80,7 +80,7 @@ async def _kept_rights(settings: MetaserverSettings, source: str) -> KeptRights:
 
 
 def _other_database(settings: MetaserverSettings, source: str) -> MetaserverSettings | None:
-    """The settings of a database that a text names; None: it is a file.  Raises ConfigError."""
+    """Return the settings of the database that a text names; None if it names a file."""
     if "://" in source:
         return replace(settings, database_url=source)
     path = Path(source)
@@ -96,7 +96,7 @@ async def rebuild(
     options: dict[str, Any],
     access_from: str | None = None,
 ) -> None:
-    """Rebuild a database and show what is in it, and what is not.  Raises KeylaneError."""
+    """Rebuild a database, and show what it has and what it lacks."""
     settings = database_settings(data, database_url)
     addresses = [address for text in brokers for address in addresses_of(text)]
     rights = None if access_from is None else await _kept_rights(settings, access_from)
@@ -112,8 +112,8 @@ async def rebuild(
         for gone in facts["gone"]:
             unread = ", ".join(gone["unread_by"])
             show_line(
-                f"partition {gone['partition_id']} of {facts['subject']!r} is gone, "
-                f"with whatever was in it" + (f"; perhaps not read by {unread}" if unread else ""),
+                f"partition {gone['partition_id']} of {facts['subject']!r} is lost, "
+                f"with all its messages" + (f"; perhaps not read by {unread}" if unread else ""),
                 errors=True,
             )
     groups = [
@@ -121,7 +121,7 @@ async def rebuild(
         for subject in rebuilt
         for facts in subject["groups"]
     ]
-    lost = [_told_rights(rights, access_from), CORDONS, HISTORY]
+    lost = [_rights_line(rights, access_from), CORDONS, HISTORY]
     if groups:
         lost += [SETTINGS.format(listed(groups)), LOSSES]
     if output is OutputFormat.JSON:
@@ -145,8 +145,8 @@ async def rebuild(
         show_line(line)
 
 
-def _told_rights(rights: KeptRights | None, source: str | None) -> str:
-    """What is said of tokens, grants and quotas."""
+def _rights_line(rights: KeptRights | None, source: str | None) -> str:
+    """Return the line about tokens, grants and quotas."""
     if rights is None or source is None:
         return NO_RIGHTS
     counts = (
@@ -175,7 +175,7 @@ def _subject_facts(subject: RebuiltSubject) -> dict[str, Any]:
 
 
 async def migrate(data: Path | None, database_url: str | None, output: OutputFormat) -> None:
-    """Bring a schema up to date and say where it is.  Raises KeylaneError."""
+    """Bring a schema up to date, and show its revision."""
     settings = database_settings(data, database_url)
     async with open_database(
         folder=prepare_folder(settings.data),
@@ -192,8 +192,42 @@ async def migrate(data: Path | None, database_url: str | None, output: OutputFor
 
 
 def backup_content(file: Path) -> bytes:
-    """The content of a backup's file.  Raises BackupFileError."""
+    """Return the content of a backup file; raise BackupFileError if it cannot be read."""
     try:
         return file.read_bytes()
     except OSError as error:
         raise BackupFileError(f"cannot read {file}: {error.strerror}", path=str(file)) from error
+
+
+async def backup(
+    data: Path | None, database_url: str | None, file: Path, output: OutputFormat
+) -> None:
+    """Write a backup to a new file."""
+
+    def write(content: bytes) -> None:
+        number = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE_MODE)
+        with open(number, "wb") as opened:
+            opened.write(content)
+            opened.flush()
+            os.fsync(number)
+
+    try:
+        head = await backup_database(database_settings(data, database_url), write)
+    except OSError as error:
+        raise BackupFileError(f"cannot write {file}: {error.strerror}", path=str(file)) from error
+    if output is OutputFormat.JSON:
+        show_json(head)
+    else:
+        show_line(f"{file} is a complete backup of the database, of schema {head.revision}")
+
+
+async def restore(
+    data: Path | None, database_url: str | None, file: Path, output: OutputFormat
+) -> None:
+    """Fill an empty database from a backup."""
+    settings = database_settings(data, database_url)
+    head, rows = await restore_database(settings, backup_content(file), str(file))
+    if output is OutputFormat.JSON:
+        show_json({"rows": rows, "cluster": head.cluster, "program": head.program})
+        return
+    show_line(f"{rows} rows are restored.  Start the metaserver, then: keylane meta verify")
