@@ -1,4 +1,4 @@
-"""Errors that stay readable across Spark: Spark keeps only the text of an exception.  Pure.
+"""Packs errors into the texts of exceptions, because Spark passes on nothing else.  Pure.
 
     KEYLANE_1160 {"details": {"offset": 5, "partition_id": 3}, "fate": "not_done"} no such offset …
     [Class 1160]
@@ -38,7 +38,7 @@ def _marked(error: KeylaneError) -> KeylaneError:
 
 
 def error_in(text: str) -> KeylaneError | None:
-    """The error named in the text of an exception of Spark, or None if there is none of ours."""
+    """Return the error in the text of an exception of Spark, or None if there is none of ours."""
     mark = _MARK.search(text)
     if mark is None:
         return None

@@ -1,4 +1,4 @@
-"""`keylane dev`: a whole cluster in this one process, on loopback, until Ctrl-C."""
+"""`keylane dev`: runs a whole cluster in this process, on the loopback interface, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -28,22 +28,21 @@ REGISTER_TIMEOUT_S = 20.0
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True):
-    """A running cluster, as it is shown."""
+    """The facts about a running cluster that are shown."""
 
     ready: bool = True
     metaserver: str
     brokers: dict[str, str]
-    """Broker group → address."""
+    """The addresses of the brokers, by broker group."""
     subjects: list[str]
     data: str
     seconds: float
-    """Time to start, in seconds."""
+    """The time of the start, in seconds."""
 
 
 def broker_count(data: Path, asked: int | None) -> int:
-    """
-    How many brokers to run: the number asked for, and at least one for each broker folder in
-    `data`.
+    """Return the number of brokers to run: the given number, but at least one for each broker
+    folder in `data`.
     """
     count = BROKERS_DEFAULT if asked is None else asked
     while (data / f"broker-{count + 1}").is_dir():
@@ -53,10 +52,10 @@ def broker_count(data: Path, asked: int | None) -> int:
 
 def prepare_data(data: Path) -> None:
     """
-    Make the data folder, and check that it is writable.
+    Create the data folder, and check that it is writable.
 
     Raises:
-        DataFolderError: it is not.
+        DataFolderError: the folder cannot be created or written.
     """
     try:
         data.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -124,7 +123,7 @@ async def _start(
 
 
 def next_steps(cluster: Cluster) -> str:
-    """Addresses, and commands to copy."""
+    """Return the addresses, and commands to copy."""
     subject = cluster.subjects[0] if cluster.subjects else "flights"
     lines = [
         (
@@ -161,7 +160,7 @@ def run_dev(
     Run a cluster until SIGINT or SIGTERM.
 
     Returns:
-        The exit status: 1 if it could not start, after the error was shown.
+        The exit status; it is 1 if the cluster could not start, after the error was shown.
     """
     status = 0
 

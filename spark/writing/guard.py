@@ -1,9 +1,9 @@
-"""Refuses rows of a key whose offsets do not rise in their source partition: their order would be
-lost.  Pure.
+"""Refuses rows of a key whose offsets do not rise in their source partition, because their order
+would be lost.  Pure.
 
-The columns `partition` (or `queue`) and `offset` (or `logic_offset`) say where a row was read; with
-several subjects `subject` as well.  Offsets have to rise within each source partition and logical
-partition of a task: that keeps each key in order, and `keylane.spark.ordered` gives the logical
+The columns `partition` (or `queue`) and `offset` (or `logic_offset`), and with several subjects
+`subject`, say where a row was read.  Offsets must rise within each source partition and logical
+partition of a task.  That keeps each key in order; `keylane.spark.ordered` returns the logical
 partitions of a source partition one after another.
 """
 
@@ -27,20 +27,23 @@ PAIRS = (
     ("queue", "offset"),
 )
 _NO_KEY = LOGICAL_PARTITIONS
-"""In the place of the logical partition of a row without a key."""
+"""The number that rows without a key have in place of a logical partition."""
 
 
 def guarded_columns(
     names: Sequence[str], order: Order, *, key_was_read: bool = False
 ) -> tuple[str, str] | None:
     """
-    The columns to look at, None if there is nothing to look at.
+    Return the columns to check; None if nothing has to be checked.
 
     Args:
-        key_was_read: the column `key` is that of a subject, so its rows had an order.
+        names: the columns of the rows.
+        order: the option of the write.
+        key_was_read: True if the column `key` was read from a subject, so that its rows had an
+            order.
 
     Raises:
-        RowsError: they are not there and have to be.
+        RowsError: columns are missing that have to be checked.
     """
     if order == "none":
         return None
@@ -64,17 +67,17 @@ def guarded_columns(
 
 
 class OrderGuard:
-    """Looks at the rows of one task, in their order."""
+    """Checks the rows of one task, in their order."""
 
     def __init__(self, columns: tuple[str, str], *, task: int) -> None:
         self._partition, self._offset = columns
         self._task = task
         self._latest: dict[str, npt.NDArray[np.int64]] = {}
-        """Source partition → the last offset of each logical partition; -1: none."""
+        """The last offset of each logical partition, by source partition; -1: none."""
 
     @property
     def sources(self) -> dict[str, int]:
-        """As in TaskReport."""
+        """The logical partitions of each source partition; see TaskReport."""
         return {
             source: int.from_bytes(np.packbits(latest[:_NO_KEY] >= 0, bitorder="little"), "little")
             for source, latest in self._latest.items()
@@ -88,15 +91,15 @@ class OrderGuard:
         first_row: int,
     ) -> None:
         """
-        Look at the next rows.
+        Check the next rows.
 
         Args:
-            logical: their logical partitions.
-            keyed: whether each has a key: tasks cannot break an order of rows without one.
-            first_row: the number of the first one, for the error.
+            logical: the logical partition of each row.
+            keyed: whether each row has a key; rows without one have no order to break.
+            first_row: the number of the first row, for the error.
 
         Raises:
-            RowsError
+            RowsError: an offset does not rise.
         """
         if not batch.num_rows:
             return
@@ -136,8 +139,8 @@ class OrderGuard:
     def _follow(
         self, source: str, firsts: Any, lasts: Any, offsets: Any, logical: Any, rows: Any
     ) -> None:
-        """Check that the groups of a source partition, one of each logical partition, go on behind
-        those before.
+        """Check that the groups of a source partition, one for each logical partition, begin after
+        the earlier rows of their logical partition.
         """
         latest = self._latest.get(source)
         if latest is None:

@@ -1,4 +1,4 @@
-"""The columns that a DataFrame may have for a write, in Spark's words.  Pure."""
+"""The columns that a DataFrame may have for a write, with their Spark types.  Pure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ OF_SOURCE = {
     "stored": (TimestampType,),
     "producer": _BYTES,
 }
-"""Columns that say where a row was read.  They are looked at, and not stored."""
+"""Columns that say where a row was read; they are checked, and not stored."""
 
 
 def check_columns(schema: StructType) -> None:
@@ -44,7 +44,7 @@ def check_columns(schema: StructType) -> None:
     Check the columns of a write.
 
     Raises:
-        RowsError: names every column that is unknown, missing or of another type.
+        RowsError: it names every column that is unknown or missing, or has a wrong type.
     """
     problems = []
     if "value" not in schema.names:

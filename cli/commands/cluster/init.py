@@ -1,5 +1,5 @@
-"""`keylane cluster init`: a folder for each host of a new cluster, with settings, certificates and
-systemd units.
+"""`keylane cluster init`: writes a folder for each host of a new cluster, with settings,
+certificates and systemd units.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from .tokens import BROKER_FILE, ClusterTokens
 
 SECRET, PUBLIC = 0o600, 0o644
 OWN_NAMES = ("localhost", "127.0.0.1")
-"""Every server's certificate has them, for commands on the host itself."""
+"""Names in every server's certificate, for commands on the host itself."""
 
 
 def init_cluster(folder: Path, plan: ClusterPlan, *, keylane: str, output: OutputFormat) -> None:
     """
-    Write the files, and say what to do with them.
+    Write the files, and show what to do with them.
 
     Raises:
-        ConfigError: the folder is not empty, or cannot be written; what was in it is not
+        ConfigError: the folder is not empty, or cannot be written; its content was not
             changed.
     """
     _claim(folder)
@@ -48,7 +48,7 @@ def init_cluster(folder: Path, plan: ClusterPlan, *, keylane: str, output: Outpu
 
 
 def _empty(folder: Path) -> None:
-    """Remove what was written, so that the next run finds the folder empty, as this one did."""
+    """Remove the written files, so that the next run finds an empty folder again."""
     for path in list(folder.iterdir()):
         with contextlib.suppress(OSError):
             if path.is_dir():
@@ -58,7 +58,7 @@ def _empty(folder: Path) -> None:
 
 
 def _claim(folder: Path) -> None:
-    """Make the folder.  Raises ConfigError."""
+    """Create the folder; raise ConfigError if it cannot be used."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         used = next(folder.iterdir(), None)
@@ -75,7 +75,7 @@ def _claim(folder: Path) -> None:
 def _files(
     plan: ClusterPlan, authority: CertificateAuthority, tokens: ClusterTokens, keylane: str
 ) -> Iterator[tuple[str, bytes, int]]:
-    """Path, content and mode of each file."""
+    """Yield path, content and mode of each file."""
     own = authority.pair
     yield "ca.pem", own.certificate, PUBLIC
     yield "ca.key", own.key, SECRET
@@ -95,7 +95,7 @@ def _files(
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
-    """Write a new file, which has its mode from the beginning."""
+    """Write a new file, with its mode set from the beginning."""
     path.parent.mkdir(mode=0o700, exist_ok=True)
     number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with open(number, "wb") as file:

@@ -1,4 +1,4 @@
-"""`keylane subject publish`."""
+"""`keylane subject publish`: publishes a hidden subject, and shows the result."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from ...screen import show_json, show_line
 
 
 def show_parked(folder: str) -> None:
-    """Say which messages a cut-over deletes without a row in their place, before it is done;
-    nothing if there are none.
-    """
+    """Show, before a cut-over, which messages it deletes without a row in their place, if any."""
     from ....spark.reprocess.folder import MANIFEST, OutputFolder
 
     output = OutputFolder(folder)
@@ -35,7 +33,7 @@ async def publish_subject(
     groups_from: str,
     wait: bool,
 ) -> None:
-    """Publish a hidden subject, and show what became of it.  Raises ConfigError, RefusedError."""
+    """Publish a hidden subject, and show the result."""
     if groups_from and not replace:
         raise ConfigError("--groups-from goes with --replace")
     async with open_admin(meta) as admin:

@@ -88,7 +88,7 @@ def test_broker_hung_in_mid_read_is_told_or_ridden_out(hanging: Cluster, monkeyp
     monkeypatch.setattr(range_reader, "PATIENCE_S", 0.3)
     with hung(hanging.brokers[0]), raises(Reason.RANGE_UNREADABLE) as caught:
         list(stream)
-    assert f"offsets [0, {ROWS}): nothing came from offset" in told(caught.value)
+    assert f"offsets [0, {ROWS}): no answer from offset" in told(caught.value)
     monkeypatch.undo()
     stream = made.read(task)
     offsets = next(stream)["offset"].to_pylist()

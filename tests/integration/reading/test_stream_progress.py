@@ -165,7 +165,7 @@ def test_batch_has_no_group_that_follows(shared_cluster, subject, monkeypatch):
     """Nor has a stream of a PySpark that does not tell where a batch begins."""
     given = {"meta": shared_cluster.meta, "subject": subject, "commitGroup": "spark"}
     source = KeylaneSource(given)
-    with pytest.raises(ConfigError, match="commitGroup: a group follows a stream"):
+    with pytest.raises(ConfigError, match="commitGroup: a group can follow only a stream"):
         source.reader(source.schema())
     monkeypatch.setattr(source_module, "LIMITED", False)
     with raises(Reason.NOT_STREAMABLE, match="commitGroup"):

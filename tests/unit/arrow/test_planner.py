@@ -276,9 +276,8 @@ def test_lost_rows_are_told_with_partition_range_count_and_time():
     error = caught.value
     assert (error.partition_id, error.offset, error.lost_until, error.rows) == (3, 2, 5, 3)
     assert error.message == (
-        "partition 3 of subject flights has lost [2, 5), 3 rows: retention has removed what was "
-        "stored before "
-        "2023-11-14T22:13:20.000+00:00; it begins at 5 now"
+        "partition 3 of subject flights has lost [2, 5), 3 rows: retention has removed messages "
+        "that were stored before 2023-11-14T22:13:20.000+00:00; it now begins at 5"
     )
     with pytest.raises(DataLossError, match=r"has lost \[2, 4\), 2 rows"):
         planned(options(start=starts(p3=2), end=ends(p3=4)))

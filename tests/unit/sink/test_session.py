@@ -418,7 +418,7 @@ def test_session_of_two_databases_is_refused(engine, tmp_path):
     second = sa.create_engine(f"sqlite:///{tmp_path / 'second.db'}")
     Base.metadata.create_all(second)
     with Session(binds={Entry: engine, Other: second}) as session:
-        with pytest.raises(InvalidRequestError, match="no database of its own"):
+        with pytest.raises(InvalidRequestError, match="not bound to one database"):
             with FencedSession(session, delivered(3)):
                 raise AssertionError
     with Session(engine, binds={Other: second}) as session:

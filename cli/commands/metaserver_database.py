@@ -1,4 +1,4 @@
-"""`keylane meta` rebuild, migrate: a metaserver's database, while no metaserver runs."""
+"""`keylane meta` rebuild, backup, restore and migrate: the work on a metaserver's database."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ LOSSES = (
 
 def database_settings(data: Path | None, database_url: str | None) -> MetaserverSettings:
     """
-    Settings of a metaserver with this database; one on a server needs no folder.
+    Return the settings of a metaserver with this database; a database on a server needs no folder.
 
-    Where neither is given, the URL is that of the environment, which metaservers read too.
+    If neither is given, the URL is read from the environment, as metaservers do.
 
     Raises:
-        ConfigError: neither is given, or a URL that cannot work.
+        ConfigError: there is neither, or the URL is invalid.
     """
     if data is None and database_url is None:
         database_url = os.environ.get(DATABASE_URL_VARIABLE)
@@ -70,8 +70,8 @@ def database_settings(data: Path | None, database_url: str | None) -> Metaserver
 
 
 async def _kept_rights(settings: MetaserverSettings, source: str) -> KeptRights:
-    """The rights in a backup's file, in the folder of an embedded database, or in the database of a
-    URL.  Raises KeylaneError.
+    """Return the rights in a backup file, in the folder of an embedded database, or in the database
+    of a URL.
     """
     other = _other_database(settings, source)
     if other is not None:
@@ -80,7 +80,7 @@ async def _kept_rights(settings: MetaserverSettings, source: str) -> KeptRights:
 
 
 def _other_database(settings: MetaserverSettings, source: str) -> MetaserverSettings | None:
-    """The settings of a database that a text names; None: it is a file.  Raises ConfigError."""
+    """Return the settings of the database that a text names; None if it names a file."""
     if "://" in source:
         return replace(settings, database_url=source)
     path = Path(source)
@@ -96,7 +96,7 @@ async def rebuild(
     options: dict[str, Any],
     access_from: str | None = None,
 ) -> None:
-    """Rebuild a database and show what is in it, and what is not.  Raises KeylaneError."""
+    """Rebuild a database, and show what it has and what it lacks."""
     settings = database_settings(data, database_url)
     addresses = [address for text in brokers for address in addresses_of(text)]
     rights = None if access_from is None else await _kept_rights(settings, access_from)
@@ -121,7 +121,7 @@ async def rebuild(
         for subject in rebuilt
         for facts in subject["groups"]
     ]
-    lost = [_told_rights(rights, access_from), CORDONS, HISTORY]
+    lost = [_rights_line(rights, access_from), CORDONS, HISTORY]
     if groups:
         lost += [SETTINGS.format(listed(groups)), LOSSES]
     if output is OutputFormat.JSON:
@@ -145,7 +145,7 @@ async def rebuild(
         show_line(line)
 
 
-def _told_rights(rights: KeptRights | None, source: str | None) -> str:
+def _rights_line(rights: KeptRights | None, source: str | None) -> str:
     """What is said of tokens, grants and quotas."""
     if rights is None or source is None:
         return NO_RIGHTS
@@ -175,7 +175,7 @@ def _subject_facts(subject: RebuiltSubject) -> dict[str, Any]:
 
 
 async def migrate(data: Path | None, database_url: str | None, output: OutputFormat) -> None:
-    """Bring a schema up to date and say where it is.  Raises KeylaneError."""
+    """Bring a schema up to date, and show its revision."""
     settings = database_settings(data, database_url)
     async with open_database(
         folder=prepare_folder(settings.data),
@@ -192,7 +192,7 @@ async def migrate(data: Path | None, database_url: str | None, output: OutputFor
 
 
 def backup_content(file: Path) -> bytes:
-    """The content of a backup's file.  Raises ConfigError."""
+    """Return the content of a backup file; raise ConfigError if it cannot be read."""
     try:
         return file.read_bytes()
     except OSError as error:

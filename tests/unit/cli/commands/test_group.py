@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from keylane.cli.commands.group.settings import create_group, set_group, settings_lines
-from keylane.cli.options import OutputFormat
+from keylane.cli.commands.group import settings_lines
+from keylane.cli.main import app
 from keylane.errors import ConfigError
 from keylane.protocol.groups import FailurePolicy, GroupPolicy, GroupSettings, GroupStart, StartAt
-from keylane.protocol.routing import ConsumeStrategy
 
 
 def test_settings_of_a_plain_group_are_two_lines():
@@ -41,25 +40,15 @@ def test_settings_name_what_is_stored_and_suspended():
     ]
 
 
-async def test_group_is_not_created_at_an_offset():
+def test_group_is_not_created_at_an_offset():
     """An offset is another message in each partition; refused before anything is asked."""
+    words = ["group", "create", "s", "g", "--start", "17", "--meta", "127.0.0.1:1"]
     with pytest.raises(ConfigError, match="earliest, latest or a time"):
-        await create_group(
-            *("127.0.0.1:1", OutputFormat.TABLE, "s", "g"),
-            start="17",
-            strategy=ConsumeStrategy.EXCLUSIVE,
-        )
+        app(words, prog_name="keylane", standalone_mode=False)
 
 
-async def test_set_without_an_option_is_refused():
+def test_set_without_an_option_is_refused():
     """It would change nothing."""
+    words = ["group", "set", "s", "g", "--meta", "127.0.0.1:1"]
     with pytest.raises(ConfigError, match="say what to set"):
-        await set_group(
-            *("127.0.0.1:1", OutputFormat.TABLE, "s", "g"),
-            on_failure=None,
-            on_full=None,
-            tries_max=None,
-            backoff_first_ms=None,
-            backoff_max_ms=None,
-            forget=False,
-        )
+        app(words, prog_name="keylane", standalone_mode=False)

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import fields, replace
 
 from keylane.admin import GroupDescription, PartitionProgress
-from keylane.cli.commands.group.describe import _silence_line
+from keylane.cli.commands.group_description import _silence_line
 from keylane.protocol.routing import ConsumeStrategy
 
 UNKNOWN: dict[str, Any] = {each.name: None for each in fields(PartitionProgress) if each.required}

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from keylane.admin import ResetTo
-from keylane.cli.commands.group.reset import parse_target, still_parked_line
+from keylane.cli.commands.group import parse_target, still_parked_line
 from keylane.protocol.errors import ConfigError
 from keylane.protocol.progress import CursorView, GroupReset
 

@@ -1,40 +1,42 @@
-"""`keylane queue` offsets, read, and `keylane subject queues`: logic queues of a static subject, by
-logic offset.
+"""`keylane queue`, and `keylane subject queues`: the logic queues of a static subject, by logic
+offset.
 """
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
-from ....consumer import QueueReader
-from ....protocol.control import TimeBound
-from ....protocol.errors import KeylaneError
-from ....protocol.queues import QueueView, SegmentView, is_behind_loss
-from ....protocol.text import counted
-from ...message_json import message_json
-from ...options import WAIT_S, OutputFormat, parse_time
-from ...screen import make_table, show_json, show_line, show_table
-from ..consume import parse_format
+import typer
+
+from ...protocol.control import TimeBound
+from ...protocol.errors import KeylaneError
+from ...protocol.queues import QueueView, SegmentView, is_behind_loss
+from ...protocol.text import counted
+from ..answer import Answer, expanded
+from ..options import WAIT_S, LineFormatOption, OutputFormat, SubjectArgument, parse_time
+from ..screen import make_table, show_json, show_line, show_table
+
+if TYPE_CHECKING:
+    from ...consumer import QueueReader
 
 COLUMNS = (
-    "queue#",
-    "logical",
-    "min#",
-    "max#",
-    "partition#",
-    "broker group",
-    "state",
-    "logic offsets",
+    *("queue#", "logical", "min#", "max#", "partition#"),
+    *("broker group", "state", "logic offsets"),
 )
+
+queue_app = typer.Typer(
+    no_args_is_help=True, help="Read and inspect the logic queues of static subjects."
+)
+QueueArgument = Annotated[
+    int, typer.Argument(metavar="QUEUE", min=0, help="Number of the queue, from 0.")
+]
 
 
 @dataclass(frozen=True, slots=True)
 class _Bounds:
-    """Logic offsets of a queue's first message and one past its last; None with a `problem` why
-    they are unknown.
-    """
+    """The logic offsets `[low, high)` of a queue; None, with a `problem`, if they are unknown."""
 
     low: int | None
     high: int | None
@@ -42,11 +44,16 @@ class _Bounds:
 
 
 def _open_reader(meta: str, subject: str) -> QueueReader:
+    from ...consumer import QueueReader
+
     return QueueReader(meta, subject=subject, wait_s=WAIT_S.get())
 
 
+# ── subject queues ────────────────────────────────────────────────────────────────────────────────
 async def show_queues(meta: str, output: OutputFormat, subject: str) -> None:
     """Show the logic queues of a subject: ranges, partitions, logic offsets."""
+    import asyncio
+
     async with _open_reader(meta, subject) as reader:
         views = await reader.queues()
         bounds = await asyncio.gather(*(_bounds(reader, view.queue) for view in views))
@@ -107,7 +114,7 @@ def _segment_facts(segment: SegmentView) -> dict[str, object]:
 
 
 def _row(view: QueueView, segment: SegmentView, bounds: _Bounds) -> tuple[object, ...]:
-    """The columns of the queue are filled in its first row only."""
+    """Return the row of a segment; only the first row of a queue has the columns of the queue."""
     first = segment is view.segments[0]
     partition = segment.partition
     end = "…" if segment.logic_end is None else f"{segment.logic_end})"
@@ -123,10 +130,34 @@ def _row(view: QueueView, segment: SegmentView, bounds: _Bounds) -> tuple[object
     )
 
 
-async def show_offsets(
+# ── queue offsets ─────────────────────────────────────────────────────────────────────────────────
+@queue_app.command("offsets")
+@expanded
+def queue_offsets(
+    subject: SubjectArgument,
+    queue: QueueArgument,
+    *,
+    at: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME", help="Show the offset for a time: ISO 8601, UTC without a zone."
+        ),
+    ] = None,
+    bound: Annotated[
+        TimeBound,
+        typer.Option(
+            help="lower: the first message at or after the time. upper: the last at or before it."
+        ),
+    ] = TimeBound.LOWER,
+    answer: Answer,
+) -> None:
+    """Show a queue's first and next logic offset, or the offset for a time."""
+    answer.run(_show_offsets, subject, queue, at, bound)
+
+
+async def _show_offsets(
     meta: str, output: OutputFormat, subject: str, queue: int, at: str | None, bound: TimeBound
 ) -> None:
-    """Show a queue's first and next logic offset, and the offset for the time `at`."""
     at_ms = None if at is None else parse_time(at)
     offset = None
     async with _open_reader(meta, subject) as reader:
@@ -142,7 +173,27 @@ async def show_offsets(
         show_line(f"{bound} of {at}: {'no such message' if offset is None else offset}")
 
 
-async def read_queue(
+# ── queue read ────────────────────────────────────────────────────────────────────────────────────
+@queue_app.command("read")
+@expanded
+def queue_read(
+    subject: SubjectArgument,
+    queue: QueueArgument,
+    *,
+    offset: Annotated[
+        int | None, typer.Option(min=0, help="Logic offset to begin at.  [default: the first]")
+    ] = None,
+    count: Annotated[
+        int | None, typer.Option("--count", "-n", min=1, help="Stop after this many messages.")
+    ] = None,
+    format: LineFormatOption = "{queue}:{logic_offset} {key} {value}",  # noqa: A002 - the option
+    answer: Answer,
+) -> None:
+    """Print a queue's messages from a logic offset to its present end; no group, no acks."""
+    answer.run(_read_queue, subject, queue, offset, count=count, template=format)
+
+
+async def _read_queue(
     meta: str,
     output: OutputFormat,
     subject: str,
@@ -152,9 +203,9 @@ async def read_queue(
     count: int | None,
     template: str,
 ) -> None:
-    """Print messages from `offset`, else from the first one, to the queue's end at the start, or
-    `count` of them.
-    """
+    from ..message_json import message_json
+    from .consume import parse_format
+
     show = message_json if output is OutputFormat.JSON else parse_format(template)
     async with _open_reader(meta, subject) as reader:
         low, high = await reader.bounds(queue)

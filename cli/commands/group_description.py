@@ -1,4 +1,4 @@
-"""`keylane group` describe, list, switch."""
+"""`keylane group describe`: the owners, cursors and lag of a consumer group."""
 
 from __future__ import annotations
 
@@ -32,10 +32,9 @@ async def describe_group(
     meta: str, output: OutputFormat, *, subject: str, group: str, all_partitions: bool = False
 ) -> None:
     """
-    Show a group's owners, cursors and lag; of a static subject the logic queues as well.
+    Show a group's owners, cursors and lag; for a static subject the logic queues as well.
 
-    A table leaves out the partitions that are sealed and that the group has drained, but with
-    `all_partitions`.
+    A table leaves out sealed partitions that the group has drained, unless `all_partitions` is set.
     """
     sealed: set[int] = set()
     async with open_admin(meta) as admin:
@@ -82,8 +81,8 @@ async def describe_group(
 
 
 def _show_given_up(described: GroupDescription, *, all_partitions: bool) -> None:
-    """What the group lost with disks that an operator gave up: in all, and with `all_partitions` by
-    partition.
+    """Show what the group lost with disks that an operator gave up: in total, and with
+    `all_partitions` by partition.
     """
     lost = described.given_up
     if not lost:
@@ -102,7 +101,7 @@ def _show_given_up(described: GroupDescription, *, all_partitions: bool) -> None
 
 
 def _silence_line(described: GroupDescription) -> str:
-    """What is known of consumers when none is heard."""
+    """Return the line about consumers when none has sent a heartbeat."""
     since = ""
     if described.silent_ms is not None:
         since = f" for at least {described.silent_ms // 1000} s"
@@ -116,7 +115,7 @@ def _silence_line(described: GroupDescription) -> str:
 
 
 def _reset_line(reset: PendingReset, *, subject: str, group: str) -> str:
-    """What a reset under way waits for, and how it is canceled."""
+    """Return the line that says what a pending reset waits for, and how it is canceled."""
     what = f"a reset to {reset.to.value} is under way, and no partition is granted meanwhile"
     if reset.begun:
         return f"{what}: its cursors are being set"
@@ -127,8 +126,8 @@ def _reset_line(reset: PendingReset, *, subject: str, group: str) -> str:
 
 
 async def _queue_progress(meta: str, subject: str, group: str) -> list[QueueProgress]:
-    """A group on the logic queues of a static subject, except queues whose brokers do not
-    answer.
+    """Return the progress of a group on the logic queues of a static subject; queues whose brokers
+    do not answer are left out.
     """
     async with QueueReader(meta, subject=subject, wait_s=WAIT_S.get()) as reader:
         try:
@@ -145,7 +144,7 @@ async def _queue_progress(meta: str, subject: str, group: str) -> list[QueueProg
 
 
 def _is_drained(partition: PartitionProgress, sealed: Collection[int]) -> bool:
-    """True if the group has acked all of a sealed partition, and nothing of it is left anywhere."""
+    """Return True if the partition is sealed, and the group has acked all its messages."""
     return (
         partition.partition_id in sealed
         and partition.lag == 0
@@ -190,7 +189,7 @@ def _partition_table(described: GroupDescription, shown: Sequence[PartitionProgr
 
 
 def _parked(partition: PartitionProgress) -> int | None:
-    """Parked messages without those that wait for retry."""
+    """Return the number of parked messages without those that wait for retry."""
     return None if partition.parked is None else partition.parked - (partition.retrying or 0)
 
 
