@@ -11,18 +11,18 @@ from ..limits import SESSIONS_AT_ONCE_MAX
 
 
 class Heartbeats(Struct, frozen=True, kw_only=True):
-    """Heartbeats of several sessions of one client program.  The answer comes when the grants of
+    """Heartbeats of several sessions of one client program.  The answer is sent when the grants of
     one of them differ.
     """
 
     heartbeats: Annotated[
         tuple[Heartbeat, ...], Meta(min_length=1, max_length=SESSIONS_AT_ONCE_MAX)
     ]
-    """Each with a `wait_ms` of its own; the shortest counts for all."""
+    """The heartbeats; the shortest `wait_ms` among them holds for all."""
 
 
 class HeartbeatNews(Struct, frozen=True, kw_only=True):
-    """The answer to one heartbeat of several: grants, or why there are none."""
+    """The answer to one of several heartbeats: grants, or the error of its session."""
 
     session: str
     grants: Grants | None = None
@@ -30,8 +30,8 @@ class HeartbeatNews(Struct, frozen=True, kw_only=True):
 
 
 class HeartbeatAnswers(Struct, frozen=True, kw_only=True):
-    """A session that is not named here was renewed, and has the grants whose version its heartbeat
-    knew.
+    """The sessions with news.  A session that is not named was renewed, and its grants have the
+    version that its heartbeat knew.
     """
 
     news: tuple[HeartbeatNews, ...] = ()
