@@ -20,7 +20,9 @@ _HOST_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
 
 
 def check_real(address: str) -> None:
-    """Raise StoryError if `address` is a server of a virtual cluster, because this network is real."""
+    """Raise StoryError if `address` is a server of a virtual cluster, because this network is
+    real.
+    """
     if VIRTUAL_DOMAIN in address and address.rpartition(":")[0].endswith(VIRTUAL_DOMAIN):
         error = StoryError(
             f"{address} is in a virtual cluster of keylane.testing, which only its story reaches"

@@ -70,7 +70,9 @@ class ResetGroup(Struct, frozen=True, kw_only=True):
 
 
 class PendingReset(Struct, frozen=True, kw_only=True):
-    """A `live` reset in progress: its group is granted no partition until it is done or canceled."""
+    """A `live` reset in progress: its group is granted no partition until it is done or
+    canceled.
+    """
 
     to: ResetTo
     begun: bool

@@ -97,7 +97,9 @@ digest of all of them up to the end of the batch; see `broker/partition/appends.
 
 
 class Compression(enum.IntEnum):
-    """The packing of keys, values and properties in a batch.  A number never gets another meaning."""
+    """The packing of keys, values and properties in a batch.  A number never gets another
+    meaning.
+    """
 
     NONE = 0
     ZSTD = 1

@@ -32,7 +32,9 @@ from ..ids import HIDDEN, check_name
 
 
 class Rights(enum.StrEnum):
-    """The right that a call needs; servers check it where access control is on (`check_allowed`)."""
+    """The right that a call needs; servers check it where access control is on
+    (`check_allowed`).
+    """
 
     PRODUCE = "produce"
     CONSUME = "consume"
@@ -134,7 +136,9 @@ def check_grant(grant: AccessGrant) -> AccessGrant:
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Return True if the pattern matches the name; only `*` matches "", which is no single subject."""
+    """Return True if the pattern matches the name; only `*` matches "", which is no single
+    subject.
+    """
     if pattern.endswith(ANY):
         beginning = pattern[:-1]
         return not beginning or name.startswith(beginning)

@@ -33,7 +33,9 @@ def may_lack_json(value: object) -> bool:
 
 
 def all_finite(value: object) -> bool:
-    """Return True if a value of dicts, lists, texts and numbers contains neither NaN nor infinity."""
+    """Return True if a value of dicts, lists, texts and numbers contains neither NaN nor
+    infinity.
+    """
     left = [value]
     while left:
         each = left.pop()

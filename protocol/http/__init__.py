@@ -1,1 +1,3 @@
-"""The part of the contract for plain HTTP: posted messages, idempotency keys, the OpenAPI document."""
+"""The part of the contract for plain HTTP: posted messages, idempotency keys, the OpenAPI
+document.
+"""

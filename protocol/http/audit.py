@@ -14,7 +14,9 @@ _Number = Annotated[int, Meta(ge=0, le=1 << 53)]
 
 
 class AuditEvent(Struct, frozen=True, kw_only=True):
-    """An act of a caller, or its refusal; it never contains keys, values, tokens or capabilities."""
+    """An act of a caller, or its refusal; it never contains keys, values, tokens or
+    capabilities.
+    """
 
     at_ms: _Number
     """Time of the server's calendar, in milliseconds since 1970."""

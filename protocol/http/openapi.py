@@ -1,4 +1,6 @@
-"""The OpenAPI document of a server, built from its endpoints and the types of their bodies.  Pure."""
+"""The OpenAPI document of a server, built from its endpoints and the types of their bodies.
+Pure.
+"""
 
 from __future__ import annotations
 

@@ -271,7 +271,9 @@ class Adopt(Struct, frozen=True, array_like=True, tag=5):
 
 
 class Freeze(Struct, frozen=True, array_like=True, tag=6):
-    """The children of the partition take over its parked messages, so it accepts no more changes."""
+    """The children of the partition take over its parked messages, so it accepts no more
+    changes.
+    """
 
 
 class Unneeded(Struct, frozen=True, array_like=True, tag=8):

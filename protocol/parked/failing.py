@@ -76,5 +76,7 @@ def failing_message(
 
 
 def running_of(what: str, *, client: str, at_ms: int, attempts: int) -> Failure:
-    """Return the record of a message that hangs; `attempts` is the number of earlier failed tries."""
+    """Return the record of a message that hangs; `attempts` is the number of earlier failed
+    tries.
+    """
     return Failure(RUNNING, what, client[:FAILURE_KIND_CHARS_MAX], at_ms, attempts)

@@ -1,4 +1,6 @@
-"""Answers of brokers about parked messages: to their owner in frames, to people over HTTP.  Pure."""
+"""Answers of brokers about parked messages: to their owner in frames, to people over HTTP.
+Pure.
+"""
 
 from __future__ import annotations
 

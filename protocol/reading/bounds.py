@@ -33,7 +33,9 @@ class AskBounds(Struct, frozen=True, kw_only=True):
 
 
 class PartitionBounds(Struct, frozen=True, kw_only=True):
-    """The messages that a partition stores: those with the offsets `[first_offset, next_offset)`."""
+    """The messages that a partition stores: those with the offsets `[first_offset,
+    next_offset)`.
+    """
 
     partition_id: int
     first_offset: int
