@@ -26,12 +26,12 @@ from .race import start_task
 from .websocket.socket import DataSocket
 
 WAIT_MS_MAX = 60_000
-"""No broker makes a call wait for longer, whatever it says."""
+"""Longest wait in milliseconds that a broker may impose on a call, whatever it reports."""
 _NEVER = float("inf")
 
 _FETCHES = frozenset({Pull, PullShared, Read})
-"""Of these, some wait at the broker for messages; a look-up here costs other calls less than
-`is_long_poll`.
+"""Kinds of frames of which some wait at the broker for messages; for other calls this look-up is
+cheaper than `is_long_poll`.
 """
 
 
@@ -40,7 +40,7 @@ class WebSocketChannel:
     Pipelines calls by correlation id; see `network.Channel` for the contract.
 
     Args:
-        on_throttled: called when the broker says that calls wait, because a limit is used up.
+        on_throttled: called when the broker reports that calls wait, because a limit is used up.
     """
 
     def __init__(
@@ -54,21 +54,21 @@ class WebSocketChannel:
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[int, Call] = {}
         self._ends: dict[int, float] = {}
-        """When the time of each call is over."""
+        """Time of the event loop when each call fails."""
         self._next_end = _NEVER
-        """When `_end_late` is called: at the earliest of these times, or before it."""
+        """Time when `_end_late` is called: no later than the earliest of these times."""
         self._timer: asyncio.TimerHandle | None = None
         self._on_throttled = on_throttled
         self._next_id = itertools.count(1).__next__
         self._broken: str | None = None
         self.closed = False
-        """True once it cannot carry calls any more."""
+        """True once it can no longer carry calls."""
         self.gather, self.flush = socket.gather, socket.flush
         """See `network.Gathering`."""
         self._silence: Silence | None = None
         self._had_answers = False
         self._told = ""
-        """Why the broker closes the connection."""
+        """Reason with which the broker closes the connection."""
         socket.on_message = self._take
         self._reader = start_task(self._read(), name=f"channel {address}")
 
@@ -76,11 +76,11 @@ class WebSocketChannel:
         self, answers: Callable[[], Awaitable[bool]], patience: SilencePatience
     ) -> None:
         """
-        Have a new connection decide what a silence means, from here on; see `liveness.silence`.
+        Let a new connection decide what a silence means from now on; see `liveness.silence`.
 
         Args:
-            answers: whether the broker answers on a new connection.
-            patience: of all connections of the client.
+            answers: returns whether the broker answers on a new connection.
+            patience: shared by all connections of the client.
         """
         self._had_answers = False
         self._silence = self._socket.judge = Silence(
@@ -140,7 +140,7 @@ class WebSocketChannel:
 
     def _end_late(self) -> None:
         """Fail the calls whose time is over.  One timer serves all of them, because nearly every
-        call ends before.
+        call ends earlier.
         """
         now = self._loop.time()
         self._timer, self._next_end = None, _NEVER
@@ -157,7 +157,7 @@ class WebSocketChannel:
             self._end_late_at(min(self._ends.values()))
 
     def _take(self, data: bytearray) -> bool:
-        """Take a frame of the broker where it arrives; False: it cannot be read, and ends the
+        """Take a frame of the broker when it arrives; False if it cannot be read, and ends the
         channel.
         """
         try:
@@ -181,7 +181,9 @@ class WebSocketChannel:
         return True
 
     async def _read(self) -> None:
-        """Read what came before `_take` was known, or cannot be read, until the connection ends."""
+        """Read frames that arrived before `_take` was set, or that cannot be read, until the
+        end.
+        """
         reason = ""
         try:
             while (data := await self._socket.receive()) is not None:
@@ -212,7 +214,7 @@ class WebSocketChannel:
                 await self._socket.close()
 
     def _give_time(self, told: Throttled) -> None:
-        """Calls under way may take so much longer."""
+        """Extend the time of calls in progress."""
         now = self._loop.time()
         if self._silence is not None:
             self._silence.excuse(min(told.wait_ms, WAIT_MS_MAX) / 1000)
@@ -222,7 +224,7 @@ class WebSocketChannel:
         self._on_throttled(told)
 
     async def close(self) -> None:
-        """Close the connection; calls under way fail with OutcomeUnknownError."""
+        """Close the connection; calls in progress fail with OutcomeUnknownError."""
         self._broken = self._broken or "closed on this side"
         self.closed = True
         self._reader.cancel()
