@@ -37,8 +37,8 @@ messages of a partition are no longer owed once an operator has accepted its los
 later partitions keep their order.
 
 Source: the names follow Jepsen's Kafka workload and Maelstrom; the rules of stale effects are
-    those of linearizable registers: an accepted call counts against the fence only if it was
-    asked after the higher one was served.
+those of linearizable registers: an accepted call counts against the fence only if it was
+asked after the higher one was served.
 """
 
 from __future__ import annotations

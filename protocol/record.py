@@ -23,8 +23,8 @@ Invariants
     body_crc is the producer's and never changes: the broker stamps only the header.
 
 Source: with two checksums, stamping an offset costs a CRC of 88 bytes instead of the whole batch.
-    Kafka instead keeps its offset outside the CRC.  `position` reveals blocks that were written or
-    copied to a wrong position.
+Kafka instead keeps its offset outside the CRC.  `position` reveals blocks that were written or
+copied to a wrong position.
 """
 
 from __future__ import annotations
