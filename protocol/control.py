@@ -308,8 +308,8 @@ class Grant(Struct, frozen=True, kw_only=True):
     before a reset, and are taken over again.
     """
     parked_ranges: tuple[tuple[tuple[int, int], ...], ...] = ()
-    """For each parent, the half-open ranges of logical partitions that are taken over; (): those of
-    the partition.
+    """Half-open ranges of logical partitions that are taken over from each parent; (): those of the
+    partition.
     """
 
 

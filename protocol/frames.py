@@ -573,8 +573,8 @@ _HEADS = {
     for items in range(2, 16)
     for tag in _TAGS.values()
 }
-"""By the first two bytes of a header with up to 15 items, as a number: the first bytes of the same
-header without its correlation id.
+"""First bytes of a header without its correlation id, by the first two bytes of the header, as a
+number, with up to 15 items.
 """
 _NO_PAYLOAD = memoryview(b"")
 _encode_header = msgspec.msgpack.Encoder().encode

@@ -43,7 +43,7 @@ write.
 
 
 class Stop(enum.StrEnum):
-    """How far a program is after a signal to stop."""
+    """The progress of a program after a signal to stop."""
 
     STOPPING = "stopping"
     STOPPED = "stopped"

@@ -1,7 +1,8 @@
 """Serves JSON control calls from a table of routes, and the data plane.
 
-    route table ─▶ body decoded, limits checked ─▶ handler(body, params) ─▶ JSON, or an ErrorBody
-    data plane  ─▶ `plane.data_plane`                                        with its status
+    route table ─▶ body decoded, limits checked ─▶ handler(body, params)
+                ─▶ JSON, or an ErrorBody with its status
+    data plane  ─▶ `plane.data_plane`
 
 Addresses of other machines are served only with TLS (`tls`).  A user's browser can also reach a
 server, so requests that it makes for a page of another site are refused (`origin`).  Callers have

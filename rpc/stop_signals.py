@@ -81,7 +81,7 @@ class StopSignals:
 _listening: dict[StopSignals, None] = {}
 """Open objects, in the order of their opening."""
 _before: dict[int, Any] = {}
-"""By signal: handler from before the first of them was opened; it is restored when the last one is
+"""Handler by signal, from before the first of them was opened; it is restored when the last one is
 closed.
 """
 _came = False

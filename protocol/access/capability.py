@@ -70,16 +70,16 @@ class AccessNews(Struct, frozen=True, kw_only=True):
     """Public key by key id, for each key that signs now or whose capabilities have not all ended.
     """
     changed: dict[str, int] = {}
-    """By principal, the version below which its capabilities have ended.  Only changes that some
-    valid capability may predate are listed.
+    """Version below which a principal's capabilities have ended, by principal.  Only changes that
+    some valid capability may predate are listed.
     """
     floor: int = 0
     """The version below which every capability has ended."""
     subject_bytes: dict[str, int] = {}
-    """By subject or pattern, the bytes a second that each such subject takes at each broker."""
+    """Bytes a second that each subject takes at each broker, by subject or pattern."""
     scheduled_bytes: dict[str, int] = {}
-    """By subject or pattern, the bytes of scheduled messages that all such subjects together may
-    have at each broker.
+    """Bytes of scheduled messages that all such subjects together may have at each broker, by
+    subject or pattern.
     """
     version: int = 0
     """Version of the access rules in the database; it rises with each change."""

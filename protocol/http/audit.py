@@ -34,7 +34,7 @@ class AuditEvent(Struct, frozen=True, kw_only=True):
     """Code of the error; 0: none."""
     detail: _Text = ""
     times: _Number = 1
-    """How often it happened: equal refusals at one server within about a second are one event."""
+    """Number of times: equal refusals at one server within about a second are one event."""
     server: _Text = ""
     """Server that noted it: its broker group, or `metaserver` and its address."""
 

@@ -261,11 +261,11 @@ class Adopt(Struct, frozen=True, array_like=True, tag=5):
     """
     passed: tuple[tuple[int, int], ...] = ()
     """
-    For parent 0, (logical partition, offset): children need messages of the partition itself from
+    (logical partition, offset), for parent 0: children need messages of the partition itself from
     there on, though it was reset.  The logical partition is -1 for messages without an order.
     """
     children_tell: bool = False
-    """For parent 0: children keep what they took over though the partition was reset, and they
+    """True for parent 0 if children keep what they took over though the partition was reset, and
     notify the ancestors.
     """
 

@@ -44,8 +44,8 @@ class FailingMessage(Struct, frozen=True, kw_only=True, omit_defaults=True):
     source: int | None = None
     """Partition that stores it, if it was parked and is handled again; None: it was not parked."""
     running_ms: int | None = None
-    """For a message that hangs, milliseconds that it had been with the handler or the program at
-    `at_ms`; None: it waits for its next try.
+    """Milliseconds that a hanging message had been with the handler or the program at `at_ms`;
+    None: it waits for its next try.
     """
 
 

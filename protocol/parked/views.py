@@ -35,8 +35,8 @@ class ParkedView(Struct, frozen=True, kw_only=True):
     first_offset: int
     tries: int | None = None
     """
-    For messages that wait for retry: number of their failed tries; None: these messages do not wait
-    for retry.
+    Number of failed tries of messages that wait for retry; None: these messages do not wait for
+    retry.
 
     0: dead letters that an operator has selected to be handled again.
     """

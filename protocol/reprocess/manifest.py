@@ -71,7 +71,7 @@ class SubjectOutput(Struct, frozen=True, kw_only=True):
     published: bool = True
     """True if the job publishes it; False: that is left to `keylane subject publish`."""
     messages: dict[Count, Count] | UnsetType = UNSET
-    """For a complete job: number of its messages by partition of the hidden subject; they begin at
+    """Number of messages of a complete job by partition of the hidden subject; they begin at
     offset 0.
     """
 

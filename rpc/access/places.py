@@ -1,10 +1,10 @@
 """Decides which connections get a place if all are taken: each principal gets an equal share.
 Pure.
 
-    take(connection, principal) ─▶ free place? ─no─▶ principal below its share? ─yes─▶ the newest
-                                                              │no      connection of the principal
-                                                              ▼        with most leaves its place
-                                                         no place
+    take(connection, principal) ─▶ free place? ─no─▶ principal below its share? ─no─▶ no place
+                                                              │yes
+                                                              ▼
+                  the newest connection of the principal with most places loses its place
 
 Invariants
     There are never more connections with a place than places.
