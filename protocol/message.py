@@ -191,8 +191,8 @@ class Message(msgspec.Struct, Generic[V], gc=False):
         Give this message back; it is handed out again, before any later message of its key.
 
         This is for messages of `async for` and `getmany`; a handler raises `keylane.Retry`.
-        Messages of other keys are handed out before that.  Later messages of its key that the program
-        has, after `getmany`, are given back with it.
+        Messages of other keys are handed out before that.  Later messages of its key that the
+        program has, after `getmany`, are given back with it.
 
         Args:
             after_s: least seconds until it is handed out again; up to a day.  If its partition is
