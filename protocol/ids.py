@@ -1,9 +1,9 @@
-"""Names and numbers of the system, each with its own type, and the checks of names.  Pure.
+"""Types of the names and numbers of the system, and the checks of names.  Pure.
 
 Invariants
     A name that passed `check_name` is safe in a URL, a log line and a table.  No name is used as a
-    path on disk. An `Offset` counts messages, a `Position` counts bytes; the type checker keeps
-    them apart.
+    path on disk.
+    An `Offset` counts messages, a `Position` counts bytes; the type checker keeps them apart.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PartitionName = NewType("PartitionName", str)
 SessionId = NewType("SessionId", str)
 
 PartitionId = NewType("PartitionId", int)
-"""Number of a physical partition, from 1.  The metaserver gives it; it is unique in the cluster."""
+"""Number of a physical partition, from 1; the metaserver assigns it, unique in the cluster."""
 LogicalPartition = NewType("LogicalPartition", int)
 QueueNumber = NewType("QueueNumber", int)
 """Number of a logic queue within its subject, from 0."""
@@ -39,13 +39,13 @@ NO_PRODUCER = 0
 repeat again.
 """
 KEYED_IDS = 1 << 63
-"""Producer ids from here on are made of idempotency keys; producers draw theirs below it."""
+"""Lowest producer id that is made from an idempotency key; producers draw their ids below it."""
 NAME_CHARS_MAX = 200
 PARTITION_NAME_CHARS_MAX = 240
-"""A subject's name with the suffix that `partition_name` adds."""
+"""Longest partition name: a subject's name with the suffix that `partition_name` adds."""
 HIDDEN = ".hidden-"
-"""Stands between the name of the target and the name of the job, in names of hidden subjects that
-clients make.
+"""Separates the name of the target from the name of the job, in the names that clients give to
+hidden subjects.
 """
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _NUMBERED = re.compile(r"\.p([0-9]{1,9})\Z")
@@ -69,7 +69,7 @@ def check_name(kind: str, text: object) -> str:
 
 
 def check_partition_name(text: str) -> str:
-    """Check a partition's name as `check_name`, with up to 240 characters.  Raises
+    """Check a partition's name like `check_name`, but up to 240 characters.  Raises
     InvalidRequestError.
     """
     if _PARTITION_NAME.fullmatch(text) is None:
@@ -78,22 +78,22 @@ def check_partition_name(text: str) -> str:
 
 
 def _illegal(kind: str, name: object) -> InvalidRequestError:
-    """The text quotes the name, so that spaces and control characters are seen; the detail is the
-    name itself.
+    """Return the error: its text quotes the name, so that spaces and control characters are
+    visible; its detail is the name itself.
     """
     text = f"{Reason.NAME_INVALID.summary} (kind={kind}, name={name!r:.80})"
     return InvalidRequestError(Reason.NAME_INVALID, text, kind=kind, name=str(name)[:80])
 
 
 def partition_name(subject: str, number: int) -> PartitionName:
-    """The name of a subject's partition, as `subject.p8`.  Children have higher numbers than their
-    parents.
+    """Return the name of a subject's partition, such as `subject.p8`.  Children have higher numbers
+    than their parents.
     """
     return PartitionName(f"{subject}.p{number}")
 
 
 def partition_number(name: str) -> int | None:
-    """The number in a partition's name; None if `partition_name` did not make the name."""
+    """Return the number in a partition's name; None if `partition_name` did not make the name."""
     match = _NUMBERED.search(name)
     return None if match is None else int(match[1])
 

@@ -26,12 +26,12 @@ from .plane.frame_socket import FrameSocket
 from .race import start_task
 
 WAIT_MS_MAX = 60_000
-"""No broker makes a call wait for longer, whatever it says."""
+"""Longest wait in milliseconds that a broker may impose on a call, whatever it reports."""
 _NEVER = float("inf")
 
 _FETCHES = frozenset({Pull, PullShared, Read})
-"""Of these, some wait at the broker for messages; a look-up here costs other calls less than
-`is_long_poll`.
+"""Kinds of frames of which some wait at the broker for messages; for other calls this look-up is
+cheaper than `is_long_poll`.
 """
 
 

@@ -1,4 +1,4 @@
-"""Where a server may listen: on loopback, on a valid port that is free."""
+"""Checks where a server may listen: on loopback unless it has TLS, on a valid and free port."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def check_loopback(host: str) -> None:
     Check that `host` is a loopback address.
 
     Raises:
-        AddressError: it is another one.
+        AddressError: it is not.
     """
     if not is_loopback(host):
         raise AddressError(
@@ -40,13 +40,13 @@ def check_port(port: int) -> None:
 
 def check_free(host: str, port: int, *, anywhere: bool = False) -> None:
     """
-    Check that a server can listen there now; called before a program writes to the disk.
+    Check that a server can listen at this address now; called before a program writes to the disk.
 
     Args:
-        anywhere: the address may be another than loopback.
+        anywhere: True if the address need not be a loopback address.
 
     Raises:
-        AddressError: not loopback, no such address, no port, in use, or not allowed.
+        AddressError, AddressError: not loopback, no such address, no port, in use, or not allowed.
     """
     if not anywhere:
         check_loopback(host)
@@ -67,5 +67,5 @@ def check_free(host: str, port: int, *, anywhere: bool = False) -> None:
 
 
 def cannot_listen(host: str, port: int, error: OSError) -> AddressError:
-    """The error for a server that cannot listen at this address."""
+    """Return the error for a server that cannot listen at this address."""
     return AddressError(f"cannot listen on {host}:{port}: {reason(error)}", port=port)

@@ -1,4 +1,4 @@
-"""The time of a later delivery, as programs give it, in milliseconds since 1970.  Pure."""
+"""The time of a later delivery that a program gives, in milliseconds since 1970.  Pure."""
 
 from __future__ import annotations
 
@@ -8,24 +8,23 @@ from ..errors import InvalidRequestError, Reason
 from ..text import is_not_a_time, plain_number
 
 AHEAD_MS_MAX = 366 * 86_400_000
-"""A year, whichever it is."""
+"""Longest time ahead in milliseconds: a year, also a leap year."""
 SECONDS_MAX = 100_000_000_000
-"""A smaller number is seconds since 1970, given for milliseconds."""
+"""Lowest number of milliseconds; a smaller one is likely seconds since 1970."""
 _BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
 
 
 def deliver_at_ms(given: object, *, now_ms: int) -> int:
     """
-    The milliseconds since 1970 of a time that a program gives; never earlier than that time.
+    Return the milliseconds since 1970 of a time that a program gives, rounded up.
 
     Args:
         given: a datetime with a time zone, or a whole number of milliseconds.
-        now_ms: the calendar of the caller.
+        now_ms: current time by the caller's calendar, in milliseconds since 1970.
 
     Raises:
-        InvalidRequestError: another type, no time zone, not later than now, or over AHEAD_MS_MAX
-        ahead.
+        InvalidRequestError: another type, no time zone, not later than now, or over AHEAD_MS_MAX ahead.
     """
     return check_deliver_at(_instant_ms(given), now_ms=now_ms)
 
@@ -51,11 +50,11 @@ def _instant_ms(given: object) -> int:
 
 def check_deliver_at(at_ms: int, *, now_ms: int, latest_ms: int | None = None) -> int:
     """
-    The same time.
+    Return the same time, checked.
 
     Args:
-        latest_ms: another calendar's, not earlier than `now_ms`; it is not known which of them is
-            right.
+        latest_ms: current time by another calendar, not earlier than `now_ms`; nobody knows which
+            of the two is right.
 
     Raises:
         InvalidRequestError: it is not later than now, or over AHEAD_MS_MAX ahead of both.
@@ -79,15 +78,15 @@ def check_deliver_at(at_ms: int, *, now_ms: int, latest_ms: int | None = None) -
 
 
 def read_deliver_at(text: str, *, now_ms: int) -> int:
-    """As `deliver_at_ms`, of a text: milliseconds, or a time of ISO 8601 with a zone.  Raises
-    InvalidRequestError.
+    """Return the time in a text like `deliver_at_ms`: milliseconds, or a time of ISO 8601 with a
+    zone.  Raises InvalidRequestError.
     """
     return check_deliver_at(read_instant_ms(text), now_ms=now_ms)
 
 
 def read_instant_ms(text: str) -> int:
-    """The same, also of a time that has passed or is far ahead.  Raises InvalidRequestError: it is
-    no time, or has no zone.
+    """Return the time in a text, even if it has passed or is far ahead.  Raises InvalidRequestError if
+    it is no time, or has no zone.
     """
     number = plain_number(text.removeprefix("-"))
     if number is not None:
@@ -105,7 +104,7 @@ def read_instant_ms(text: str) -> int:
 
 
 def shown(at_ms: int) -> str:
-    """The time as ISO 8601 in UTC, for people; the number where no calendar has it."""
+    """Return the time as ISO 8601 in UTC, for people; the number if no calendar has such a time."""
     try:
         return (_BEGIN + at_ms * _MS).isoformat(timespec="milliseconds")
     except OverflowError:
@@ -113,5 +112,5 @@ def shown(at_ms: int) -> str:
 
 
 def _detail(at_ms: int) -> int | None:
-    """The number, if a wire can carry it."""
+    """Return the number if the wire can carry it, else None."""
     return at_ms if abs(at_ms) < 2**63 else None

@@ -1,5 +1,5 @@
-"""What a client says first on a channel to a broker: its version, and who calls; and again before
-that ends.
+"""The first calls of a client on a channel to a broker: its version and its capability, which is
+renewed before it ends.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ RENEW_AGAIN_S = 1.0
 
 
 async def greet(channel: DataChannel, timeout_ms: int) -> None:
-    """Tell this client's version, and check the broker's."""
+    """Send this client's version, and check the broker's."""
     welcome, _ = await channel.call(Hello(VERSION), timeout_ms=timeout_ms)
     assert isinstance(welcome, Welcome)
     check_server(welcome.version, VERSION)
@@ -26,7 +26,7 @@ async def greet(channel: DataChannel, timeout_ms: int) -> None:
 async def authenticate(
     channel: DataChannel, held: ShownCapability, nonce: bytes, address: str, timeout_ms: int
 ) -> None:
-    """Show a capability, and that the key it was made for is here."""
+    """Show a capability, and prove that the client holds its key."""
     asked = Authenticate(held.text, held.key.prove(nonce, address), address)
     answer, _ = await channel.call(asked, timeout_ms=timeout_ms)
     assert isinstance(answer, Authenticated)
@@ -40,7 +40,7 @@ async def stay_known(
     address: str,
     timeout_ms: int,
 ) -> None:
-    """Show each new capability on a channel, until it is closed; a broker closes it when the last
+    """Show each new capability on a channel until it is closed; a broker closes it when the last
     one has ended.
     """
     while not channel.closed:

@@ -1,16 +1,16 @@
-"""A client's connection on which nothing comes: another connection to the same server decides
-whether it is given up.
+"""A silent connection: another connection to the same server decides whether it is given up.
 
-    silence ─▶ asked for a sign of life, none comes ─▶ does a new connection get an answer?
+    silence ─▶ ping, no answer ─▶ does a new connection get an answer?
                  ▲                    │ no: the server pauses, or is away ─▶ ask again later
-                 │                    ╰ yes ─▶ asked once more, nothing in GRACE_S ─▶ given up
-                 ╰──────────── anything that comes ends the silence
+                 │                    ╰ yes ─▶ ping again, no answer in GRACE_S ─▶ given up
+                 ╰──────────── anything that arrives ends the silence
 
 Invariants
-    A server that only pauses loses no connection before LOST_S: it answers on none.
+    A server that only pauses loses no connection before LOST_S, because it answers on none.
     A connection that brought no answer at all makes the next one to its address wait twice as long,
-    up to PATIENCE_S_MAX, until that brings one: a server that reads nothing more for a while, and
-    answers others, sees few new connections. What a quota holds back is not silence.
+    up to PATIENCE_S_MAX, until that one brings an answer: a server that reads nothing for a while
+    but answers others sees few new connections.
+    Waits because of a quota are not silence.
 """
 
 from __future__ import annotations
@@ -25,19 +25,21 @@ from ..race import start_task
 LOOK_S = 2.0
 """Between two looks at a connection; half of it while a sign of life is awaited."""
 IDLE_S = 8.0
-"""After so much silence an idle connection is asked; one that owes an answer at the first look."""
+"""Seconds of silence after which an idle connection is pinged; one that owes an answer is pinged at
+the first look.
+"""
 GRACE_S = 1.5
-"""How long a sign of life may take while the server answers on another connection; longer
-than a look takes to come.
+"""Seconds for the answer to a ping while the server answers on another connection; longer than the
+interval between two looks.
 """
 LOST_S = 20.0
-"""A silence of this length ends the connection, whatever another one does."""
+"""Seconds of silence that end the connection, whatever another one does."""
 ASK_AGAIN_S = 2.0
-"""Between two questions by a new connection; doubled each time, up to ASK_AGAIN_S_MAX."""
+"""Seconds between two tries of a new connection; doubled each time, up to ASK_AGAIN_S_MAX."""
 ASK_AGAIN_S_MAX = 8.0
 PATIENCE_S_MAX = 16.0
 ADDRESSES_KNOWN_MAX = 1_000
-"""Addresses whose connections are waited for longer; those that were given up last."""
+"""Addresses with a longer patience that are remembered; those given up last."""
 
 
 class JudgedConnection(Protocol):
@@ -56,17 +58,15 @@ class JudgedConnection(Protocol):
 
 
 class SilencePatience:
-    """How long connections to each address may be silent before another one is asked, in
-    seconds.
-    """
+    """The seconds that connections to each address may be silent before another one is tried."""
 
     def __init__(self) -> None:
         self._of: dict[str, float] = {}
-        """The address that was given up last is last."""
+        """Seconds by address; the address given up last is last."""
 
     def of(self, address: str) -> float:
-        """For a connection to `address` that has brought no answer; 0: the first sign of life that
-        does not come counts.
+        """Return the seconds for a connection to `address` that has brought no answer; 0: the first
+        unanswered ping counts.
         """
         return self._of.get(address, 0.0)
 
@@ -82,15 +82,15 @@ class SilencePatience:
 
 class Silence:
     """
-    Judges the silence of one connection, until `end`.
+    Judges the silence of one connection.
 
     Args:
         socket: the connection.
-        answers: whether the server answers on a new connection; it takes a few seconds at most, and
-            does not raise.
-        patience: of all connections of the client.
-        had_answers: whether this connection has brought answers to calls, or parts of one.
-        owed: whether an answer is under way that does not wait for messages.
+        answers: returns whether the server answers on a new connection; it takes a few seconds at
+            most, and does not raise.
+        patience: shared by all connections of the client.
+        had_answers: returns whether this connection has brought answers to calls, or parts of one.
+        owed: returns whether an answer is outstanding that does not wait for messages.
     """
 
     def __init__(
@@ -153,12 +153,12 @@ class Silence:
         return self._waits and self._socket.reading and not self._socket.heard
 
     def excuse(self, wait_s: float) -> None:
-        """The server has said that it lets calls wait for so long."""
+        """Note that the server has announced such a wait of calls."""
         self._excused_until_s = self._now_s() + wait_s
 
     def goes_on(self, silent_s: float) -> bool:
-        """Look at a silence that has lasted for `silent_s`, without the sign of life that was asked
-        for; False: the connection is lost.
+        """Judge a silence that has lasted for `silent_s`, after a ping; False if the connection is
+        lost.
         """
         now_s = self._now_s()
         if now_s < self._excused_until_s:
@@ -188,7 +188,7 @@ class Silence:
             raise error
 
     def end(self) -> None:
-        """The connection has ended."""
+        """Note that the connection has ended."""
         self._timer.cancel()
         if self._asking is not None:
             self._asking.cancel()

@@ -1,4 +1,4 @@
-"""What a failed connection means: a certificate that is not accepted, or TLS on one side only."""
+"""Explains failed connections: a certificate that is not accepted, or TLS on one side only."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _CUT = frozenset({errno.ECONNRESET, errno.EPIPE})
 
 
 def tls_problem(address: str, error: BaseException) -> NotSentError | None:
-    """The typed error for a connection to `address` that failed because of TLS; None if it failed
-    otherwise.
+    """Return the typed error for a connection to `address` that failed because of TLS; None if it
+    failed for another reason.
     """
     cause = _ssl_error(error)
     if cause is None:
@@ -72,7 +72,7 @@ def _refused_certificate(address: str, cause: ssl.SSLCertVerificationError) -> N
 
 
 def _ssl_error(error: BaseException) -> ssl.SSLError | None:
-    """The error of OpenSSL in what aiohttp raises."""
+    """Return the OpenSSL error inside an error that aiohttp raises."""
     seen: BaseException | None = error
     for _ in range(8):
         # aiohttp's own classes come first: they are SSLErrors too, and empty ones.
@@ -91,17 +91,17 @@ async def why_ended(
     address: str, error: BaseException, context: ssl.SSLContext | None
 ) -> NotSentError | None:
     """
-    Find out whether TLS is why a server ended a connection; asks it with a connection of its own,
-    of PROBE_SECONDS.
+    Find out whether TLS is the reason why a server ended a connection, with a test connection of up
+    to PROBE_SECONDS.
 
-    Of an address that has never answered, this shows that the request was none to the server, and
-    was not done.
+    For an address that has never answered, a result shows that the server saw no request, so
+    nothing was done.
 
     Args:
-        context: with which the connection was made; None: without TLS.
+        context: TLS context of the ended connection; None: it had no TLS.
 
     Returns:
-        NotSentError, or None if it is something else.
+        NotSentError, NotSentError, or None if the reason is another one.
     """
     if not is_cut(error):
         return None
@@ -121,15 +121,17 @@ async def why_ended(
 
 
 def is_cut(error: BaseException) -> bool:
-    """Whether the other end has ended a connection, as a server does that refuses a client's
-    certificate.
+    """Return whether the other end has ended a connection, which is what a server does that refuses
+    a client's certificate.
     """
     cut = isinstance(error, OSError) and error.errno in _CUT  # aiohttp's ClientOSError too
     return cut or isinstance(error, aiohttp.ServerDisconnectedError | ConnectionResetError)
 
 
 def _trusting() -> ssl.SSLContext:
-    """A context for a question that sends nothing: whether TLS is spoken."""
+    """Return a context for a test that sends nothing, and only finds out whether the server speaks
+    TLS.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -139,8 +141,8 @@ def _trusting() -> ssl.SSLContext:
 async def _is_ended(
     address: str, context: ssl.SSLContext, *, wait_s: float = PROBE_SECONDS
 ) -> bool | None:
-    """Whether the server ends a TLS connection within `wait_s`, before any request; None if there
-    is no connection.
+    """Return whether the server ends a TLS connection within `wait_s`, before any request; None if
+    there is no connection.
     """
     writer = None
     try:
