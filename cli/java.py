@@ -88,7 +88,7 @@ def find_java(environment: Mapping[str, str] | None = None) -> JavaHome:
     if rejected:
         raise SparkProcessError(
             Reason.JAVA_MISSING,
-            f"{Reason.JAVA_MISSING.summary}; passed over {'; '.join(passed_over)}",
+            f"{Reason.JAVA_MISSING.summary}; passed over {'; '.join(rejected)}",
         )
     raise SparkProcessError(Reason.JAVA_MISSING)
 

@@ -91,7 +91,7 @@ def _java_error(settings: Mapping[str, str]) -> KeylaneError | None:
         error.hint = "Install a JDK of 17 or newer, or set JAVA_HOME to the folder of one."
         return error
     output = _output_of_java(settings)
-    return None if output is None else ConfigError(f"Spark's Java does not start: {said}")
+    return None if output is None else ConfigError(f"Spark's Java does not start: {output}")
 
 
 def _is_new_enough(java: Path) -> bool:

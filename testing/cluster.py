@@ -245,7 +245,9 @@ class VirtualCluster:
             owner.exited(error)
 
     def _notes(self) -> list[str]:
-        failed = [f"{program.name} had failed: {program.untold!r}" for program in self._failed()]
+        failed = [
+            f"{program.name} had failed: {program.unraised_error!r}" for program in self._failed()
+        ]
         return [
             *failed,
             f"keylane.testing: seed {self.seed}, after {self.now_s:.3f} virtual seconds",
@@ -259,7 +261,7 @@ class VirtualCluster:
         for program in self._failed():
             error = StoryError(
                 Reason.PROGRAM_FAILED,
-                f"{program.name} ended with {program.untold!r}",
+                f"{program.name} ended with {program.unraised_error!r}",
                 program=program.name,
             )
             error.add_note(self._notes()[-1])
@@ -323,7 +325,7 @@ class VirtualCluster:
                 raise InvalidRequestError(
                     "programs are cut off, as cluster.brokers[0], cluster.test or what "
                     "cluster.start returned, "
-                    f"not {each!r:.60}"
+                    f"not {target!r:.60}"
                 )
         for other in others or self._programs():
             if other is not program:

@@ -124,7 +124,7 @@ def group_create(
 
     if start.startswith(PREFIX):
         begins = manifest_start(start, subject=subject)
-        at, at_ms, cursors = begins.at, begins.at_ms, begins.cursors
+        at, at_ms, cursors = begins.at.value, begins.at_ms, begins.cursors
     else:
         target, _, at_ms = parse_target(start, now_ms=SystemClock.wall_ms())
         if target is ResetTo.OFFSET:

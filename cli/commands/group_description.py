@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import asdict
 
-from ....consumer import QueueProgress, QueueReader
-from ....protocol.errors import ConflictError, KeylaneError
-from ....protocol.routing import ConsumeStrategy, PartitionState
-from ....protocol.text import counted
-from ...connection import open_admin
-from ...failing import failing_lines
-from ...options import WAIT_S, OutputFormat
-from ...screen import make_table, show_json, show_left_out, show_line, show_table
-from ..operations import most_lost
-from .settings import settings_lines
+from ...consumer import QueueProgress, QueueReader
+from ...protocol.errors import ConflictError, KeylaneError
+from ...protocol.routing import PartitionState
+from ...protocol.text import counted
+from ..connection import open_admin
+from ..failing import failing_lines
+from ..options import WAIT_S, OutputFormat
+from ..screen import make_table, show_json, show_left_out, show_line, show_table
+from .group import settings_lines
+from .operations import most_lost
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ....admin import GroupDescription, PartitionProgress
-    from ....protocol.progress import PendingReset
+    from ...admin import GroupDescription, PartitionProgress
+    from ...protocol.progress import PendingReset
 
 OWNER_CHARS_MAX = 22
 
@@ -72,8 +72,7 @@ async def describe_group(
             show_line(
                 f"partition {partition.partition_id}: two consumers ended without handing over; "
                 f"{counted(partition.suspects, 'message')} that both had may have ended them, and "
-                f"the next one handles them "
-                "one at a time, for up to 30 s"
+                "the next consumer handles them one at a time, for up to 30 s"
             )
         if partition.failing:
             for line in failing_lines(subject, group, partition.partition_id, partition.failing):
@@ -89,9 +88,8 @@ def _show_given_up(described: GroupDescription, *, all_partitions: bool) -> None
         return
     in_all = most_lost(*(each.messages_max for each in lost))
     show_line(
-        f"an operator accepted the loss of {counted(len(lost), 'partition')} "
-        f"that the group had not "
-        f"read to the end: {in_all}" + ("" if all_partitions else "; --all shows each")
+        f"an operator accepted the loss of {counted(len(lost), 'partition')} that the group had "
+        f"not read to the end: {in_all}" + ("" if all_partitions else "; --all shows each")
     )
     for each in lost if all_partitions else ():
         show_line(
@@ -108,9 +106,8 @@ def _silence_line(described: GroupDescription) -> str:
     had = sum(1 for part in described.partitions if part.token)
     leases = f"; the leases on {counted(had, 'partition')} have ended" if had else ""
     return (
-        f"no consumer has sent a heartbeat{since}{leases}: none is running, or a "
-        f"handler blocks the "
-        "event loop of each one that is"
+        f"no consumer has sent a heartbeat{since}{leases}: none is running, or a handler blocks "
+        "the event loop of each one that is"
     )
 
 
@@ -199,30 +196,6 @@ def _queue_table(queues: Sequence[QueueProgress]) -> Table:
         for queue in queues
     ]
     return make_table("in logic offsets", ("queue#", "logic offset#", "min#", "max#", "lag#"), rows)
-
-
-async def list_groups(meta: str, output: OutputFormat, *, subject: str) -> None:
-    """Show the consumer groups of a subject."""
-    async with open_admin(meta) as admin:
-        groups = await admin.list_groups(subject)
-    if output is OutputFormat.JSON:
-        show_json(groups)
-        return
-    rows = [(summary.group, summary.strategy, summary.sessions) for summary in groups]
-    title = f"groups of {subject}" if rows else f"no groups on {subject} yet"
-    show_table(make_table(title, ("group", "strategy", "consumers#"), rows))
-
-
-async def switch_group(
-    meta: str, output: OutputFormat, *, subject: str, group: str, strategy: ConsumeStrategy
-) -> None:
-    """Change a group's strategy, and say so."""
-    async with open_admin(meta) as admin:
-        view = await admin.switch_group(subject, group, strategy)
-    if output is OutputFormat.JSON:
-        show_json(view)
-        return
-    show_line(f"{group} on {subject} is {view.strategy}")
 
 
 def _shortened(owner: str | None) -> str | None:

@@ -7,49 +7,49 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ....metaserver.rebuild.rights import KeptRights
-from ....metaserver.rebuild.rows import RebuildOptions, RebuiltSubject
-from ....metaserver.rebuild.service import (
+from ...metaserver.backup.service import backup_database, restore_database
+from ...metaserver.rebuild.rights import KeptRights
+from ...metaserver.rebuild.rows import RebuildOptions, RebuiltSubject
+from ...metaserver.rebuild.service import (
     rebuild_database,
     rights_of_database,
     rights_of_file,
 )
-from ....metaserver.settings import (
+from ...metaserver.settings import (
     DATABASE_URL_VARIABLE,
     MetaserverSettings,
     machine_boot,
     metaserver_settings,
     prepare_folder,
 )
-from ....metaserver.sql.database import open_database
-from ....metaserver.sql.migrate import HEAD
-from ....protocol.address import addresses_of
-from ....protocol.clock import SystemClock
-from ....protocol.errors import ConfigError, Reason
-from ....protocol.text import counted, listed, without_password
-from ....rpc.http_network import client_network
-from ...options import OutputFormat
-from ...screen import make_table, show_json, show_line, show_table
+from ...metaserver.sql.database import open_database
+from ...metaserver.sql.migrate import HEAD
+from ...protocol.address import addresses_of
+from ...protocol.clock import SystemClock
+from ...protocol.errors import ConfigError, Reason
+from ...protocol.text import counted, listed, without_password
+from ...rpc.http_network import client_network
+from ..options import OutputFormat
+from ..screen import make_table, show_json, show_line, show_table
 
-CORDONS = "cordons are not kept by brokers: keylane broker cordon GROUP"
+PRIVATE_MODE = 0o600
+CORDONS = "brokers do not store cordons: keylane broker cordon GROUP"
 NO_RIGHTS = (
-    "tokens, grants and quotas are not kept by brokers: make them again with keylane access, "
+    "brokers do not store tokens, grants and quotas: create them again with keylane access, "
     "or rebuild into another empty database with --access-from BACKUP, FOLDER or URL"
 )
 RIGHTS = (
-    "from {}: {}, {}, {}; those that were revoked since it was written are valid again: keylane "
+    "from {}: {}, {}, {}; those that were revoked after it was written are valid again: keylane "
     "access list"
 )
-HISTORY = (
-    "the audit log, finished operations and canceled or waiting resets are not kept by brokers"
-)
+HISTORY = "brokers do not store the audit log, finished operations and canceled or waiting resets"
 SETTINGS = (
-    "stored policies, starts and suspensions of consumer groups are not kept by brokers; "
+    "brokers do not store policies, starts and suspensions of consumer groups; "
     "set them again with keylane group set, create and suspend; the groups: {}"
 )
 LOSSES = (
-    "what groups lost earlier with disks that were given up is not kept by brokers; "
-    "the audit log of a backup says who accepted a loss"
+    "brokers do not store what groups lost earlier with disks that were given up; "
+    "the audit log of a backup shows who accepted a loss"
 )
 
 
@@ -112,8 +112,8 @@ async def rebuild(
         for gone in facts["gone"]:
             unread = ", ".join(gone["unread_by"])
             show_line(
-                f"partition {gone['partition_id']} of {facts['subject']!r} is gone, "
-                f"with whatever was in it" + (f"; perhaps not read by {unread}" if unread else ""),
+                f"partition {gone['partition_id']} of {facts['subject']!r} is lost, "
+                f"with all its messages" + (f"; perhaps not read by {unread}" if unread else ""),
                 errors=True,
             )
     groups = [
@@ -146,7 +146,7 @@ async def rebuild(
 
 
 def _rights_line(rights: KeptRights | None, source: str | None) -> str:
-    """What is said of tokens, grants and quotas."""
+    """Return the line about tokens, grants and quotas."""
     if rights is None or source is None:
         return NO_RIGHTS
     counts = (
@@ -199,3 +199,39 @@ def backup_content(file: Path) -> bytes:
         raise ConfigError(
             Reason.BACKUP_FILE, f"cannot read {file}: {error.strerror}", path=str(file)
         ) from error
+
+
+async def backup(
+    data: Path | None, database_url: str | None, file: Path, output: OutputFormat
+) -> None:
+    """Write a backup to a new file."""
+
+    def write(content: bytes) -> None:
+        number = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE_MODE)
+        with open(number, "wb") as opened:
+            opened.write(content)
+            opened.flush()
+            os.fsync(number)
+
+    try:
+        head = await backup_database(database_settings(data, database_url), write)
+    except OSError as error:
+        raise ConfigError(
+            Reason.BACKUP_FILE, f"cannot write {file}: {error.strerror}", path=str(file)
+        ) from error
+    if output is OutputFormat.JSON:
+        show_json(head)
+    else:
+        show_line(f"{file} is a complete backup of the database, of schema {head.revision}")
+
+
+async def restore(
+    data: Path | None, database_url: str | None, file: Path, output: OutputFormat
+) -> None:
+    """Fill an empty database from a backup."""
+    settings = database_settings(data, database_url)
+    head, rows = await restore_database(settings, backup_content(file), str(file))
+    if output is OutputFormat.JSON:
+        show_json({"rows": rows, "cluster": head.cluster, "program": head.program})
+        return
+    show_line(f"{rows} rows are restored.  Start the metaserver, then: keylane meta verify")

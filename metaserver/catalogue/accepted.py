@@ -72,7 +72,7 @@ def accept_folder(connection: Connection, broker_group: str, ask: AcceptFolder) 
     if row.alive:
         heard = last_heard(connection, broker_group)
         raise InvalidRequestError(
-            f"broker group {broker_group!r} {heard.said}, from {row.address}: nothing of it is "
+            f"broker group {broker_group!r} {heard.last_report}, from {row.address}: nothing of it is "
             f"given up.  If that broker is "
             f"dead, {heard.ask_again}"
         )

@@ -204,8 +204,8 @@ class Catalogue:
             self._wakeups.wake(await self._database.read(subject_names, changed))
         if higher or (report.hosted and not renewed):
             self._doubt(report.broker_group)
-        if report.unannounced:
-            self._unannounced[report.broker_group] = report.unannounced
+        if report.untold:
+            self._unannounced[report.broker_group] = report.untold
         missed, fence = False, 0
         if not renewed or report.opened_after:  # the broker may have read no answer yet
             missed = await self._database.read(groups_missed, report.broker_group)

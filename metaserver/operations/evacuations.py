@@ -93,7 +93,7 @@ def plan_evacuations(connection: Connection, ask: Reshape) -> list[PlannedOperat
     heard = last_heard(connection, source)
     if heard.left_ms > 0 and left:
         raise InvalidRequestError(
-            f"broker group {source!r} {heard.said}, and counts as alive.  If it is dead, "
+            f"broker group {source!r} {heard.last_report}, and counts as alive.  If it is dead, "
             f"{heard.ask_again}.  If it "
             "answers, evacuate it without --without-source and --accept-loss: it "
             "seals, and order is kept"

@@ -91,11 +91,11 @@ def _check_pair(*, client: str, server: str) -> None:
     both = f"the client is keylane {client[:48]}, the server {server[:48]}"
     if ahead > 1 or ours < min(FIRST_RELEASE, theirs):
         raise VersionError(
-            Reason.CLIENT_TOO_OLD, f"{said}: upgrade the client", client=client, server=server
+            Reason.CLIENT_TOO_OLD, f"{both}: upgrade the client", client=client, server=server
         )
     if ahead < -1 or theirs < min(FIRST_RELEASE, ours):
         raise VersionError(
-            Reason.SERVER_TOO_OLD, f"{said}: upgrade the server", client=client, server=server
+            Reason.SERVER_TOO_OLD, f"{both}: upgrade the server", client=client, server=server
         )
 
 
