@@ -33,7 +33,7 @@ from ..rpc.client import MetaClient
 from ..rpc.connections import Connections, clean_up, to_the_end
 from ..rpc.environment import Environment, environment_of
 from ..rpc.home import Home, Resident
-from ..rpc.race import Race, error_of, start_ending
+from ..rpc.race import Race, error_of, shield, start_ending
 from .assignments import Assignments
 from .broadcast import Broadcast, check_broadcast
 from .delivery.alone_turn import AloneTurn
@@ -325,7 +325,7 @@ class Consumer(Resident, Generic[V]):
         finally:
             self._opened.set()
         if not self._connections.wanted and self._ending is not None:
-            await asyncio.shield(self._ending)
+            await shield(self._ending)
             raise ClosedError("the consumer was closed while it was opened")
         return self
 
@@ -412,7 +412,7 @@ class Consumer(Resident, Generic[V]):
         if ending is not None:
             # A cancellation ends only the waiting: handlers end, and partitions are handed over,
             # all the same.
-            await asyncio.shield(ending)
+            await shield(ending)
 
     def begin_close(self) -> asyncio.Task[None] | None:
         """Begin what `close` does, and return at once; the task ends when everything is handed
@@ -648,7 +648,7 @@ class Consumer(Resident, Generic[V]):
         self._home.check_not_elsewhere()
         if self._ended is None:
             raise ClosedError("the consumer was never opened")
-        await asyncio.shield(self._ended)
+        await shield(self._ended)
 
     async def suspend(self) -> None:
         """

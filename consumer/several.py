@@ -11,7 +11,7 @@ from ..protocol.control import SHORT_TEXT_CHARS_MAX
 from ..protocol.errors import ClosedError, ConfigError, HandlerTypeError, Reason, UsageError
 from ..protocol.ids import check_name
 from ..rpc.environment import environment_of
-from ..rpc.race import Race, error_of, start_task
+from ..rpc.race import Race, error_of, shield, start_task
 from .dispatches import Calls
 from .settings import ConsumerSettings
 
@@ -118,7 +118,7 @@ class Several:
         """Close all members, also if that of one fails."""
         ending = self.begin_close()
         if ending is not None:
-            await asyncio.shield(ending)
+            await shield(ending)
 
     def begin_close(self) -> asyncio.Task[None] | None:
         """Begin to close all members; returns what `close` waits for, None if it waits for

@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, S
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
+from ..rpc.race import shield
+
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 T = TypeVar("T")
@@ -111,7 +113,7 @@ class SingleFlight(Generic[K, V, T]):
             task = asyncio.create_task(self._run_after(self._last.get(key), key))
             self._next[key] = self._last[key] = task
             task.add_done_callback(lambda done: self._forget(key, done))
-        return await asyncio.shield(task)
+        return await shield(task)
 
     async def _run_after(self, before: asyncio.Task[T] | None, key: K) -> T:
         if before is not None:

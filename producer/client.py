@@ -30,7 +30,7 @@ from ..protocol.text import counted
 from ..rpc.client import MetaClient
 from ..rpc.connections import clean_up, to_the_end
 from ..rpc.environment import Environment
-from ..rpc.race import start_ending
+from ..rpc.race import shield, start_ending
 from .arguments import (
     checked_strategy,
 )
@@ -435,7 +435,7 @@ class Producer(Sending[V], Generic[V]):
         self._home.check()
         if not self._open:
             if self._ending is not None:  # the task that began to close was cancelled
-                await asyncio.shield(self._ending)
+                await shield(self._ending)
             else:  # another task opens it
                 self._connections.wait_no_more()
                 await self._opened.wait()
@@ -458,7 +458,7 @@ class Producer(Sending[V], Generic[V]):
                 senders = [*self._take_senders().values()]
                 self._ending = start_ending(self._end(senders), name="closing")
             try:
-                await asyncio.shield(self._ending)
+                await shield(self._ending)
             except asyncio.CancelledError:
                 self._ending.add_done_callback(lambda _: self._log_unreported())
                 raise

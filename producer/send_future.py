@@ -10,6 +10,7 @@ import msgspec
 
 from ..protocol.errors import Fate, InvalidRequestError, KeylaneError, Reason, UsageError
 from ..protocol.message import Receipt
+from ..rpc.race import shield
 from .outgoing_batch import OutgoingBatch
 from .send_budget import SendBudget
 
@@ -60,7 +61,7 @@ class SendFuture:
                 error.fate = Fate.UNKNOWN  # it may be stored: it is sent in the other loop
                 raise error
             if batch.settles_apart:
-                yield from asyncio.shield(batch.waited_for(index)).__await__()
+                yield from shield(batch.waited_for(index)).__await__()
                 continue
             if (hurry := batch.hurry) is not None:
                 batch.hurry = None

@@ -37,6 +37,35 @@ def start_ending(work: Coroutine[Any, Any, T], *, name: str | None = None) -> as
     return start_task(_Ending(work), name=name)
 
 
+def shield(work: asyncio.Future[T] | Coroutine[Any, Any, T]) -> asyncio.Future[T]:
+    """
+    Return a future for one waiter, whose cancellation does not cancel `work`.
+
+    An error of `work` is dropped once the waiter has gone.  From Python 3.14 on, `asyncio.shield`
+    reports such an error to the event loop, and a server would log one for each caller that left.
+    """
+    inner = start_task(work) if asyncio.iscoroutine(work) else work
+    assert isinstance(inner, asyncio.Future)
+    if inner.done():
+        return inner
+    outer: asyncio.Future[T] = inner.get_loop().create_future()
+
+    def ended(inner: asyncio.Future[T]) -> None:
+        if inner.cancelled():
+            outer.cancel()
+            return
+        error = inner.exception()
+        if outer.done():
+            return
+        if error is None:
+            outer.set_result(inner.result())
+        else:
+            outer.set_exception(error)
+
+    inner.add_done_callback(ended)
+    return outer
+
+
 class _Ending(Coroutine[Any, Any, T], Generic[T]):
     """A coroutine that ignores exceptions thrown into it before its first step."""
 
@@ -202,7 +231,7 @@ class Steps(AsyncIterator[T]):
             self._step.add_done_callback(_note_seen)
         step = self._step
         try:
-            value = await asyncio.shield(step)
+            value = await shield(step)
         except asyncio.CancelledError:
             if step.cancelled():
                 self._step = None

@@ -25,6 +25,7 @@ from ...protocol.errors import CapabilityEndedError, KeylaneError, Unauthenticat
 from ...protocol.frames import Authenticate
 from ...rpc.access.caller import Caller
 from ...rpc.access.signing import is_proof, is_signed
+from ...rpc.race import shield
 from .newest_news import NewestNews
 
 KNOWN_MAX = 10_000
@@ -179,7 +180,7 @@ class CapabilityJudge:
             if self._boot_ms() - self._asked_at_ms < ASK_AGAIN_MS:
                 return
             self._asking = asyncio.create_task(self._take_asked())
-        await asyncio.shield(self._asking)
+        await shield(self._asking)
 
     async def _take_asked(self) -> None:
         try:

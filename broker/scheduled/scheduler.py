@@ -34,6 +34,7 @@ from ...protocol.errors import (
 from ...protocol.http.posted import PostedMessage
 from ...protocol.scheduled.receipt import CancelOutcome
 from ...protocol.text import LISTED_MAX, counted, listed
+from ...rpc.race import shield
 from ..calendar import Calendar
 from ..standing import Standing
 from ..storage.files import Files
@@ -221,7 +222,7 @@ class Scheduler:
             await self._keep(fresh)
         for write in writing:
             if write is not None:
-                await asyncio.shield(write.done)
+                await shield(write.done)
         return known
 
     def _check_limits(self, fresh: Sequence[Waits]) -> None:
@@ -269,7 +270,7 @@ class Scheduler:
         count(len(messages), size)
         for message in messages:
             self._writing[message.scheduled_id] = _Keeping(subject, done)
-        await asyncio.shield(done)
+        await shield(done)
 
     async def cancel(self, scheduled_id: bytes) -> CancelOutcome:
         """
@@ -283,12 +284,12 @@ class Scheduler:
         """
         self._writer.check()
         if (write := self._writing.get(scheduled_id)) is not None:
-            await asyncio.shield(write.done)
+            await shield(write.done)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DELIVERY_S):
                 while self._agenda.is_taken(scheduled_id):
                     canceling = self._canceling.get(scheduled_id)
-                    await (asyncio.shield(canceling) if canceling else self._turn.wait())
+                    await (shield(canceling) if canceling else self._turn.wait())
         outcome = self._agenda.cancel(scheduled_id)
         if outcome is not None:
             return outcome
@@ -304,7 +305,7 @@ class Scheduler:
 
         done = self._writer.submit([Canceled(scheduled_id)], then=canceled, undo=wait_again)
         self._canceling[scheduled_id] = done
-        await asyncio.shield(done)
+        await shield(done)
         return CancelOutcome.CANCELED
 
     # ── the journal ───────────────────────────────────────────────────────────────────────────────
@@ -528,7 +529,7 @@ class Scheduler:
         done = self._writer.submit([DroppedMessages(ids)], then=dropped, undo=keep)
         self._canceling |= dict.fromkeys(ids, done)
         try:
-            await asyncio.shield(done)
+            await shield(done)
         except KeylaneError as error:
             self._tell(subject, error)
         else:

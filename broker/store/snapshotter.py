@@ -18,6 +18,7 @@ import asyncio
 import logging
 
 from ...protocol.errors import KeylaneError, StorageError
+from ...rpc.race import shield
 from ..partition.state import BrokerState
 from ..storage.index.interface import ConsumeQueues
 from ..storage.log.commit_log import CommitLog
@@ -93,7 +94,7 @@ class Snapshotter:
         """
         await self.ended()
         # If the caller is cancelled, the snapshot is still written, and the next one waits for it.
-        return await asyncio.shield(self._start(clean=clean))
+        return await shield(self._start(clean=clean))
 
     async def ended(self) -> None:
         """Wait for the snapshot that is being written, if there is one."""

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from ...protocol.batch import unpacked
 from ...protocol.errors import ConfigError, CorruptBatchError, InvalidRequestError, LeaseLostError
 from ...protocol.message import lease_of
-from ...rpc.race import start_task
+from ...rpc.race import shield, start_task
 from ..delivery.pulled_batch import PulledBatch
 from ..pulling.pull_client import PullClient
 from .not_acked import asked_wait_ms, wait_ms_of
@@ -106,7 +106,7 @@ class ArrowBatch:
                 return
             self._acking = start_task(self._let_go_later())
         if self._acking is not None:
-            if not await asyncio.shield(self._acking):
+            if not await shield(self._acking):
                 raise LeaseLostError(partition_id=self.partition_id, offset=self.start_offset)
         elif self._owner.is_given_back(self):
             raise InvalidRequestError(f"{self!r} was given back; ack it when it comes again")

@@ -23,6 +23,7 @@ from sqlalchemy.engine import URL, Connection
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import StaticPool
 
+from ...rpc.race import shield
 from .transactions import CLOSE_S, ending_error, storage_error
 
 P = ParamSpec("P")
@@ -92,7 +93,10 @@ class SqliteTransactions:
             raise ending_error()
         self.pending += 1
         try:
-            connection = self._connection or await self._open()
+            connection = self._connection
+            if connection is None:
+                # A caller that left now would leave a connection behind that nobody closes.
+                connection = await shield(self._open())
             return await connection.run(partial(self._transact, work, *args, **kwargs))
         except (SQLAlchemyError, sqlite3.Error, OSError) as error:
             raise storage_error(error, self._url) from error

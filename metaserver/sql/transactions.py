@@ -14,6 +14,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from ...protocol.errors import DataFolderError, DiskFullError, Fate, StorageError
 from ...protocol.errors.failures import open_files_error
 from ...protocol.text import without_password
+from ...rpc.race import shield
 from .open_files import few_files_left
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class TransactionRunner:
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         try:
-            return await asyncio.shield(task)
+            return await shield(task)
         except asyncio.CancelledError:
             if reads and not task.done():
                 taking = asyncio.get_running_loop().call_later(GONE_S, task.cancel)

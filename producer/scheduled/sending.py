@@ -44,7 +44,7 @@ from ...protocol.text import seconds
 from ...rpc.client import BrokerClient, MetaClient
 from ...rpc.home import Home, Resident
 from ...rpc.identity import DrawBits
-from ...rpc.race import shared, start_task
+from ...rpc.race import shared, shield, start_task
 from ..arguments import checked_timeout
 from ..given_up import GivenUp, Unreported
 from ..settings import ProducerSettings
@@ -81,7 +81,7 @@ class ScheduledFuture:
     def __await__(self) -> Generator[Any, None, ScheduledReceipt]:
         self._report()
         try:
-            return (yield from asyncio.shield(self._task).__await__())
+            return (yield from shield(self._task).__await__())
         except KeylaneError as error:
             raise error.copy() from error.__cause__
 

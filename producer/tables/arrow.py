@@ -34,6 +34,7 @@ from ...protocol.errors import (
 from ...protocol.limits import KEY_BYTES_MAX, LOGICAL_PARTITIONS
 from ...protocol.message import Receipt, TableReceipt
 from ...protocol.text import counted
+from ...rpc.race import shield
 from ..executor import Executor
 from ..outgoing_batch import OutgoingBatch
 from ..send_future import BatchFuture, SendFuture
@@ -521,7 +522,7 @@ class TableSending:
         """Count the oldest batches and messages that are settled; all of them if it `waits`."""
         while self._batches and (waits or self._batches[0][0].told):
             batch, rows = self._batches.popleft()
-            await asyncio.shield(batch.future)
+            await shield(batch.future)
             if type(batch.outcome) is Receipt and batch.marks is None:
                 self._stored += len(rows)
                 continue

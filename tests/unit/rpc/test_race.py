@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+from typing import Any
 
 import pytest
 
 from keylane.protocol.errors import ClosedError, NotSentError
-from keylane.rpc.race import Race, shared, start_ending, start_task
+from keylane.rpc.race import Race, shared, shield, start_ending, start_task
 from support.running.eager_tasks import eager_tasks
 
 
@@ -197,3 +199,44 @@ async def test_task_that_ends_a_client_shows_where_it_waits():
     stop.set()
     await task
     assert task.get_stack() == []
+
+
+async def test_shielded_work_ends_when_its_waiter_is_cancelled():
+    ended: list[int] = []
+
+    async def work() -> None:
+        await asyncio.sleep(0.01)
+        ended.append(1)
+
+    task = asyncio.ensure_future(work())
+    waiter = shield(task)
+    waiter.cancel()
+    await task
+    assert waiter.cancelled()
+    assert ended == [1]
+
+
+async def test_error_of_shielded_work_is_dropped_when_its_waiter_has_gone():
+    """The event loop hears of no error, on no version of Python."""
+    heard: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: heard.append(context))
+
+    async def fail() -> None:
+        await asyncio.sleep(0.01)
+        raise ValueError("nobody waits")
+
+    waiter = shield(fail())
+    await asyncio.sleep(0)
+    waiter.cancel()
+    await asyncio.sleep(0.03)
+    gc.collect()
+    assert heard == []
+
+
+async def test_shielded_work_raises_its_error_when_it_is_awaited():
+    async def fail() -> None:
+        await asyncio.sleep(0)
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        await shield(fail())

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import sqlite3
 import threading
+from functools import partial
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -157,3 +161,34 @@ async def test_statement_is_compiled_once_when_transactions_repeat_it(database):
     await database.write(_fill)
     assert [await database.write(look, ids) for ids in ([1], [1, 2], [])] == [[1], [1, 2], []]
     assert len({id(compiled) for compiled in contexts}) == 1
+
+
+@pytest.mark.parametrize("turns", [1, 2, 3])
+async def test_connection_is_closed_when_its_first_caller_leaves(tmp_path, monkeypatch, turns):
+    """It is one of several readers' connections, and is still being opened then."""
+    left: set[int] = set()
+    numbers = itertools.count()
+
+    class Counted(sqlite3.Connection):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            self.number = next(numbers)
+            left.add(self.number)
+
+        def close(self) -> None:
+            super().close()
+            left.discard(self.number)
+
+    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=Counted))
+    async with open_database(
+        folder=tmp_path, url=None, clock=ManualClock(), boot="b", broker_ttl_ms=1
+    ) as opened:
+        known = len(left)
+        calls = [asyncio.ensure_future(opened.read(lambda _connection: None)) for _ in range(8)]
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+    assert next(numbers) > known, "a connection was being opened"
+    assert left == set()
