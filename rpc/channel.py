@@ -20,9 +20,9 @@ from ..protocol.frames import (
     is_long_poll,
     refusal_error,
 )
+from .frames.frame_socket import FrameSocket
 from .liveness.silence import Silence, SilencePatience
 from .network import Call, Calling, OnAnswer, OnPart
-from .plane.frame_socket import FrameSocket
 from .race import start_task
 
 WAIT_MS_MAX = 60_000

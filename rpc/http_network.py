@@ -48,11 +48,11 @@ from .access.greeting import authenticate, greet, stay_known
 from .access.throttling import THROTTLED_HEADER, Throttling
 from .access.token_file import TokenSource, refused_token, token_source
 from .channel import DataChannel
+from .frames.upgrade import open_socket
 from .liveness.keepalive import watched_socket
 from .liveness.recent import RecentNames
 from .liveness.silence import SilencePatience
 from .network import no_answer
-from .plane.upgrade import open_socket
 from .race import start_task
 from .reasons import cause, reason
 from .threads.host_names import HostNames

@@ -43,7 +43,7 @@ ADDRESSES_KNOWN_MAX = 1_000
 
 
 class JudgedConnection(Protocol):
-    """The connection that is judged; see `plane.frame_socket.FrameSocket`."""
+    """The connection that is judged; see `frames.frame_socket.FrameSocket`."""
 
     heard: bool
     reading: bool

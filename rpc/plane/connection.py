@@ -17,8 +17,8 @@ from ...protocol.limits import IN_FLIGHT_PER_CONNECTION_MAX
 from ..access.guard import ConnectionAccess
 from ..access.pacing import Delay
 from ..answer_room import AnswerRoom
+from ..frames.frame_socket import Buffer, FrameSocket
 from ..race import start_task
-from .frame_socket import Buffer, FrameSocket
 
 log = logging.getLogger("keylane.rpc")
 

@@ -67,12 +67,12 @@ from ..access.guard import AUTHENTICATE_S, FETCHING, Guard
 from ..access.pacing import HOLD_MS
 from ..access.places import Places
 from ..answer_room import AnswerRoom, begin_answer
+from ..frames.incoming import IncomingRoom
+from ..frames.upgrade import accept_socket
 from ..intake import free_connection
 from ..race import start_task
 from .connection import GOODBYE_S, Parts, PlaneCall, PlaneConnection
-from .incoming import IncomingRoom
 from .prompt import Handled, PromptCall
-from .upgrade import accept_socket
 
 log = logging.getLogger("keylane.rpc")
 

@@ -13,8 +13,8 @@ import pytest
 
 from keylane.protocol.errors import FencedError
 from keylane.protocol.frames import Answer, Append, Appended, Batches, Read, Released, Request
+from keylane.rpc.frames import frame_socket
 from keylane.rpc.http_network import HttpNetwork
-from keylane.rpc.plane import frame_socket
 from keylane.rpc.server import ControlRoute, Server
 from support import ports
 

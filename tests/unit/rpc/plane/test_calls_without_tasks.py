@@ -19,12 +19,12 @@ from keylane.protocol.errors import (
 from keylane.protocol.frames import Ack, Acked, Append, Appended, Batches, Pull, Read, frame_parts
 from keylane.protocol.limits import FRAME_BYTES_MAX, IN_FLIGHT_PER_CONNECTION_MAX
 from keylane.rpc.answer_room import CONNECTION_BYTES_MAX, READS_AT_ONCE, AnswerRoom
+from keylane.rpc.frames.frame_socket import FrameSocket
+from keylane.rpc.frames.incoming import IncomingRoom
 from keylane.rpc.http_network import HttpNetwork
 from keylane.rpc.plane import data_plane
 from keylane.rpc.plane.connection import PlaneConnection
 from keylane.rpc.plane.data_plane import DataPlane
-from keylane.rpc.plane.frame_socket import FrameSocket
-from keylane.rpc.plane.incoming import IncomingRoom
 from keylane.rpc.server import Server
 
 WHO = ("g", "a" * 16, 1)

@@ -15,16 +15,16 @@ from aiohttp import web
 
 from keylane.protocol.errors import FrameError
 from keylane.protocol.frames import SIGN_OF_LIFE
-from keylane.rpc.liveness.keepalive import KEEPALIVE
-from keylane.rpc.plane import frame_socket
-from keylane.rpc.plane.frame_socket import (
+from keylane.rpc.frames import frame_socket
+from keylane.rpc.frames.frame_socket import (
     FRAME_BYTES_FIRST,
     LANDING_BYTES,
     QUEUED_BYTES_MAX,
     FrameSocket,
 )
-from keylane.rpc.plane.incoming import IncomingRoom
-from keylane.rpc.plane.upgrade import UPGRADE_HEADERS, accept_socket, open_socket
+from keylane.rpc.frames.incoming import IncomingRoom
+from keylane.rpc.frames.upgrade import UPGRADE_HEADERS, accept_socket, open_socket
+from keylane.rpc.liveness.keepalive import KEEPALIVE
 from support.raw_frames import sized
 
 BYTES_MAX = 4 << 20

@@ -4,7 +4,7 @@ up.
 
 from __future__ import annotations
 
-from keylane.rpc.plane.incoming import HARD_FACTOR, LOOK_S, PATIENCE_S, RATE_MIN, IncomingRoom
+from keylane.rpc.frames.incoming import HARD_FACTOR, LOOK_S, PATIENCE_S, RATE_MIN, IncomingRoom
 
 MIB = 1 << 20
 
