@@ -124,20 +124,19 @@ class Drainer:
             raise
 
     async def _rounds(self) -> None:
-        attempt = 0
+        pauses = self._settings.backoff.pauses(self._rng)
         self.wake()
         while not self._closing and self.fault is None:
             try:
                 if await self._is_due():
                     await self._round()
-                attempt = 0
+                pauses.reset()
             except (KeylaneError, TokenPassedError) as error:
                 log.info(
                     "the outbox will read its rows again: %s", getattr(error, "message", error)
                 )
                 await self._forget()
-                attempt += 1
-                await self._pause(self._settings.backoff.wait_ms(attempt, self._rng))
+                await self._pause(pauses.next_ms())
                 self.wake()
 
     async def _is_due(self) -> bool:

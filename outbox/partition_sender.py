@@ -94,11 +94,10 @@ class PartitionSender:
         self._owner = owner
         self._broker_at = broker_at
         self._settings = settings
-        self._rng = rng
         self._new_session = new_session
         self._session = new_session()
         self._next_sequence = 0
-        self._attempt = 0
+        self._pauses = settings.backoff.pauses(rng)
         self._wake = asyncio.Event()
         self._task = start_task(self._run(), name=f"outbox {subject} {partition_id}")
         self._task.add_done_callback(owner.note_fault)
@@ -143,12 +142,12 @@ class PartitionSender:
                 await self._stream()
             except KeylaneError as error:
                 self.problem = error.message
-                self._attempt += 1
                 await self._owner.follow(self.subject)
                 if self._after_failure(error):
+                    self._pauses.skip()
                     continue
-                wait_ms = self._settings.backoff.wait_ms(self._attempt, self._rng)
-                level = logging.WARNING if self._attempt == WARN_AT else logging.DEBUG
+                wait_ms = self._pauses.next_ms()
+                level = logging.WARNING if self._pauses.failures == WARN_AT else logging.DEBUG
                 log.log(level, "rows of %s wait: %s", self.subject, error.message)
                 await asyncio.sleep(wait_ms / 1000)
 
@@ -201,7 +200,7 @@ class PartitionSender:
             raise
 
     def _settle(self, batch: OutboxBatch) -> None:
-        self._attempt = 0
+        self._pauses.reset()
         self.problem = ""
         self.batches.remove(batch)
         self._owner.stored(batch)
