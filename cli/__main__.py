@@ -1,4 +1,4 @@
-"""`python -m keylane.cli` is the `keylane` command; Ctrl-C ends it quietly during its imports too."""
+"""`python -m keylane.cli` is the `keylane` command; Ctrl-C ends its imports quietly too."""
 
 from __future__ import annotations
 

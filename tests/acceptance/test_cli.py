@@ -359,7 +359,7 @@ def test_usage_error_has_status_two(command, words):
     body = json.loads(done.stderr)
     assert all(word in body["message"] for word in words)
     assert (body["name"], body["code"], body["fate"]) == ("ConfigError", 1001, "not_done")
-    assert body["hint"].endswith("--help shows what there is.")
+    assert body["hint"].endswith("--help shows the options.")
 
 
 @pytest.mark.parametrize(

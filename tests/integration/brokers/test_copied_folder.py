@@ -320,7 +320,7 @@ async def test_copy_of_a_running_folder_is_refused_when_the_original_had_come_fa
     words = ("broker", "accept", "g1", "--meta", copied.cluster.meta)
     asked = await asyncio.to_thread(run_keylane, *words, text="n\n", terminal=True)
     assert asked.returncode == 1
-    assert "what was stored between them is given up" in asked.stderr
+    assert "messages that were stored between the two are given up" in asked.stderr
     assert "Give up what this copy of g1's data folder lacks?" in asked.stderr
     assert "older copy" in await asyncio.to_thread(copied.registration, second)
     assert await told.accept() == would

@@ -194,16 +194,16 @@ def test_slice_of_a_column_is_decoded():
 @pytest.mark.parametrize(
     ("schema", "bad_values", "text"),
     [
-        ("", "fail", "a name and a type is wanted"),
+        ("", "fail", "a name and a type is expected"),
         ("n", "fail", "one of string, boolean"),
         ("n INT, n INT", "fail", "named twice"),
-        ("n INT name STRING", "fail", "',' is wanted"),
+        ("n INT name STRING", "fail", "',' is expected"),
         ("n DATE", "fail", "one of string, boolean"),
-        ("n ARRAY<INT", "fail", "'>' is wanted"),
+        ("n ARRAY<INT", "fail", "'>' is expected"),
         ("n " + "ARRAY<" * 40 + "INT" + ">" * 40, "fail", "nested more than 32"),
         (", ".join(f"n{number} INT" for number in range(1_001)), "fail", "more than 1000 fields"),
         (pa.schema([("day", pa.date32())]), "fail", "type date32"),
-        ("n INT", "drop", "fail or null is wanted"),
+        ("n INT", "drop", "give fail or null"),
     ],
 )
 def test_schema_that_cannot_be_is_refused(schema, bad_values, text):

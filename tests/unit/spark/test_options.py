@@ -227,7 +227,7 @@ def test_bare_offset_is_refused_with_the_way_to_write_it():
 @pytest.mark.parametrize("value", ["fail", "null"])
 def test_bad_values_are_refused_without_a_schema(value):
     """They say what becomes of values that do not fit it."""
-    with pytest.raises(ConfigError, match="badValues: goes with jsonSchema"):
+    with pytest.raises(ConfigError, match="badValues: needs jsonSchema"):
         parsed(badValues=value)
     assert parsed(badValues=value, jsonSchema="n INT").bad_values == value
 
