@@ -489,9 +489,7 @@ def test_persistent_error_is_raised_when_the_patience_is_over(filled, quick, mon
     details = told(caught).details
     assert (details["partition_id"], details["start"], details["end"]) == (3, 0, ROWS)
     assert (details["offset"], details["subject"]) == (0, "flights")
-    assert "partition 3, offsets [0, 1000): no answer from offset 0 on for 0 s" in str(
-        caught.value
-    )
+    assert "partition 3, offsets [0, 1000): no answer from offset 0 on for 0 s" in str(caught.value)
     reads = len(filled.reads)
     assert reads > 9
     filled.fail = [FencedError()]
