@@ -244,7 +244,7 @@ class ConsumerHost(Host):
             subject=self.subject,
             group=self.group,
             **{"batch_handler" if self._batched else "handler": handler},
-            settings=replace(self._settings, name=self.name, instance=self.instance),
+            settings=replace(self._settings, name=self.name, instance=self.instance or ""),
             _environment=Environment(
                 network=network,
                 clock=clock,
