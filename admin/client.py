@@ -875,7 +875,7 @@ class Admin(Resident):
                 again.
         """
         if not isinstance(operation, OperationView):
-            raise InvalidRequestError(f"one operation is followed, not {operation!r:.80}")
+            raise InvalidRequestError(f"follow takes one operation, not {operation!r:.80}")
         view = operation
         yield view
         while view.operation_id and view.state not in ROUTE_FINAL:
@@ -1587,7 +1587,7 @@ class Admin(Resident):
         self._connections.home.check()
         addresses = addresses_of(address)
         if len(addresses) > 1:
-            raise ConfigError(f"the health of one broker is asked for, not of {address!r:.80}")
+            raise ConfigError(f"give the address of one broker, not {address!r:.80}")
         return await self._connections.broker_at(addresses[0]).health()
 
     # ── the cluster ───────────────────────────────────────────────────────────────────────────────
@@ -1617,7 +1617,7 @@ class Admin(Resident):
         try:
             return msgspec.convert(details["cluster"], ClusterView)
         except (KeyError, msgspec.ValidationError) as error:
-            raise ForeignServerError("the metaserver does not tell versions") from error
+            raise ForeignServerError("the metaserver does not report versions") from error
 
     # ── inside: calls ─────────────────────────────────────────────────────────────────────────────
     @property
@@ -1683,7 +1683,7 @@ class Admin(Resident):
             self._connections.home.check()
             addresses = addresses_of(broker)
             if len(addresses) > 1:
-                raise ConfigError(f"one broker is asked, not {broker!r:.80}")
+                raise ConfigError(f"give the address of one broker, not {broker!r:.80}")
             return addresses, {}
         brokers = (await self._meta.health()).details.get("brokers", [])
         silent = {
@@ -1770,7 +1770,7 @@ class Admin(Resident):
             return partition_id, offset
         if offset is not None or not key:
             raise InvalidRequestError(
-                "an offset names a message by itself"
+                "give an offset or a key, not both"
                 if key
                 else "messages without a key have no order: name one by its "
                 "partition and its offset"

@@ -19,7 +19,7 @@ from ..rpc.client import BrokerClient
 from .parked_views import ParkedKeyView, ParkedMessage, WantedKeys
 
 READ_BYTES = 1 << 16
-_GONE = "it is not stored any more"
+_GONE = "it is no longer stored"
 _LACKING = f"its broker does not store it, and {MAYBE_OLDER_COPY}"
 
 

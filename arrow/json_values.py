@@ -163,7 +163,7 @@ def json_values(options: ReadOptions) -> JsonValues | None:
     _check_bad_values(options.bad_values)
     if options.json_schema is None:
         if options.bad_values != FAIL:
-            raise ConfigError("bad_values: it goes with a schema, and no value is decoded without")
+            raise ConfigError("bad_values: no value is decoded without a schema: give one too")
         return None
     return JsonValues(options.json_schema, options.bad_values)
 
@@ -171,7 +171,7 @@ def json_values(options: ReadOptions) -> JsonValues | None:
 def _check_bad_values(bad_values: object) -> None:
     """Raise ConfigError unless the option has one of its two values."""
     if bad_values not in (FAIL, NULL):
-        raise ConfigError(f"bad_values: {FAIL} or {NULL} is wanted, not {bad_values!r:.40}")
+        raise ConfigError(f"bad_values: give {FAIL} or {NULL}, not {bad_values!r:.40}")
 
 
 class _BadValueError(Exception):

@@ -110,8 +110,8 @@ def _check_progress(builder: RowBuilder, answer: Batches, planned: PlannedRange)
     expected = min(answer.upto, planned.end)
     if builder.next_offset != expected:
         raise CorruptBatchError(
-            f"partition {planned.partition_id}: offsets up to {expected} were announced, "
-            f"up to {builder.next_offset} came",
+            f"partition {planned.partition_id}: the broker announced offsets up to {expected}, "
+            f"and sent offsets up to {builder.next_offset}",
             partition_id=planned.partition_id,
             offset=builder.next_offset,
         )
@@ -226,8 +226,8 @@ def _unreadable(
 ) -> UnreachableError:
     return UnreachableError(
         Reason.RANGE_UNREADABLE,
-        f"{_named(planned)}: nothing came from offset {offset} on for {seconds:.0f} s; "
-        f"the last try: {error.message}",
+        f"{_named(planned)}: no answer from offset {offset} on for {seconds:.0f} s; "
+        f"the last error: {error.message}",
         subject=planned.subject,
         partition_id=planned.partition_id,
         start=planned.start,

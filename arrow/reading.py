@@ -145,7 +145,7 @@ def _point(name: str, given: str | datetime | timedelta) -> Point:
         return Edge(given)
     words = "'earliest', 'latest', 'group:NAME' or {partition id: offset}"
     if not isinstance(given, str | datetime | timedelta):
-        raise ConfigError(f"{name}: an instant, {words} is wanted, not {given!r:.80}")
+        raise ConfigError(f"{name}: give an instant, {words}, not {given!r:.80}")
     try:
         return StoredAt(instant_ms(given, now_ms=SystemClock.wall_ms()))
     except InvalidRequestError as error:
@@ -155,19 +155,17 @@ def _point(name: str, given: str | datetime | timedelta) -> Point:
 def _partitions(partitions: Iterable[int]) -> frozenset[int]:
     given = list(partitions) if isinstance(partitions, Iterable) else []
     if not isinstance(partitions, Iterable) or any(type(each) is not int for each in given):
-        raise ConfigError(f"partitions: a list of partition ids is wanted, not {partitions!r:.80}")
+        raise ConfigError(f"partitions: give a list of partition ids, not {partitions!r:.80}")
     return frozenset(given)
 
 
 def _columns(columns: Iterable[str]) -> tuple[str, ...]:
     if isinstance(columns, str) or not isinstance(columns, Iterable):
-        raise ConfigError(f"columns: a list of names is wanted, not {columns!r:.80}")
+        raise ConfigError(f"columns: give a list of names, not {columns!r:.80}")
     names = tuple(columns)
     unknown = [name for name in names if name not in EVERY_COLUMN]
     if unknown or not names or len(set(names)) != len(names):
-        problem = (
-            f"no column {unknown[0]!r:.80}" if unknown else "some columns, each once, are wanted"
-        )
+        problem = f"no column {unknown[0]!r:.80}" if unknown else "give at least one, and each once"
         raise ConfigError(f"columns: {problem}; there are {', '.join(EVERY_COLUMN)}")
     return names
 
@@ -175,7 +173,7 @@ def _columns(columns: Iterable[str]) -> tuple[str, ...]:
 def _keys(keys: Iterable[bytes]) -> list[bytes]:
     given = list(keys) if isinstance(keys, Iterable) else [keys]
     if not all(isinstance(key, bytes) for key in given):
-        raise ConfigError("keys: a list of bytes is wanted")
+        raise ConfigError("keys: give a list of bytes")
     return given
 
 
@@ -185,5 +183,5 @@ def _pace(given: int | None) -> int | None:
 
 def _positive(name: str, given: int) -> int:
     if type(given) is not int or given < 1:
-        raise ConfigError(f"{name}: a whole number above 0 is wanted, not {given!r:.40}")
+        raise ConfigError(f"{name}: give a whole number above 0, not {given!r:.40}")
     return given

@@ -89,7 +89,7 @@ class RowBuilder:
         if not header.base_offset <= offset < header.next_offset:
             raise CorruptBatchError(
                 f"offset {offset} is missing in partition {self._partition_id}: "
-                f"the batch sent holds [{header.base_offset}, {header.next_offset})",
+                f"the broker sent a batch of [{header.base_offset}, {header.next_offset})",
                 partition_id=self._partition_id,
                 offset=offset,
                 found=header.base_offset,

@@ -49,9 +49,7 @@ MetaOption = Annotated[
         help="Address of the metaserver; several are separated by commas.",
     ),
 ]
-OutputOption = Annotated[
-    OutputFormat, typer.Option("--output", "-o", help="table for people, json for programs.")
-]
+OutputOption = Annotated[OutputFormat, typer.Option("--output", "-o", help="Template of a line.")]
 LineFormatOption = Annotated[str, typer.Option(help="Template of a line.")]
 
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show the plan, change nothing.")]

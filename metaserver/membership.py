@@ -113,13 +113,13 @@ class ClusterMember:
                     log.warning("cannot register this metaserver in the database: %s", line)
             else:
                 if failures := troubles.over(round(loop.time() * 1000)):
-                    log.warning("this metaserver is noted again, after %s", failures)
+                    log.warning("this metaserver is registered again, after %s", failures)
 
     async def _leave(self) -> None:
         try:
             await self._database.write(leave, holder=self._holder)
         except KeylaneError as error:
-            log.debug("cannot report that this metaserver leaves: %s", error.message)
+            log.debug("cannot remove this metaserver's registration: %s", error.message)
 
     def check(self, report: BrokerHeartbeat) -> None:
         """

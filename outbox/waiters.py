@@ -55,7 +55,7 @@ class RowWaiters:
                 if not future.done():
                     state, failure, now = await self._database.run(_outcome, self._tables, row_id)
                     if state == GONE and deletions(now) != deletions(token):
-                        failure = "an operator has deleted rows, and it may be one of them"
+                        failure = "an operator has deleted rows, and this may be one of them"
                     token = now
                     if state == REFUSED:
                         self._refuse(row_id, failure)
@@ -80,7 +80,7 @@ class RowWaiters:
 
     def close(self) -> None:
         """End all waits because the outbox is closed."""
-        text = "the outbox was closed; the message is in its table, and is sent later"
+        text = "the outbox was closed; the message is in its table, and will be sent later"
         self.end(ClosedError(text).copy(Fate.UNKNOWN))
 
     def end(self, error: KeylaneError) -> None:

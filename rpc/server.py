@@ -213,7 +213,7 @@ async def _read_body(request: web.Request, body_s: float) -> bytes:
     except TimeoutError:
         raise InvalidRequestError(
             Reason.REQUEST_TOO_SLOW,
-            f"{request.method} {request.path[:200]!r}: the body was not there in {body_s:g} s",
+            f"{request.method} {request.path[:200]!r}: the body did not arrive in {body_s:g} s",
             limit_ms=int(body_s * 1000),
         ) from None
     except (web.RequestPayloadError, OSError) as error:  # of the socket: its client has gone
@@ -536,7 +536,7 @@ class Server:
             return
         if self._guard is None:
             raise UnauthenticatedError(
-                "the figures need the token of the server's setting metrics_token_file",
+                "the metrics need the token of the server's setting metrics_token_file",
                 problem="no token",
             )
         peer = None

@@ -130,8 +130,8 @@ class Fenced(AbstractContextManager[T], AbstractAsyncContextManager[T], Generic[
     def _begin(self, target: Session | Connection) -> T:
         if not target.in_transaction():
             raise InvalidRequestError(
-                "no transaction has begun: `async with session.begin():` around it, or "
-                "FencedSession, which begins its own"
+                "no transaction has begun: put `async with session.begin():` around the block, or "
+                "use FencedSession, which begins its own"
             )
         connection = _connection_of(target)
         self._transaction, self._commit_refused = target.get_transaction(), False
@@ -367,15 +367,15 @@ def _connection_of(target: Session | Connection) -> Connection:
         connection = target.connection()
     except UnboundExecutionError as error:
         raise InvalidRequestError(
-            "the session is bound to no database of its own: effects are fenced in a session of "
+            "the session is not bound to one database: effects can be fenced only in a session of "
             "one database"
         ) from error
     transaction: Any = target.get_transaction()
     begun = {id(entry[0]) for entry in transaction._connections.values()}
     if len(begun) > 1:
         raise InvalidRequestError(
-            "the transaction has two databases, which do not commit together: effects are fenced "
-            "in one of them"
+            "the transaction has two databases, which do not commit together: effects can be "
+            "fenced only in a transaction of one database"
         )
     return connection
 
@@ -396,13 +396,12 @@ def _checked_message(given: object) -> Message[Any]:
     delivery = message.delivery
     if delivery is None or not delivery.group or message.fencing_token <= 0:
         raise InvalidRequestError(
-            f"message {message.offset} was read without a group, so it has no lease to "
-            f"fence: use a Consumer"
+            f"message {message.offset} was read without a group, so no lease can fence its "
+            "effects: use a Consumer"
         )
     if not delivery.exclusive:
         raise InvalidRequestError(
-            f"group {delivery.group!r} is shared: its consumers have one token, which "
-            f"fences none of them; "
-            "use an exclusive group"
+            f"group {delivery.group!r} is shared: all its consumers have the same token, which "
+            "fences none of them; use an exclusive group"
         )
     return message

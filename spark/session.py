@@ -84,11 +84,11 @@ def _java_error(settings: Mapping[str, str]) -> KeylaneError | None:
     """Return the reason why Java has not started with these settings; None if it starts now."""
     home = os.environ.get("JAVA_HOME")
     if not _is_new_enough(Path(home, "bin/java") if home else Path("java")):
-        java = f"JAVA_HOME={home}" if home else "`java` on PATH, as JAVA_HOME is not set,"
+        java = f"JAVA_HOME={home}" if home else "`java` on PATH (JAVA_HOME is not set)"
         error = SparkProcessError(
             Reason.JAVA_MISSING, f"Spark needs Java 17 or newer, and {java} has not started it"
         )
-        error.hint = "Install a JDK of 17 or newer, or set JAVA_HOME to the folder of one."
+        error.hint = "Install a JDK of version 17 or newer, or set JAVA_HOME to its folder."
         return error
     output = _output_of_java(settings)
     return None if output is None else ConfigError(f"Spark's Java does not start: {output}")
@@ -123,7 +123,7 @@ def _output_of_java(settings: Mapping[str, str]) -> str | None:
             gateway.proc.stdin.close()
             return None
     reasons = [line.strip() for line in lines if line.strip() and not _NO_REASON.match(line)]
-    return "; ".join(reasons[:REASON_LINES])[:REASON_CHARS] or "it says nothing of why"
+    return "; ".join(reasons[:REASON_LINES])[:REASON_CHARS] or "it gives no reason"
 
 
 def set_environment(java_home: Path | None = None) -> None:

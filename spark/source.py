@@ -161,16 +161,15 @@ def _check_schema(options: ReadOptions, schema: StructType) -> None:
     names = tuple(schema.names)
     if names != options.columns:
         raise ConfigError(
-            "give no schema and no list of columns; choose columns with the option "
-            "`columns`: they are "
-            f"{', '.join(options.columns)}, and the schema has {', '.join(names)}"
+            "give no schema and no list of columns; choose columns with the option `columns`: "
+            f"they are {', '.join(options.columns)}, and the schema has {', '.join(names)}"
         )
     for wanted, given in zip(schema_of(options).fields, schema.fields, strict=True):
         kind, other = wanted.dataType.simpleString(), given.dataType.simpleString()
         if kind != other:
             raise ConfigError(
                 f"give no schema: column {wanted.name} is {kind}, and the schema says {other}; "
-                f"cast it behind the read"
+                "cast the column of the DataFrame instead"
             )
 
 

@@ -35,16 +35,15 @@ HINT = "Use it inside its `with` block, or between `open()` and `close()`."
 OWN_LOOP_HINT = "Call it from another thread: its event loop would wait for itself."
 """The hint of an UsageError in a callback that runs on the client's own thread."""
 SHARED_THREAD_HINT = (
-    "Only one client of keylane.sync runs where gevent has patched threads; "
-    "greenlets may share it.  "
-    "For several run the program with real threads, as gunicorn --worker-class gthread does."
+    "Where gevent has patched threads, only one client of keylane.sync can run; greenlets may "
+    "share it.  To run several clients, use real threads, for example with gunicorn "
+    "--worker-class gthread."
 )
 """The hint of an UsageError where a patched `threading` starts no real thread."""
 
 NO_THREAD_HINT = (
-    "Once the main thread has ended, Python starts no thread: open the client before, and end the "
-    "main thread last.  "
-    "Or the process has as many threads as the system allows."
+    "Python starts no thread after the main thread has ended: open the client earlier, and end the "
+    "main thread last.  Or the process has reached the system's limit of threads."
 )
 """The hint of an UsageError when no thread could be started."""
 
@@ -310,7 +309,7 @@ class LoopThread:
                 await self._end()
             except Exception:
                 log = logging.getLogger(f"keylane.{self._what}")
-                log.exception("the %s was stopped, and could not be closed", self._what)
+                log.exception("the %s could not be closed when it was stopped", self._what)
         self._home.leave()
 
     def run(self, work: Callable[[], Coroutine[Any, Any, T]], timeout_s: float | None = None) -> T:
@@ -411,9 +410,8 @@ def _check_own_thread(what: str) -> None:
         return
     error = UsageError(
         Reason.OTHER_LOOP,
-        f"the {what} needs a thread for its event loop; threads of this program "
-        f"are greenlets of one "
-        "thread, in which another event loop runs",
+        f"the {what} needs a thread for its event loop; threads of this program are greenlets of "
+        "one thread, in which another event loop runs",
     )
     error.hint = SHARED_THREAD_HINT
     raise error

@@ -369,7 +369,7 @@ class VirtualCluster:
         """
         if not callable(condition):
             raise InvalidRequestError(
-                f"until takes a function, which it calls again and again, not {condition!r:.60}: "
+                f"until takes a function, which it calls repeatedly, not {condition!r:.60}: "
                 f"until(lambda: ...)"
             )
         for name, given, least in (("within_s", within_s, 0.0), ("every_s", every_s, EVERY_S_MIN)):

@@ -218,8 +218,8 @@ def _input_of(options: SendOptions) -> SendInput:
             options.deliver_at is not None and options.delay_s is not None
         ),
         "--delay is over 366 days": (options.delay_s or 0) * 1000 > AHEAD_MS_MAX,
-        "--key is empty: leave it out to send without a key, which has no order": options.key == "",
-        "the key is in each line: leave --key out": (
+        "--key is empty: remove it to send without a key, which has no order": options.key == "",
+        "the key is in each line: remove --key": (
             options.key is not None and (own_key or form is InputFormat.JSON)
         ),
         "--keyless is for lines with a --key-separator or a --key-field": (

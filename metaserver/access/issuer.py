@@ -99,7 +99,7 @@ class Issuer:
         name = claims.get(settings.principal_claim)
         principal = f"{JWT}{name}"
         if not isinstance(name, str) or not is_outside(principal):
-            raise _refused(f"its claim {settings.principal_claim} is no name", "name")
+            raise _refused(f"its claim {settings.principal_claim} is not a valid name", "name")
         ends_at_ms = (int(claims["exp"]) + settings.leeway_s) * 1000
         return Vouched(principal, self._groups(claims), ends_at_ms)
 
@@ -118,7 +118,7 @@ def _header(text: str, allowed: tuple[str, ...]) -> tuple[str, str]:
     try:
         header = jwt.get_unverified_header(text)
     except (jwt.PyJWTError, ValueError, RecursionError):
-        raise _refused("it is no JWT", "no token") from None
+        raise _refused("it is not a JWT", "no token") from None
     algorithm, kid = header.get("alg"), header.get("kid")
     if algorithm not in allowed:
         raise _refused(f"its algorithm is not one of {', '.join(allowed)}", "algorithm")
@@ -137,7 +137,7 @@ def _key_for(key: dict[str, Any], algorithm: str) -> jwt.PyJWK:
         and key.get("crv") == _CURVES.get(algorithm, key.get("crv"))
     )
     if not fits:
-        raise _refused("its key is of another algorithm", "algorithm")
+        raise _refused("its key is for another algorithm", "algorithm")
     try:
         return jwt.PyJWK(key, algorithm=algorithm)
     except (jwt.PyJWTError, ValueError, TypeError, KeyError):

@@ -157,7 +157,7 @@ class AccessService:
                 await self._follow()
             except StorageError as error:
                 log.warning(
-                    "cannot read rights again, the last known ones stay in force: %s", error.message
+                    "cannot read rights; the last known ones stay in force: %s", error.message
                 )
 
     async def _follow(self) -> None:

@@ -63,7 +63,9 @@ def decode_backup(content: bytes, path: str) -> tuple[BackupHead, list[Row]]:
     lines = content.splitlines(keepends=True)
     try:
         if len(lines) < 2:
-            raise ConfigError(Reason.BACKUP_FILE, f"{path} is no backup, or is cut off", path=path)
+            raise ConfigError(
+                Reason.BACKUP_FILE, f"{path} is not a backup, or is cut off", path=path
+            )
         head = msgspec.json.decode(lines[0], type=BackupHead)
         if head.format != FORMAT:
             raise ConfigError(
@@ -73,7 +75,9 @@ def decode_backup(content: bytes, path: str) -> tuple[BackupHead, list[Row]]:
         rows = [msgspec.json.decode(line, type=Row) for line in lines[1:-1]]
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ConfigError(
-            Reason.BACKUP_FILE, f"{path} is cut off or damaged, or is no backup: {error}", path=path
+            Reason.BACKUP_FILE,
+            f"{path} is cut off or damaged, or is not a backup: {error}",
+            path=path,
         ) from error
     if end != BackupEnd(len(rows), hashlib.sha256(b"".join(lines[:-1])).hexdigest()):
         raise ConfigError(

@@ -84,8 +84,7 @@ def accept_folder(connection: Connection, broker_group: str, ask: AcceptFolder) 
     if len(copies) != 1:
         addresses = ", ".join(copy.address for copy in copies) or "none"
         raise InvalidRequestError(
-            f"of the refused copies of the data folder of {broker_group!r} exactly "
-            f"one can be accepted; "
+            f"exactly one refused copy of the data folder of {broker_group!r} can be accepted; "
             f"these report themselves: {addresses}",
             copies=len(copies),
         )
@@ -154,7 +153,7 @@ def check_complete(
             lacking += [] if ends else [f"{partition_id} (sealed since, at {end_offset})"]
     if lacking:
         raise InvalidRequestError(
-            f"the copy of the data folder of {broker_group!r} is from before a change of "
+            f"the copy of the data folder of {broker_group!r} is older than a change of "
             f"partitions: it lacks "
             f"{listed(lacking)}; stop it, and give the disk up: keylane broker evacuate "
             f"{broker_group} --accept-loss",

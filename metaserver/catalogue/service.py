@@ -311,8 +311,8 @@ class Catalogue:
             return copy
         accepted = await self._database.write(accept_complete, broker_group, ask, hosted.partitions)
         log.warning(
-            "broker group %s continues with the data folder at %s; its log ends at %d, the known "
-            "one ended at %d",
+            "broker group %s continues with the data folder at %s, whose log ends at %d; the last "
+            "reported log ended at %d",
             broker_group,
             accepted.address,
             accepted.log_end,
@@ -481,9 +481,8 @@ class Catalogue:
                 break
         raise UnavailableError(
             Reason.NOT_ENOUGH_BROKERS,
-            f"{problem or 'its plan has changed meanwhile'}; the creation continues "
-            f"by itself when its "
-            "broker takes it, or on another broker once that one is silent",
+            f"{problem or 'its plan has changed meanwhile'}; the creation continues by itself when "
+            "the broker can host the partition, or on another broker once this one is silent",
             subject=row.name,
         )
 
@@ -516,9 +515,8 @@ class Catalogue:
         is open by now.
         """
         problem = (
-            f"the creation of {row.name!r} failed: {next(iter(in_use.values()))}; "
-            f"the id was given out "
-            "before, by a newer database or another one"
+            f"the creation of {row.name!r} failed: {next(iter(in_use.values()))}; the id was "
+            "issued earlier, by a newer database or another one"
         )
         if await self._database.write(fail_creation, row.subject_id, problem, in_use=set(in_use)):
             raise ConflictError(Reason.CREATION_FAILED, problem, subject=row.name)

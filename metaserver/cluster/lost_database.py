@@ -57,7 +57,7 @@ def database_lost(connection: Connection) -> UnavailableError | None:
 def behind_error(lacking: str) -> UnavailableError:
     """Make the error for a database that is behind; `lacking` is a sentence about what it lacks."""
     return UnavailableError(
-        Reason.DATABASE_BEHIND, f"the database went back behind the brokers: {lacking}"
+        Reason.DATABASE_BEHIND, f"the database is older than what brokers have: {lacking}"
     )
 
 

@@ -132,8 +132,7 @@ def check_not_deleted(connection: Connection, name: str) -> bool:
     deleted = name_was_deleted(connection, name)
     if deleted and find_subject(connection, name) is None:
         raise SubjectDeletedError(
-            f"subject {name!r} was deleted, so that no message creates it again: that is an "
-            f"operator's to do",
+            f"subject {name!r} was deleted, and messages do not create it again; an operator can",
             subject=name,
         )
     return deleted

@@ -132,7 +132,7 @@ def suspend_members(
 
 def _switch_client(connection: Connection, group_id: int, client: str, *, suspended: bool) -> None:
     if "\0" in client:
-        raise InvalidRequestError("the client's name has a NUL in it")
+        raise InvalidRequestError("the client's name contains a NUL")
     of_group = suspended_clients.c.group_id == group_id
     if not suspended:
         here = sa.and_(of_group, suspended_clients.c.client == client)

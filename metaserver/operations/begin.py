@@ -80,7 +80,7 @@ def plan_operations(connection: Connection, ask: Reshape) -> list[PlannedOperati
         raise InvalidRequestError("settings are changed by POST /v1/subjects/{subject}/settings")
     if ask.kind is not OperationKind.EVACUATE and (ask.without_source or ask.accept_loss):
         # They are about all subjects of a broker group: a right on one subject does not allow them.
-        raise InvalidRequestError("without_source and accept_loss are of an evacuation alone")
+        raise InvalidRequestError("without_source and accept_loss belong to an evacuation")
     check_not_lost(connection)
     if ask.kind is OperationKind.EVACUATE:
         return plan_evacuations(connection, ask)

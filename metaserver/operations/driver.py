@@ -314,7 +314,7 @@ class OperationDriver:
                     await self._pause(operation_id)
                     return
         except Exception:
-            log.exception("a bug in the metaserver stopped operation %d", operation_id)
+            log.exception("operation %d stopped with an unexpected error", operation_id)
             raise
         finally:
             del self._driving[operation_id]

@@ -97,8 +97,8 @@ async def _send(child: Partition, from_ms: int, send: Send, pauses: Pauses) -> b
     except KeylaneError as error:
         why = error.message
     log.warning(
-        "partition %d starts with the clock of broker group %r, because that could not be given "
-        "the times of its parents: %s",
+        "partition %d starts with the clock of broker group %r, which could not be sent the "
+        "times of its parents: %s",
         child.partition_id,
         child.broker_group,
         why,

@@ -279,7 +279,7 @@ def _find(current: Sequence[OpenPartition], partition_id: int) -> OpenPartition:
         if partition.partition_id == partition_id:
             return partition
     raise PartitionUnknownError(
-        f"partition {partition_id} is not an open partition of this subject; those that are: "
+        f"partition {partition_id} is not an open partition of this subject; its open partitions: "
         f"{listed(sorted(partition.partition_id for partition in current))}",
         partition_id=partition_id,
     )

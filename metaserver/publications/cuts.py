@@ -75,7 +75,7 @@ def begin_cut(
     row, there = rows[hidden], rows[target]
     if row is None or row.deleting or not row.route_version or row.hidden_for != target:
         raise SubjectUnknownError(
-            f"{hidden!r} is no hidden subject that is made for {target!r}", subject=hidden
+            f"{hidden!r} is not a hidden subject that was made for {target!r}", subject=hidden
         )
     parents = parents_of(connection, row)
     if there is None and not any(parents.values()):
@@ -164,7 +164,7 @@ def check_cut(
     if not ask.replace:
         raise PublishError(
             Reason.PUBLISH_TARGET,
-            f"{row.name!r} was made to take the place of messages of {target.name!r}: publish it "
+            f"{row.name!r} was made to replace messages of {target.name!r}: publish it "
             f"with --replace",
             subject=row.name,
             target=target.name,
@@ -176,7 +176,9 @@ def check_cut(
     if running is not None:
         raise BusyError(Reason.OPERATION_RUNNING, subject=target.name, operation_id=running)
     if _is_replaced(connection, cut):
-        raise outdated(row, "other rows took the place of the messages that its rows were made of")
+        raise outdated(
+            row, "another publication replaced the messages from which its rows were made"
+        )
     older = sa.select(partitions).where(
         partitions.c.subject_id == target.subject_id,
         partitions.c.partition_id < min(parents),
@@ -187,9 +189,8 @@ def check_cut(
         if each.end_offset is None:
             raise PublishError(
                 Reason.PUBLISH_BEHIND,
-                f"where partition {each.partition_id} ends is not known: its broker was left "
-                f"behind while it was silent, "
-                "and is to seal it",
+                f"the end of partition {each.partition_id} is not known: its broker was silent "
+                "when the partition was continued, and has not sealed it yet",
                 subject=target.name,
                 partition_id=each.partition_id,
             )
@@ -197,8 +198,7 @@ def check_cut(
             raise PublishError(
                 Reason.PUBLISH_BEHIND,
                 f"{each.end_offset - expected} messages of partition {each.partition_id}, from "
-                f"offset {expected} on, are not "
-                f"in {row.name!r}; nothing was changed",
+                f"offset {expected} on, are not in {row.name!r}; nothing was changed",
                 subject=target.name,
                 partition_id=each.partition_id,
                 from_offset=expected,

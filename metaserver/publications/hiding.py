@@ -55,7 +55,7 @@ def plan_hidden(
     check_name("subject", target)
     check_name("subject", ask.hidden)
     if ask.hidden == target:
-        raise InvalidRequestError("a hidden subject has another name than its target")
+        raise InvalidRequestError("a hidden subject needs another name than its target")
     check_not_lost(connection)
     lock_brokers(connection)
     _check_unpublished(connection, ask.hidden, target)
@@ -65,7 +65,7 @@ def plan_hidden(
     row = find_subject(connection, target)
     if row is None and not ask.partitions:
         raise SubjectUnknownError(
-            f"there is no subject {target!r}: create it, or say how many partitions it gets",
+            f"there is no subject {target!r}: create it, or give the number of its partitions",
             subject=target,
         )
     hosts = Counter(writable_groups(connection))

@@ -159,8 +159,7 @@ def _check_id(hidden: str, subject_id: int, ask: PublishSubject) -> None:
     if ask.subject_id and ask.subject_id != subject_id:
         raise SubjectDeletedError(
             f"hidden subject {hidden!r} with id {ask.subject_id} was deleted, and another one was "
-            f"made under its name: it is "
-            "not published in its place",
+            "made under its name, which is not published in its place",
             subject=hidden,
         )
 
@@ -189,7 +188,7 @@ def _check_hidden(
             target=ask.target,
         )
     if row.route_version == 0:
-        raise SubjectUnknownError(f"{hidden!r} is not created to its end yet", subject=hidden)
+        raise SubjectUnknownError(f"the creation of {hidden!r} is not finished yet", subject=hidden)
     return row
 
 
@@ -211,8 +210,7 @@ def _steps_of(
         raise PublishError(
             Reason.PUBLISH_TARGET,
             f"{row.name!r} was made without a cut: messages that are sent meanwhile would be "
-            f"deleted unseen; delete it, and "
-            "reprocess the subject into itself again",
+            "deleted unread; delete it, and reprocess the subject into itself again",
             subject=row.name,
             target=target.name,
         )
@@ -306,14 +304,15 @@ def _place_groups(
             raise PublishError(
                 Reason.PUBLISH_CURSORS,
                 f"consumer group {group.name!r} was reset, or had a consumer, since its cursors "
-                f"were looked at",
+                f"were read",
                 subject=target.name,
                 group=group.name,
             )
         cursors = ask.starts[group.name]
         if set(cursors) != set(children):
             raise InvalidRequestError(
-                f"group {group.name!r}: positions are wanted in the partitions {sorted(children)}"
+                f"group {group.name!r} needs a position in each of these partitions: "
+                f"{sorted(children)}"
             )
         rows = [
             {
@@ -344,8 +343,7 @@ def _check_quiet(connection: Connection, group_id: int, name: str) -> None:
         )
         raise BusyError(
             Reason.GROUP_BUSY,
-            f"consumer group {name!r} is carried over only while it stands still, "
-            f"and {what}: stop it, "
-            "publish, and start it again",
+            f"consumer group {name!r} must not be running when it is carried over, and {what}: "
+            "stop it, publish, and start it again",
             sessions=live,
         )

@@ -131,8 +131,8 @@ def _deleting(name: str, statuses: Sequence[PartitionStatus], last_id: int) -> R
     if later:
         raise InvalidRequestError(
             f"it was deleted, and partitions up to {last_id} are left of it, but partition "
-            f"{later[0]} is of a later "
-            "subject of this name: leave the broker out that has the old ones"
+            f"{later[0]} belongs to a later subject of this name: leave out the broker that has "
+            "the old ones"
         )
     facts = [_facts(status) for status in statuses]
     rows = [
@@ -157,9 +157,9 @@ def _deleting(name: str, statuses: Sequence[PartitionStatus], last_id: int) -> R
 
 def _missing(status: PartitionStatus, parent: int) -> str:
     return (
-        f"partition {status.partition_id} continues partition {parent}, which "
-        f"none of these brokers "
-        "has: name every broker, and name with --gone the broker groups that do not exist any more"
+        f"partition {status.partition_id} continues partition {parent}, which none of these "
+        "brokers has: name every broker, and name with --gone the broker groups that no longer "
+        "exist"
     )
 
 
@@ -179,7 +179,7 @@ def _contradictions(sources: Sequence[BrokerSource]) -> Iterable[str]:
         groups[hosted.broker_group] = ids[hosted.broker_id] = source.address
         for status in hosted.partitions:
             if status.facts is None:
-                yield f"{source.address} does not say what partition {status.partition_id} is"
+                yield f"{source.address} does not describe partition {status.partition_id}"
             elif status.facts.partition.broker_group != hosted.broker_group:
                 yield f"{source.address} has partition {status.partition_id} of another broker group"
             elif status.partition_id in homes:

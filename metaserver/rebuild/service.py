@@ -24,8 +24,7 @@ from .writer import check_empty, store_rebuilt
 
 HINT = (
     "Set KEYLANE_TOKEN_FILE to a file with the administrator's token, or with the token of a "
-    "broker (its token_file): "
-    "while no metaserver runs, brokers take these alone."
+    "broker (its token_file): while no metaserver runs, brokers accept only these."
 )
 
 

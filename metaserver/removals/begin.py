@@ -152,8 +152,7 @@ def _live_sessions(
     if left_ms:
         raise BusyError(
             Reason.GROUP_BUSY,
-            f"the progress of a consumer group is being set, and {name!r} cannot "
-            f"be deleted meanwhile",
+            f"{name!r} cannot be deleted while the cursors of a consumer group are being set",
             left_ms=left_ms,
         )
     sweep_sessions(connection, group_id)
@@ -162,8 +161,8 @@ def _live_sessions(
     if live and not ask.force:
         raise BusyError(
             Reason.GROUP_BUSY,
-            f"{name!r} has {counted(len(live), 'live consumer')}: stop them, or delete it under "
-            f"them with force=True (--force)",
+            f"{name!r} has {counted(len(live), 'live consumer')}: stop them, or delete it anyway "
+            f"with force=True (--force)",
             sessions=len(live),
         )
     return live

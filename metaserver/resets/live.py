@@ -123,7 +123,7 @@ class LiveResets:
             if problem is None:
                 continue
             if self._boot_ms() >= until_ms:
-                raise UnfinishedError(Reason.RESET_UNFINISHED, f"{problem}; it goes on by itself")
+                raise UnfinishedError(Reason.RESET_UNFINISHED, f"{problem}; it continues by itself")
             await asyncio.sleep(LOOK_MS / 1000)
 
     async def _read(self, reset_id: int) -> LiveReset:
@@ -131,7 +131,7 @@ class LiveResets:
         if live is None:
             raise UnfinishedError(
                 Reason.RESET_UNFINISHED,
-                "the reset was given up by another metaserver, or canceled, or the group deleted",
+                "another metaserver gave the reset up, or it was canceled, or the group was deleted",
             )
         if live.canceled:
             raise ConflictError(Reason.RESET_CANCELED, subject=live.subject, group=live.group)
@@ -171,7 +171,7 @@ class LiveResets:
             if await self._database.write(give_up_live_reset, live.reset_id, live.group_id):
                 await self._settle(live.group_id)
                 log.warning(
-                    "gave up the reset of group %s of %s: %s",
+                    "the reset of group %s of %s was given up, and changed nothing: %s",
                     live.group,
                     live.subject,
                     error.message,

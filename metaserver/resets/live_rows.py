@@ -84,7 +84,7 @@ def plan_live_reset(connection: Connection, group_id: int, ask: ResetGroup) -> i
     known = connection.execute(_of_group, {"of_group": group_id}).one_or_none()
     if known is not None and known.answer is None:
         if known.ask != text:
-            raise BusyError(Reason.GROUP_BUSY, "another reset of this consumer group is under way")
+            raise BusyError(Reason.GROUP_BUSY, "another reset of this consumer group is running")
         return int(known.reset_id)
     connection.execute(sa.delete(live_resets).where(live_resets.c.group_id == group_id))
     row = {"group_id": group_id, "ask": text}
@@ -190,8 +190,8 @@ def cancel_live_reset(connection: Connection, subject: str, group: str) -> tuple
             begun=True,
         )
         error.hint = (
-            "It goes on by itself, and the group is granted nothing before it is done; then set "
-            "the group to where it was."
+            "It continues by itself, and the group is granted nothing before it is done; then "
+            "reset the group to where it was."
         )
         raise error
     canceled = sa.update(live_resets).where(live_resets.c.reset_id == row.reset_id)

@@ -147,7 +147,7 @@ def reset_scope(
         raise NotFoundError(Reason.QUEUE_UNKNOWN, subject=subject, queue=ask.queue)
     if not selected and not begun and ask.partition_id is not None:
         raise PartitionUnknownError(
-            f"partition {ask.partition_id} is no partition of {subject!r} with data",
+            f"{subject!r} has no partition {ask.partition_id} with data",
             partition_id=ask.partition_id,
         )
     others: tuple[Partition, ...] = ()
@@ -261,7 +261,7 @@ def begin_reset(
     if {part.partition_id for part in selected} != set(ids) or strategy != scope.strategy:
         return None
     if not take_duty(connection, reset_duty(group_id), holder=holder, lease_ms=lease_ms):
-        raise BusyError(Reason.GROUP_BUSY, "another reset of this consumer group is under way")
+        raise BusyError(Reason.GROUP_BUSY, "another reset of this consumer group is running")
     last_token = raise_token_floor(FencingToken(last), fence)
     tokens = {partition_id: last_token + number for number, partition_id in enumerate(ids, 1)}
     free = {"group_id": group_id, "session": None, "wanted": None, "withdrawn": False}
@@ -299,7 +299,7 @@ def _check_free(connection: Connection, group_id: int, reset_id: int) -> None:
     if left_ms:
         raise BusyError(
             Reason.GROUP_BUSY,
-            "the database was rebuilt, and consumers from before may still be at work",
+            "the database was rebuilt, and earlier consumers may still be at work",
             left_ms=left_ms,
         )
     which = {"of_group": group_id}
@@ -320,9 +320,8 @@ def _check_free(connection: Connection, group_id: int, reset_id: int) -> None:
     if live:
         raise BusyError(
             Reason.GROUP_BUSY,
-            f"the consumer group has {counted(live, 'live consumer')}: stop them, or reset it "
-            f"under them with live=True "
-            "(--live), while no other reset runs",
+            f"the consumer group has {counted(live, 'live consumer')}: stop them, or reset the "
+            "group anyway with live=True (--live), while no other reset runs",
             sessions=live,
         )
 

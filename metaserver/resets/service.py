@@ -129,7 +129,7 @@ class ResetService:
             answered=(reset_id, msgspec.json.encode(answer).decode()),
             parked=[number for number, status in done.items() if status.left_to_children],
         )
-        log.info("group %s of %s was set to %s", group, subject, ask.to)
+        log.info("the cursors of group %s of %s were reset to %s", group, subject, ask.to)
         return answer
 
     async def plan(self, subject: str, group: str, ask: ResetGroup) -> tuple[GroupReset, int]:
@@ -182,7 +182,7 @@ class ResetService:
             if tokens is not None:
                 return scope, cursors, tokens
         raise BusyError(
-            Reason.GROUP_BUSY, "the partitions of its subject keep changing; reset it later"
+            Reason.GROUP_BUSY, "the partitions of its subject keep changing; reset the group later"
         )
 
     async def _set_cursors(
@@ -223,7 +223,7 @@ class ResetService:
         if problems:
             raise UnfinishedError(
                 Reason.RESET_UNFINISHED,
-                f"of {counted(len(partitions), 'partition')} {len(done)} are set; {problems[0]}",
+                f"{len(done)} of {counted(len(partitions), 'partition')} are set; {problems[0]}",
                 partitions=len(partitions),
                 partitions_set=len(done),
             )

@@ -87,7 +87,8 @@ def check_cluster(expected: str, actual: str, place: str) -> None:
     if expected and actual and expected != actual:
         raise ConflictError(
             Reason.OTHER_CLUSTER,
-            f"{place} is of the cluster {actual!r:.80}, and the settings say {expected!r:.80}",
+            f"{place} belongs to the cluster {actual!r:.80}, and the settings name "
+            f"{expected!r:.80}",
             expected=expected,
             actual=actual,
         )

@@ -112,8 +112,8 @@ def _check_released(connection: Connection, revision: str) -> None:
     reader = _reader(connection) if sa.inspect(connection).has_table(facts.name) else None
     if reader is None or parse_version(reader) < FIRST_RELEASE:
         raise ConfigError(
-            f"the schema of the database is at {revision}, of a keylane before {FIRST_RELEASE}, "
-            "the first release: give a new database, because there is no upgrade from it"
+            f"the schema of the database is at {revision}, from a keylane before {FIRST_RELEASE}, "
+            "the first release: use a new database, because it cannot be upgraded"
         )
 
 

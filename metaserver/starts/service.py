@@ -117,7 +117,7 @@ class StartService:
         if stored.unstarted:
             raise UnfinishedError(
                 Reason.GROUP_START_UNFINISHED,
-                f"consumer group {group!r} is made; its start is not stored yet on partitions "
+                f"consumer group {group!r} was made, but its start is not stored yet on partitions "
                 f"{', '.join(map(str, stored.unstarted))}",
                 partitions=len(stored.unstarted),
             )

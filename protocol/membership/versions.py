@@ -114,8 +114,7 @@ def check_member(told: str, cluster: Version, name: str) -> None:
         raise VersionError(
             Reason.UPGRADE_SKIPPED,
             f"{name} is keylane {version}, and the cluster is at {cluster}: run the version after "
-            f"{cluster} first,"
-            " on every host",
+            f"{cluster} first, on every host",
             version=str(version),
             cluster=str(cluster),
         )

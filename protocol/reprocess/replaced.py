@@ -17,9 +17,8 @@ from collections.abc import Collection, Mapping
 from ..errors import JobError, Reason
 
 AGAIN = (
-    "Run `keylane spark reprocess` anew into another folder, and begin behind that one; or begin "
-    "at earliest, which gives the "
-    "rows of everything."
+    "Run `keylane spark reprocess` again into another folder, and begin after that one; or begin "
+    "at earliest, which gives the rows of everything."
 )
 
 
@@ -92,9 +91,9 @@ def _of_both(
 ) -> JobError:
     error = JobError(
         Reason.MANIFEST,
-        f"messages [{cursors.get(number, 0)}, {ends.get(number)}) of partition {number}, behind "
-        f"the backfill, were replaced: "
-        f"partition {rows} has their rows among rows of messages that the backfill has",
+        f"messages [{cursors.get(number, 0)}, {ends.get(number)}) of partition {number}, after "
+        f"the backfill, were replaced: partition {rows} has their rows among rows of messages "
+        f"that the backfill has",
         partition_id=rows,
     )
     error.hint = AGAIN

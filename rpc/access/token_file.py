@@ -132,7 +132,7 @@ def refused_token(error: UnauthenticatedError, source: TokenSource | None) -> Un
     problem = source.problem if isinstance(source, TokenFile) else ""
     if not problem:
         return error
-    text = f"{problem}, and the last token of it is refused: {error.message}"
+    text = f"{problem}, and its last token is refused: {error.message}"
     return UnauthenticatedError(text, **error.details)
 
 

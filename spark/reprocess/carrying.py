@@ -88,9 +88,8 @@ def check_covers(
             raise JobError(
                 Reason.CUT_OVER,
                 f"partition {each.partition_id} has {each.end - max(end, each.first)} messages "
-                f"from offset {end} on, which "
-                "are not in the backfill: reprocess the subject to its latest message, into a new "
-                "folder and another hidden subject",
+                f"from offset {end} on, which are not in the backfill: reprocess the subject to "
+                "its latest message, into a new folder and another hidden subject",
                 partition_id=each.partition_id,
             )
         for group, by_source in cursors.items():
@@ -99,9 +98,8 @@ def check_covers(
                 raise JobError(
                     Reason.CUT_OVER,
                     f"consumer group {group!r} has not handled {begin - cursor} messages of "
-                    f"partition {each.partition_id}, "
-                    f"[{cursor}, {begin}), which are not in the backfill: let it go on, or "
-                    f"reprocess from an earlier start",
+                    f"partition {each.partition_id}, [{cursor}, {begin}), which are not in the "
+                    "backfill: let the group continue, or reprocess from an earlier start",
                     partition_id=each.partition_id,
                 )
 
@@ -131,8 +129,7 @@ def sources_of(properties: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray
     except (pa.ArrowInvalid, ValueError) as error:
         raise JobError(
             Reason.CUT_OVER,
-            f"a row has no usable property {SOURCE}, which says what it was made of: the job has "
-            f"to keep the column "
-            f"offset ({error})",
+            f"a row has no usable property {SOURCE}, which names the message it was made of: the "
+            f"job has to keep the column offset ({error})",
         ) from None
     return pairs[:, 0], pairs[:, 1]

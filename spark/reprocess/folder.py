@@ -104,9 +104,8 @@ class OutputFolder:
             return ""
         are = "it is" if manifest.parked == 1 else "they are"
         return (
-            f"{counted(manifest.parked, 'message')} of {manifest.subject} made no row, because the "
-            f"function failed: {are} parked "
-            f"in {self.parked}"
+            f"the function failed for {counted(manifest.parked, 'message')} of "
+            f"{manifest.subject}: {are} parked in {self.parked}"
         )
 
     def pieces(

@@ -69,8 +69,8 @@ def load_job(named: str, *, name: str = "", version: str = "") -> Job:
             Reason.JOB_FAILED, f"cannot import the job {named!r:.200}: {error}", job=named[:200]
         )
         failed.hint = (
-            "Give module:function, as jobs:clean; the module is looked for in the "
-            "current folder first."
+            "Give module:function, for example jobs:clean; the current folder is searched for the "
+            "module first."
         )
         raise failed from None
     if not callable(function):

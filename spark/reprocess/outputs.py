@@ -103,8 +103,8 @@ def _paired(
     if pieces.keys() != {(each.partition_id, each.start, each.end) for each in after.pieces}:
         raise JobError(
             Reason.MANIFEST,
-            f"{old.path} and {new.path} have other ranges: reprocess both with the "
-            f"same --start and --end",
+            f"{old.path} and {new.path} have different ranges: reprocess both with the same "
+            "--start and --end",
             path=str(old.path),
         )
     return [(pieces[each.partition_id, each.start, each.end], each) for each in after.pieces]

@@ -49,10 +49,9 @@ PIECE_BYTES = 64 << 20
 """Limits of a piece, in rows and bytes: a worker has one piece and its output in memory."""
 HANDOVER_MS = 3_600_000
 ACCEPT = (
-    "The code is other: its module, one that it imports, or its version.  With --accept-code the "
-    "pieces that are done stay, "
-    "and the others are made under this code; in a new folder all of them are, and --compare "
-    "compares the two."
+    "The code has changed: the module of the job, a module that it imports, or its version.  "
+    "--accept-code keeps the pieces that are done, and makes the others with this code; in a new "
+    "folder all are made with this code, and --compare compares the two."
 )
 ROWS_PER_SECOND, BYTES_PER_SECOND = 250_000, 40 << 20
 """Approximate speed of one task with a cheap job, by which a plan estimates its duration."""
@@ -153,7 +152,7 @@ def _known(
     error = JobError(
         Reason.JOB_CHANGED,
         f"{folder.path} has the output of job {known.job}, {known.code}, of subject {known.subject}"
-        f"{_to(goes_to)}; asked for is job {job.name}, {job.code}, of {subject}{_to(target)}",
+        f"{_to(goes_to)}; the command is for job {job.name}, {job.code}, of {subject}{_to(target)}",
         path=str(folder.path),
     )
     if same:
@@ -319,8 +318,7 @@ def run_job(
             raise JobError(
                 Reason.MANIFEST,
                 f"{folder.path} lacks {len(left)} pieces that the workers have written: is it the "
-                f"same folder on every "
-                "machine?",
+                "same folder on every machine?",
                 path=str(folder.path),
             )
         if to is not None:

@@ -156,8 +156,8 @@ def call_without_bad(
         raise JobError(
             Reason.JOB_FAILED,
             f"job {job.name} at [{planned.start}, {planned.end}) of partition "
-            f"{planned.partition_id} gave tables of several "
-            f"schemas, when bad messages were left out: {error}",
+            f"{planned.partition_id} returned tables with different schemas, when bad messages "
+            f"were left out: {error}",
             job=job.name,
             partition_id=planned.partition_id,
             start=planned.start,

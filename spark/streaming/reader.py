@@ -306,8 +306,8 @@ class _Driver:
         ]
         if silent:
             raise NotSentError(
-                f"the broker of partition {silent[0]} does not answer, which this version of "
-                f"PySpark cannot pass over",
+                f"the broker of partition {silent[0]} does not answer, and with this version of "
+                "PySpark no partition can be skipped",
                 partition_id=silent[0],
             )
         end = self._written(everything(view, self._watch.subjects, origin))
@@ -363,8 +363,7 @@ class _Driver:
                 raise
             raise SubjectDeletedError(
                 f"subject {error.subject!r}, which this stream has read, was deleted: a stream of "
-                f"a later subject of this name "
-                "needs a checkpointLocation of its own",
+                "a later subject of this name needs another checkpointLocation",
                 subject=error.subject,
             ) from error
 
@@ -378,8 +377,8 @@ class _Driver:
             else f"{count} messages, [{lost.start}, {lost.end}),"
         )
         text = (
-            f"{what} of partition {lost.partition_id} of {subject} are removed, and the stream had "
-            f"not read them"
+            f"{what} of partition {lost.partition_id} of {subject} were removed before the stream "
+            "had read them"
         )
         if self._options.fail_on_data_loss:
             raise DataLossError(

@@ -67,7 +67,7 @@ def stream_settings(
         if wanted:
             raise InvalidRequestError(
                 Reason.NOT_STREAMABLE,
-                f"the option {option} is of a batch: a stream cuts no partition",
+                f"the option {option} is valid only for a batch: a stream cuts no partitions",
                 option=option,
             )
     return StreamSettings(rows_max=rows_max, bounded=bounded)

@@ -79,10 +79,9 @@ class KeylaneBatchWriter(DataSourceArrowWriter):
         options = parse_write_options(given)
         if overwrite:
             raise ConfigError(
-                'mode "overwrite" would delete what is stored, with the progress of consumers: use '
-                'mode("append"); to '
-                'replace a subject, write with option("publish", "false") and option("hidden", '
-                "NAME), look at it, then "
+                'mode "overwrite" would delete the stored messages, and the progress of '
+                'consumers: use mode("append"); to replace a subject, write with '
+                'option("publish", "false") and option("hidden", NAME), check the rows, then run '
                 "keylane subject publish NAME SUBJECT --replace"
             )
         check_columns(schema)

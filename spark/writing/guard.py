@@ -53,15 +53,14 @@ def guarded_columns(
     if order == "required" or {name for pair in PAIRS for name in pair} & set(names):
         raise RowsError(
             Reason.ROW_ORDER,
-            f"the columns partition and offset are wanted, and there are {', '.join(names)}",
+            f"the columns partition and offset are needed, and there are {', '.join(names)}",
         )
     if key_was_read:
         raise RowsError(
             Reason.ROW_ORDER,
-            "the column key was read from a subject, and the columns partition and offset, which "
-            "show that the order of "
-            "each key is kept, were dropped: keep them, or set order=none where the rows of a key "
-            "have no order",
+            "the column key was read from a subject, but the columns partition and offset, which "
+            "show that the order of each key is kept, were dropped: keep them, or set order=none "
+            "if the rows of a key have no order",
         )
     return None
 
@@ -156,7 +155,7 @@ class OrderGuard:
         column = batch.column(name)
         if column.null_count or not pa.types.is_integer(column.type):
             raise RowsError(
-                Reason.ROW_ORDER, f"column {name} holds something else than whole numbers"
+                Reason.ROW_ORDER, f"column {name} has values that are not whole numbers"
             )
         return column.to_numpy(zero_copy_only=False).astype(np.int64)
 

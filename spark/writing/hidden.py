@@ -165,7 +165,7 @@ class HiddenSubject:
             if self._clock.boot_ms() >= until:
                 raise NotSentError(
                     f"partitions of {self._options.subject!r} are not sealed yet; `keylane "
-                    f"operations` says why"
+                    "operations` shows why"
                 )
             await asyncio.sleep(POLL_S)
 
@@ -321,8 +321,7 @@ def check_kept(hidden: str, partition_id: int, first_offset: int) -> None:
         raise RowsError(
             Reason.ROWS_REMOVED,
             f"retention has removed {counted(first_offset, 'row')} of partition {partition_id} of "
-            f"{hidden!r} before their "
-            "publication",
+            f"{hidden!r} before their publication",
             subject=hidden,
             partition_id=partition_id,
             rows=first_offset,

@@ -45,9 +45,8 @@ NAMES = (
 SPARK_ADDS = ("path", "checkpointlocation", "provider", "owner", "querycontext")
 """Options that Spark adds, besides those that begin with `option.`."""
 SQL_WRITES = (
-    "INSERT and CREATE TABLE … AS SELECT of SQL hand a write no options, also not "
-    "those of the table: "
-    'write by frame.write.format("keylane")'
+    "INSERT and CREATE TABLE … AS SELECT in SQL pass no options to a write, not even those of the "
+    'table: use frame.write.format("keylane")'
 )
 ONCE_CHARS_MAX = 100
 _ONCE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)/([0-9]+)")
@@ -132,13 +131,13 @@ def parse_write_options(given: Mapping[str, str]) -> WriteOptions:
 
 def _whole(text: str, low: int, high: int) -> int:
     if not text.isascii() or not text.isdigit() or not low <= int(text[:20]) <= high:
-        raise ValueError(f"a whole number from {low} to {high} is wanted, not {text!r:.80}")
+        raise ValueError(f"give a whole number from {low} to {high}, not {text!r:.80}")
     return int(text)
 
 
 def _order(text: str) -> str:
     if text.lower() not in {"auto", "required", "none"}:
-        raise ValueError(f"auto, required or none is wanted, not {text!r:.80}")
+        raise ValueError(f"give auto, required or none, not {text!r:.80}")
     return text.lower()
 
 
@@ -149,14 +148,14 @@ def _job_of(once: str) -> str:
         # Without a number all batches of a query would be one job, of which the first alone is
         # published.
         raise ValueError(
-            f"a name and the number of the batch are wanted, as landing/17, not {once!r:.80}"
+            f"give a name and the number of the batch, for example landing/17, not {once!r:.80}"
         )
     return f"{match[1]}-{int(match[2])}"
 
 
 def _flag(text: str) -> bool:
     if text.lower() not in {"true", "false"}:
-        raise ValueError(f"true or false is wanted, not {text!r:.80}")
+        raise ValueError(f"give true or false, not {text!r:.80}")
     return text.lower() == "true"
 
 
@@ -190,8 +189,8 @@ def check_unused(hidden: str, subject: str, stored: Mapping[int, int]) -> None:
     if count := sum(stored.values()):
         problem = (
             f"{hidden!r} has {count} messages of another job: publish them (keylane subject "
-            f"publish {hidden} {subject}), "
-            f"delete them (keylane subject delete {hidden}), or give another name"
+            f"publish {hidden} {subject}), delete them (keylane subject delete {hidden}), or give "
+            "another name"
         )
         raise ConfigError(f"the options cannot work: hidden: {problem}")
 
@@ -209,7 +208,7 @@ def check_same(route: Route, subject_id: int) -> None:
     if subject_id and route.subject_id and route.subject_id != subject_id:
         raise SubjectDeletedError(
             f"subject {route.subject!r} with id {subject_id} was deleted, and another one has its "
-            f"name: it is not of this job",
+            "name, which does not belong to this job",
             subject=str(route.subject),
         )
 
@@ -273,8 +272,7 @@ def check_sources(reports: Sequence[TaskReport]) -> None:
                 raise RowsError(
                     Reason.ROW_ORDER,
                     f"rows of one key of source partition {source} may be in task {report.task} "
-                    f"and in another one: "
-                    "tasks run at the same time",
+                    "and in another one, and tasks run at the same time",
                     task=report.task,
                 )
             seen[source] = seen.get(source, 0) | logical

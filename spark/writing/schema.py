@@ -62,9 +62,8 @@ def check_columns(schema: StructType) -> None:
     if problems:
         raise RowsError(
             Reason.ROWS_INVALID,
-            f"{'; '.join(problems)}.  A row has value (binary or string), and if wanted key "
-            f"(binary or string), "
-            "properties (map<string,string>) and timestamp",
+            f"{'; '.join(problems)}.  A row has value (binary or string), and optionally key "
+            "(binary or string), properties (map<string,string>) and timestamp",
         )
 
 

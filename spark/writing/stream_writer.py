@@ -68,13 +68,13 @@ class KeylaneStreamWriter(DataSourceStreamArrowWriter):
         wrong = [name for name in NOT_OF_STREAMS if name in {each.lower() for each in given}]
         if wrong:
             raise ConfigError(
-                f"the options cannot work: of batch writes only: {', '.join(wrong)}; a stream "
-                f"writes to a subject that exists"
+                f"the options cannot work: only batch writes have {', '.join(wrong)}; a stream "
+                "writes to a subject that exists"
             )
         if overwrite:
             raise ConfigError(
-                'a stream is written with outputMode("append"); rows that change, as counts by '
-                "key, are written by foreachBatch"
+                'a stream is written with outputMode("append"); write rows that change, such as '
+                "counts by key, with foreachBatch"
             )
         check_columns(schema)
         guarded_columns(schema.names, options.order, key_was_read=key_was_read(schema))
@@ -92,7 +92,7 @@ class KeylaneStreamWriter(DataSourceStreamArrowWriter):
         task = context.partitionId()
         query, batch = context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID)
         if query is None or batch is None:
-            raise ConfigError("Spark does not say which query and batch this task is of")
+            raise ConfigError("Spark does not pass the query and the batch of this task")
 
         async def work(network: Network) -> TaskReport:
             return await write_task(

@@ -643,5 +643,7 @@ def test_move_of_unknown_names_lists_the_known_ones(dev):
     partition = str(described["partitions"][0]["partition_id"])
     done = dev.run("subject", "move", partition, "--to", "nowhere")
     assert_error(done, "NotFoundError", 1154)
-    assert "there is no broker group 'nowhere'; known are: broker-1, broker-2" in done.stderr
+    assert (
+        "there is no broker group 'nowhere'; the known ones are: broker-1, broker-2" in done.stderr
+    )
     assert "keylane broker list" in done.stderr

@@ -117,14 +117,14 @@ def _say(folder: Path, plan: ClusterPlan, tokens: ClusterTokens, output: OutputF
         return
     show_line(f"{folder} has a folder for each of {len(plan.all_hosts)} hosts.")
     show_line(
-        f"  Copy the files of {folder}/HOST to {CONFIG_FOLDER} of that host, owned "
-        f"by the user keylane,"
+        f"  Copy the files of {folder}/HOST to {CONFIG_FOLDER} of that host, owned by the user "
+        "keylane,"
     )
     show_line("  and the .service files to /etc/systemd/system; start the metaservers first.")
     show_line(
-        f"  Keep {folder}/ca.key off the hosts: it makes certificates that all of them trust."
+        f"  Keep {folder}/ca.key off the hosts: it can sign certificates that all of them trust."
     )
     show_line(f"  The administrator's token, shown this once: {tokens.admin}")
-    show_line("  Put it into a file for you alone, which KEYLANE_TOKEN_FILE names.")
+    show_line("  Put it into a file that only you can read, and name it in KEYLANE_TOKEN_FILE.")
     show_line(f"Clients:  KEYLANE_TLS_CA={folder}/ca.pem  KEYLANE_META={metaservers}")
     show_line("Then:     keylane cluster check")

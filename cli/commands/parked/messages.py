@@ -112,7 +112,7 @@ def _whose(selection: Selection) -> str:
     """Return a name for the selected messages, for people."""
     key = selection.wanted_key()
     if isinstance(key, EllipsisType):
-        return "dead letters" if selection.among_dead else "the keys asked for"
+        return "dead letters" if selection.among_dead else "the selected keys"
     return f"dead letters of {key_text(key)}" if selection.among_dead and key else key_text(key)
 
 

@@ -125,8 +125,7 @@ async def plan_cut_over(admin: Admin, meta: str, hidden: str, subject: str, fold
     raise JobError(
         Reason.CUT_OVER,
         f"consumer groups of {subject} were reset, or handled messages, while the rows were read: "
-        f"leave them as they are "
-        "until the rows are published",
+        "do not change them until the rows are published",
     )
 
 
@@ -157,9 +156,9 @@ def _check_rows(manifest: Manifest, hidden: str, ends: dict[int, int], folder: s
     if ends != (manifest.output.messages or {}):
         raise JobError(
             Reason.MANIFEST,
-            f"{hidden} has other rows than the job of {folder} has written: it was made anew or "
-            f"written to since; delete it "
-            "(`keylane subject delete`), and run the job again",
+            f"{hidden} has other rows than the job of {folder} has written: it was created again, "
+            "or others have written to it; delete it (`keylane subject delete`), and run the job "
+            "again",
             path=folder,
         )
 
@@ -188,7 +187,8 @@ def _check_subjects(manifest: Manifest, hidden: str, subject: str, folder: str) 
         made = f"{output.hidden} for {output.target}" if output else "Parquet files"
         raise JobError(
             Reason.MANIFEST,
-            f"{folder} is of {manifest.subject}, into {made}, not of {subject} into {hidden}",
+            f"{folder} has a job from {manifest.subject} into {made}, not from {subject} into "
+            f"{hidden}",
             path=folder,
         )
 
@@ -215,9 +215,9 @@ async def _cursors(
             if each.parked:
                 raise JobError(
                     Reason.CUT_OVER,
-                    f"consumer group {group.group!r} has {each.parked} messages of partition "
-                    f"{each.partition_id} set aside, which "
-                    "would be deleted: redrive or discard them first (`keylane parked`)",
+                    f"consumer group {group.group!r} has parked {each.parked} messages of "
+                    f"partition {each.partition_id}, which would be deleted: redrive or skip them "
+                    "first (`keylane parked`)",
                     partition_id=each.partition_id,
                 )
         cursors[group.group] = {each.partition_id: each.offset or 0 for each in mine}

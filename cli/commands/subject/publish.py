@@ -20,7 +20,7 @@ def show_parked(folder: str) -> None:
     with suppress(JobError):  # the cut-over says so
         manifest = output.read(MANIFEST)
     if manifest is not None and (line := output.parked_text(manifest)):
-        show_line(f"{line}; a cut-over deletes them, and no group gets them", errors=True)
+        show_line(f"{line}; a cut-over deletes them, and no group will get them", errors=True)
 
 
 async def publish_subject(
@@ -35,7 +35,7 @@ async def publish_subject(
 ) -> None:
     """Publish a hidden subject, and show the result."""
     if groups_from and not replace:
-        raise ConfigError("--groups-from goes with --replace")
+        raise ConfigError("--groups-from needs --replace")
     async with open_admin(meta) as admin:
         starts = None
         if groups_from:
@@ -49,7 +49,7 @@ async def publish_subject(
     elif answer.state is OperationState.DONE:
         for group, offsets in sorted((starts or {}).items()):
             places = ", ".join(f"{number}: {offset}" for number, offset in sorted(offsets.items()))
-            show_line(f"{group} goes on at offset of partition: {places}")
+            show_line(f"{group} continues at (partition: offset) {places}")
         show_line(f"{hidden} is published in {subject}")
     elif answer.state is OperationState.CANCELED:
         show_line(

@@ -518,7 +518,7 @@ async def test_message_is_edited_by_its_key(shared_cluster: Cluster):
         assert json.loads(told.stdout)["value"] == "hex"
         for words, error in (
             (("--key", "unknown"), "PARKED_KEY_UNKNOWN"),
-            (("--key", "a", "--offset", "1"), "leave --offset out"),
+            (("--key", "a", "--offset", "1"), "remove --offset"),
             ((), "say which message"),
         ):
             refused = keylane(shared_cluster, "edit", *where, *words, "--value", "x", status=1)

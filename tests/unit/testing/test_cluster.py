@@ -238,7 +238,7 @@ def test_loop_that_lets_no_time_pass_is_ended():
         while True:
             await asyncio.sleep(0)
 
-    with raises(Reason.STORY_STUCK, match="time does not pass any more"):
+    with raises(Reason.STORY_STUCK, match="time no longer passes"):
         testing.run(story)
 
 

@@ -121,7 +121,7 @@ class ResetHouse:
 
     async def begin(self, ask: ResetGroup) -> None:
         """Have a reset begin that no broker takes."""
-        with raises(Reason.RESET_UNFINISHED, match="it goes on by itself"):
+        with raises(Reason.RESET_UNFINISHED, match="it continues by itself"):
             await self.resets.reset("s", "g", ask)
         assert self.held == {}
 

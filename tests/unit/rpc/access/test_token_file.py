@@ -52,7 +52,7 @@ def test_refusal_says_that_the_file_is_gone_when_it_is(path):
     path.unlink()
     source()
     told = refused_token(REFUSAL, source)
-    assert told.message.startswith(f"the file {path} is gone, and the last token of it is refused")
+    assert told.message.startswith(f"the file {path} is gone, and its last token is refused")
     assert told.problem == "unknown token"
     path.write_text("no token")
     source()
