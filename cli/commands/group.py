@@ -242,34 +242,10 @@ def group_resume(
 
 
 def _show_settings(settings: GroupSettings) -> None:
+    from .group_description import settings_lines
+
     for line in settings_lines(settings):
         show_line(line)
-
-
-def settings_lines(settings: GroupSettings) -> list[str]:
-    """Return what is stored of a group, as lines for people."""
-    policy = settings.policy
-    stored = {
-        "on failure": policy.on_failure,
-        "when full": policy.on_full,
-        "tries max": policy.tries_max,
-        "back-off": None
-        if policy.backoff_max_ms is None
-        else f"{policy.backoff_first_ms} to {policy.backoff_max_ms} ms",
-    }
-    given = [f"{name} {value}" for name, value in stored.items() if value is not None]
-    lines = [
-        f"{settings.group} on {settings.subject}: {settings.strategy}, began at {settings.start}",
-        f"stored policy: {', '.join(given) or 'none; each consumer uses its own settings'}",
-    ]
-    if settings.unstarted:
-        ids = ", ".join(map(str, settings.unstarted))
-        lines.append(f"its start is not stored yet by the brokers of partitions {ids}")
-    if settings.suspended:
-        lines.append("suspended by an operator")
-    if settings.suspended_clients:
-        lines.append(f"clients suspended by an operator: {', '.join(settings.suspended_clients)}")
-    return lines
 
 
 @group_app.command("delete")

@@ -10,13 +10,13 @@ from msgspec.structs import asdict
 
 from ...consumer import QueueProgress, QueueReader
 from ...protocol.errors import ConflictError, KeylaneError
+from ...protocol.groups import GroupSettings
 from ...protocol.routing import PartitionState
 from ...protocol.text import counted
 from ..connection import open_admin
 from ..failing import failing_lines
 from ..options import WAIT_S, OutputFormat
 from ..screen import make_table, show_json, show_left_out, show_line, show_table
-from .group import settings_lines
 from .operations import most_lost
 
 if TYPE_CHECKING:
@@ -204,3 +204,29 @@ def _shortened(owner: str | None) -> str | None:
         return owner
     half = OWNER_CHARS_MAX // 2
     return f"{owner[: half - 1]}…{owner[-half:]}"
+
+
+def settings_lines(settings: GroupSettings) -> list[str]:
+    """Return what is stored of a group, as lines for people."""
+    policy = settings.policy
+    stored = {
+        "on failure": policy.on_failure,
+        "when full": policy.on_full,
+        "tries max": policy.tries_max,
+        "back-off": None
+        if policy.backoff_max_ms is None
+        else f"{policy.backoff_first_ms} to {policy.backoff_max_ms} ms",
+    }
+    given = [f"{name} {value}" for name, value in stored.items() if value is not None]
+    lines = [
+        f"{settings.group} on {settings.subject}: {settings.strategy}, began at {settings.start}",
+        f"stored policy: {', '.join(given) or 'none; each consumer uses its own settings'}",
+    ]
+    if settings.unstarted:
+        ids = ", ".join(map(str, settings.unstarted))
+        lines.append(f"its start is not stored yet by the brokers of partitions {ids}")
+    if settings.suspended:
+        lines.append("suspended by an operator")
+    if settings.suspended_clients:
+        lines.append(f"clients suspended by an operator: {', '.join(settings.suspended_clients)}")
+    return lines

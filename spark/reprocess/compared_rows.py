@@ -1,4 +1,4 @@
-"""Matches the rows of two outputs by the messages of which they were made.  Pure.
+"""Matches the rows of two outputs by the messages of which they were made.
 
     batch ─▶ source partition, source offset, hashes of key and row
           ─sort─▶ rows with the same place and key on both sides ─▶ equal or not

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from keylane.cli.commands.group import settings_lines
+from keylane.cli.commands.group_description import settings_lines
 from keylane.cli.main import app
 from keylane.errors import ConfigError
 from keylane.protocol.groups import FailurePolicy, GroupPolicy, GroupSettings, GroupStart, StartAt
