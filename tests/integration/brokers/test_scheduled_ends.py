@@ -199,4 +199,4 @@ def test_dump_shows_the_journal_of_scheduled_messages(tmp_path):
     assert "value_bytes=5" in table
     assert len(table.splitlines()) == 1
     refused = run_keylane(*dump, "--scheduled", "--partition", "1")
-    assert "goes without" in refused.stdout + refused.stderr
+    assert "excludes" in refused.stdout + refused.stderr
