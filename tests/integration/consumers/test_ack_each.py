@@ -14,13 +14,14 @@ from support.server_process import ServerProcess
 KEYS = 4
 PROGRAM = """
 import asyncio, sys
-from keylane import Consumer
+from keylane import Consumer, ConsumerSettings
 
 async def handle(message):
     print(message.key.decode(), message.value.decode(), flush=True)
 
 asyncio.run(Consumer(
-    sys.argv[1], subject=sys.argv[2], group="g", handler=handle, ack=sys.argv[3], concurrency=KEYS, ttl_ms=1_000
+    sys.argv[1], subject=sys.argv[2], group="g", handler=handle, ack=sys.argv[3],
+    settings=ConsumerSettings(concurrency=KEYS, ttl_ms=1_000)
 ).run())
 """.replace("KEYS", str(KEYS))
 

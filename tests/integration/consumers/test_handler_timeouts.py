@@ -296,7 +296,7 @@ def test_partition_is_handed_over_when_its_handlers_took_no_notice_of_their_time
         given: dict[str, Any] = {"subject": "s", "group": "g", "settings": settings}
         async with Consumer(
             cluster.address,
-            **consumer_options(handler=hang, settings=ConsumerSettings(concurrency=8), **given),
+            **consumer_options(handler=hang, concurrency=8, **given),
         ):
             await send(cluster, *(b"%d" % number for number in range(8)))
             await asyncio.sleep(20)

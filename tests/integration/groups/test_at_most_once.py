@@ -18,13 +18,13 @@ from support.server_process import ServerProcess
 
 PROGRAM = """
 import asyncio, sys
-from keylane import Consumer
+from keylane import Consumer, ConsumerSettings
 
 async def handle(message):
     print(int(message.value), flush=True)
     await asyncio.sleep(0.02)
 
-asyncio.run(Consumer(sys.argv[1], subject=sys.argv[2], group="g", handler=handle, ack="before", concurrency=8, ttl_ms=1_000).run())
+asyncio.run(Consumer(sys.argv[1], subject=sys.argv[2], group="g", handler=handle, ack="before", settings=ConsumerSettings(concurrency=8, ttl_ms=1_000)).run())
 """
 
 

@@ -318,8 +318,8 @@ async def handle(message):
     raise ValueError("never")
 
 asyncio.run(Consumer(
-    sys.argv[1], subject="orders", group="g", handler=handle, ttl_ms=1_000,
-    settings=ConsumerSettings(handler_backoff=Backoff(first_ms=100, max_ms=100)),
+    sys.argv[1], subject="orders", group="g", handler=handle,
+    settings=ConsumerSettings(ttl_ms=1_000, handler_backoff=Backoff(first_ms=100, max_ms=100)),
 ).run())
 """
 
