@@ -44,7 +44,9 @@ def owned(state: BrokerState, request: OwnersRequest, now_ms: int) -> tuple[Host
 
 
 def hold(group: Group, request: Pull, until_ms: int) -> None:
-    """Renew the pull lock for a pull that waits until `until_ms`, if its sender is still the owner."""
+    """Renew the pull lock for a pull that waits until `until_ms`, if its sender is still the
+    owner.
+    """
     lock = group.lock
     if lock.fence == request.token and lock.session == request.session:
         renew(lock, now_ms=until_ms)

@@ -115,9 +115,7 @@ class DroppedPartitions:
         joining.keep_apart(others)
         joining.keep_apart(self._pending)
         joined = IntervalSet()
-        for start, end in merge(
-            self._ids, joining.gaps()
-        ):  # in the order of their starts, so each is added at the end
+        for start, end in merge(self._ids, joining.gaps()):  # in order: each is added at the end
             joined.add(start, end)
         self._ids, self._ranges_joined = joined, len(joined)
 
