@@ -325,9 +325,7 @@ def _guarding(
     if not settings.is_guarded:
         return None
     from .access.audit_sending import AuditSending
-    from .access.guarding import (
-        BrokerGuarding,
-    )  # only guarded brokers need its library
+    from .access.guarding import BrokerGuarding  # a guarded broker alone needs its library
     from .access.judge import CapabilityJudge
 
     judge = CapabilityJudge(
