@@ -1,12 +1,11 @@
 """Decides how far a broker trusts the calendar. If the calendar jumps forward, nothing becomes old
 or due by that before HOLD_MS have passed.
 
-    the calendar agrees with the boot clock, is set back,
-        or is set forward a little                              trusted
-    it is set forward by more than FORWARD_MS between two looks held: the earlier calendar continues
-    it is held, and right again within FORWARD_MS               trusted
-    it is held for HOLD_MS by the boot clock, or an operator
-        confirms it                                             trusted
+    agrees with the boot clock, is set back, or is set forward a little    trusted
+    is set forward by more than FORWARD_MS between two looks               held: the earlier
+                                                                           calendar continues
+    is held, and right again within FORWARD_MS                             trusted
+    is held for HOLD_MS by the boot clock, or an operator confirms it      trusted
 
 If a calendar was wrong for a moment, messages that no group needs yet are still there afterwards,
 and scheduled messages are delivered at their times.

@@ -131,9 +131,7 @@ class MessagePosting:
         keyless = ANYWHERE
         if key is not None:
             producer = keyed_producer(key, messages)
-            keyless = logical_partition(
-                key.encode()
-            )  # a repeated request goes to the same partition
+            keyless = logical_partition(key.encode())  # repeats go to the same partition
         post = _Post(
             subject,
             messages,

@@ -70,9 +70,10 @@ class MessageReading:
 
         Raises:
             InvalidRequestError, SubjectUnknownError, PartitionUnknownError, ConflictError,
-            NotFoundError OffsetOutOfRangeError: nothing is stored at this offset; its details
-            have the first one and the end. UnreachableError: the broker of the partition does not
-            answer.
+            NotFoundError
+            OffsetOutOfRangeError: nothing is stored at this offset; its details have the first one
+                and the end.
+            UnreachableError: the broker of the partition does not answer.
         """
         asked = _asked(params)
         await take_room(2 * READ_BYTES)

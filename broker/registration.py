@@ -32,8 +32,8 @@ WAITS = Backoff(first_ms=50, max_ms=1_000)
 FIRST_REPORT_MS_MAX = 2_000
 """The longest time that a client's call waits for the broker's first report."""
 START_MS = 5_000
-"""For this time after the start, a metaserver that does not answer is logged at INFO, not
-WARNING.
+"""The time after the start, in milliseconds, during which a metaserver that does not answer is
+logged at INFO, not WARNING.
 """
 
 

@@ -7,8 +7,9 @@
 The scheduler keeps the messages and delivers them.
 
 Invariant
-    A repeat of messages that the broker has is answered as they were, whatever would refuse them
-    now: a refusal says that nothing is kept, and its sender would send them again under other ids.
+    A repeated request for messages that the broker has is answered like the first one, even if they
+    would be refused now: a refusal says that nothing is kept, and the sender would send them again
+    under other ids.
 """
 
 from __future__ import annotations

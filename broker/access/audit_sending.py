@@ -31,7 +31,7 @@ class AuditSending:
         self._problem = ""
 
     async def run(self) -> None:
-        """Send the waiting events until cancelled; then try once more."""
+        """Send the waiting events until cancelled; then try one last time."""
         try:
             while True:
                 await asyncio.sleep(SEND_S)

@@ -187,7 +187,7 @@ class OpenPull:
     def _close(self) -> None:
         if self._client is not None and self._end is not None:
             self._client.remove_done_callback(self._client_left)
-            self._client.cancel()  # whoever holds the future waits until it is done
+            self._client.cancel()  # its other holder keeps it until it is done
             self._end.cancel()
         self._client = self._end = None
         open_pulls, key = self._pulls.open, (self._request.partition_id, self._request.group)

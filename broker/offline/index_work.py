@@ -1,7 +1,8 @@
 """Rebuilds, converts and compares the indexes of a data folder that no broker uses.  Disk.
 
-rebuild   log ─▶ index                     switch   index ─▶ index of the other kind; the old one is removed
-verify    log ═ index, index ═ index       changes nothing
+rebuild   log ─▶ index
+switch    index ─▶ index of the other kind; the old one is removed
+verify    log ═ index, index ═ index; changes nothing
 """
 
 from __future__ import annotations

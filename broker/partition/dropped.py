@@ -90,7 +90,7 @@ class DroppedPartitions:
 
     @property
     def too_many(self) -> bool:
-        """There are more ranges than are kept apart: `join` makes them fewer."""
+        """True if there are more ranges than are kept apart; `join` makes them fewer."""
         return len(self._ids) > max(RANGES_KEPT, self._ranges_joined + RANGES_KEPT // 2)
 
     def joining(self) -> Joining:
@@ -98,8 +98,8 @@ class DroppedPartitions:
         Begin to join ranges with lower ids. Afterwards there are at most `RANGES_KEPT`, and one for
         each id that keeps two apart.
 
-        The log must not be replayed meanwhile: it is replayed without joining, and may host a
-        partition that is not yet here.
+        It must not be called while the log is replayed: the log may host a partition that is not
+        yet here.
         """
         return Joining(list(self._ids))
 

@@ -123,7 +123,7 @@ class Parked:
 
     @property
     def retrying(self) -> int:
-        """Messages that wait for retry."""
+        """The number of messages that wait for retry."""
         return sum(
             parked.messages for key, parked in self._keys.items() if isinstance(key, int) and key
         )

@@ -183,8 +183,8 @@ class Group:
 
     @property
     def failing(self) -> FailingMessage | None:
-        """The oldest message that fails or hangs and is not acked; or one that was parked, fails
-        again, and is redriven still.
+        """The oldest message that fails or hangs and is not acked. A parked message counts while it
+        is being redriven and fails again.
         """
         known = self._failing
         if known is None or known.source is None:

@@ -22,8 +22,8 @@ from .records import DroppedBody
 from .table import PartitionTable
 
 AHEAD_MS_MAX = 24 * 3_600_000
-"""How far ahead of the calendar a partition may begin, in milliseconds: more than the error of a
-wrong time zone, and over within a day.
+"""The time by which a partition may begin ahead of the calendar, in milliseconds: more than the
+error of a wrong time zone, and over within a day.
 """
 PROBLEMS_MAX = 100
 MORE = "there are more problems: stop the broker, then `keylane broker verify` lists them"

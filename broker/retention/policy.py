@@ -37,8 +37,8 @@ kept, and each takes two files.
 
 @dataclass(frozen=True, slots=True)
 class SealedSegment:
-    """A sealed segment: positions `[base, end)`; `newest_ms` is the time of its newest message,
-    None if unknown.
+    """A sealed segment with the positions `[base, end)`; `newest_ms` is the time of its newest
+    message, or None if that is unknown.
     """
 
     base: int

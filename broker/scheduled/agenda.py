@@ -96,7 +96,7 @@ class ScheduledEntry:
 
     @property
     def message_bytes(self) -> int:
-        """Bytes of value and properties, which the limit of its subject is for."""
+        """The number of bytes of value and properties, to which its subject's limit applies."""
         return self.size - overhead_of(self.subject)
 
 

@@ -1,10 +1,10 @@
-"""Records of the journal of scheduled messages, and the frames in which they are written.
-Pure.
+"""Records of the journal of scheduled messages, and the frames in which they are written.  Pure.
 
-  magic u32 │ header_crc u32 │ length u32 │ body_crc u32 │ segment u64 │ position u64 │ body
-  0           4                8            12             16            24             32
+    ┌───────┬────────────┬────────┬──────────┬────────────┬─────────────┬──────────────────────────┐
+    │ magic │ header_crc │ length │ body_crc │ segment u64│ position u64│ body: msgpack of records │
+    └───────┴────────────┴────────┴──────────┴────────────┴─────────────┴──────────────────────────┘
+     0       4            8        12         16           24            32            little-endian
 
-    little-endian; the body is msgpack of records
     header_crc = CRC-32C of bytes [8, 32); body_crc = CRC-32C of the body; length = header and body
     segment, position: where the frame is, so that bytes at another place are no frame
     the last byte of the magic is the digit of the format: 2 if a record in the frame is a

@@ -126,7 +126,7 @@ class Scheduler:
         self._tasks: set[asyncio.Task[None]] = set()
         self._cleaner: asyncio.Task[None] | None = None
         self.limits: Callable[[], Mapping[str, int]] = dict
-        """Returns subject or pattern → the bytes that all such subjects may have together."""
+        """A function that returns subject or pattern → the bytes allowed for all such subjects."""
         self.delivered = self.dropped = 0
         """The numbers of messages delivered, and dropped, since the start."""
 

@@ -73,9 +73,7 @@ class RealAppendFile:
         except OSError as error:
             raise disk_error("allocate", self._path, error) from error
         finally:
-            self._allocated = os.fstat(
-                self._descriptor
-            ).st_size  # even a full disk may have reserved a part
+            self._allocated = os.fstat(self._descriptor).st_size  # a full disk may reserve a part
 
     def fdatasync(self) -> None:
         """See `AppendFile.fdatasync`."""

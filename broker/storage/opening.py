@@ -53,7 +53,7 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def before(self) -> tuple[str, ...]:
-        """The openings before this one."""
+        """The earlier openings."""
         return self.heard + self.unheard
 
 

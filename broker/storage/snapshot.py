@@ -1,7 +1,8 @@
-"""Snapshots of the broker's state, so that a start reads only the log behind them.  Disk, through
+"""Snapshots of the broker's state, so that a start reads only the log after them.  Disk, through
 `Files`.
 
-    snapshot/0000000007.snap      all partitions, or those changed since the snapshot before; little-endian
+    snapshot/0000000007.snap      all partitions, or those changed since the previous snapshot;
+                                  little-endian
 
      0       4         8       12         16     17      18        20         24
      ┌───────┬─────────┬───────┬──────────┬──────┬───────┬─────────┬──────────┐

@@ -15,7 +15,7 @@ Invariants
     again. Children may have some or all of it; it may then be handled twice. An ancestor is
     notified by the owner of the partition. If children have taken over messages that they keep, of
     the partition or of the ancestor, their owners notify the ancestor instead: they learn of it
-    when they take the partition over once more.
+    when they take the partition over again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Consume queues in files that all partitions share.  Disk, through `Files`.
 
     dispatch ─▶ tail in memory ─▶ a block of 127 units ─▶ index/….blocks          file_blocks.py
-    checkpoint ─▶ sync of the blocks ─▶ a frame with the changes of every partition ─▶ index/journal-…
+    checkpoint ─▶ sync of the blocks ─▶ a frame with the changes of every partition
+        ─▶ index/journal-…
 
 A lookup bisects the partition's blocks in memory and reads one block.  Units that were dispatched
 after the last checkpoint are not durable; a start dispatches them again from the log.

@@ -1,9 +1,11 @@
 """Units of all partitions in blocks of 4 KiB, one block after another.  Disk, through `Files`.
 
-    index/00000000000000000000.blocks   index/00000000000000016384.blocks   …    named by their first block
-    block = magic u32 | crc32c u32 of the rest | partition_id u64 | count u32 | 12 bytes of 0 | 127 units of 32 bytes
+    index/00000000000000000000.blocks   index/00000000000000016384.blocks   …
+        named by their first block
+    block = magic u32 | crc32c u32 of the rest | partition_id u64 | count u32 | 12 bytes of 0
+            | 127 units of 32 bytes
     ┌─────────────────┬──────────────┬────────────────────┬────────────┬───────────┐
-    │ base_offset  u64│ position  u64│ appended_at_ms  i64│ length  u32│ count  u32│        little-endian
+    │ base_offset  u64│ position  u64│ appended_at_ms  i64│ length  u32│ count  u32│  little-endian
     └─────────────────┴──────────────┴────────────────────┴────────────┴───────────┘
 
 The blocks of all partitions are numbered together and share the files, so ten thousand partitions

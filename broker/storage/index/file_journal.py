@@ -1,14 +1,17 @@
-"""The journal of the file index: its state besides the blocks, a frame per checkpoint.  Disk,
+"""The journal of the file index: its state apart from the blocks, a frame per checkpoint.  Disk,
 through `Files`.
 
     index/journal-0000000001
-    frame  = magic u32 | crc32c u32 of the rest | bytes u64 of the parts | position u64 | end u64 | parts
-    part   = partition_id u64 | first u64 | next u64 | last_ms i64 | blocks u32 | tail bytes u32 | flags u32 | 0 u32
-             | first offsets, first times, first positions, numbers of the blocks: i64 each | units of the tail
+    frame  = magic u32 | crc32c u32 of the rest | bytes u64 of the parts | position u64 | end u64
+             | parts
+    part   = partition_id u64 | first u64 | next u64 | last_ms i64 | blocks u32 | tail bytes u32
+             | flags u32 | 0 u32
+             | first offsets, first times, first positions, numbers of the blocks: i64 each
+             | units of the tail
 
-    flags  WHOLE: the part replaces the partition.  Otherwise its blocks are added to the
-    partition's; its tail is added
-           to the partition's tail, or replaces it if the part has blocks
+    flags  WHOLE: the part replaces the partition. Otherwise its blocks are added to the
+           partition's; its tail is added to the partition's tail, or replaces it if the part has
+           blocks
 
 `position` is the log position up to which every batch is in the index, `end` the number of its next
 block.  The first damaged frame ends the journal: a frame is promised only when it is durable.  The

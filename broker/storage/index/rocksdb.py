@@ -1,8 +1,10 @@
 """Consume queues in RocksDB, for brokers with very many partitions.  Disk, through the library.
 
-    dispatch ─▶ one atomic batch: units, ends of their partitions, the log position            rocksdb_tables.py
+    dispatch ─▶ one atomic batch: units, ends of their partitions, the log position
     checkpoint ─▶ one sync of the write-ahead log
-    a full disk ─▶ units wait in memory ─▶ free space ─▶ the database is reopened, the units written      rocksdb_waiting.py
+    a full disk ─▶ units wait in memory ─▶ free space ─▶ the database is reopened, the units written
+
+    rocksdb_tables.py has the batch, rocksdb_waiting.py the units in memory.
 
 Invariants
     Units, bounds and position change together, in one batch of the library.

@@ -1,11 +1,13 @@
 """The RocksDB database of the index: its two families, their keys and values, its settings.  Disk,
 through the library.
 
-    units    partition u64, base_offset u64          → position u64, appended_at_ms i64, length u32, count u32
-    bounds   partition u64, 0                        → first offset u64, position of its batch u64
-             partition u64, 1                        → next offset u64, position of the last batch u64, its time i64
-             "position"                              → log position up to which every batch is in the index
-             "format"                                → version u32, 1; a newer version is refused
+    units    partition u64, base_offset u64  → position u64, appended_at_ms i64, length u32,
+                                               count u32
+    bounds   partition u64, 0                → first offset u64, position of its batch u64
+             partition u64, 1                → next offset u64, position of the last batch u64,
+                                               its time i64
+             "position"                      → log position up to which every batch is in the index
+             "format"                        → version u32, 1; a newer version is refused
 
 Keys are big-endian, so that they sort as numbers; values are little-endian.
 """
@@ -119,7 +121,7 @@ def library_errors() -> Iterator[None]:
 
 
 def _once_free(work: Callable[[], None]) -> None:
-    """Call `work`. Call it once more if iterators of failed reads, which errors keep in cycles,
+    """Call `work`. Call it again if iterators of failed reads, which errors keep in cycles,
     held the closed database open.
     """
     try:

@@ -55,8 +55,8 @@ class WaitingUnits:
 def more(
     batches: list[Unit], units: Sequence[Unit], offset: int, *, end: int, bytes_max: int
 ) -> None:
-    """Extend the result of a `find` by `units` from the unit that has `offset` on, within the
-    limits of the call.
+    """Extend the result of a `find` by `units`, beginning with the unit that contains `offset`,
+    within the limits of the call.
     """
     left = bytes_max - sum(unit.length for unit in batches)
     for unit in units:

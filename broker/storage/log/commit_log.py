@@ -54,8 +54,8 @@ def segment_path(base: int) -> str:
 
 
 def segment_bases(files: Files) -> list[int]:
-    """Positions at which the segments on the disk begin, sorted; other files in the folder are
-    ignored.
+    """Return the positions at which the segments on the disk begin, sorted. Other files in the
+    folder are ignored.
     """
     return [
         int(name[:20])

@@ -1,13 +1,13 @@
 """Reads the log at a start: every whole record from a position on, and every hole.  Disk, through
 `Files`.
 
-    whole record ──▶ visitor.record              bytes that are no record, at position p:
-                                                    in an earlier segment                        → a hole
-                                                    a whole record with BARRIER after p          → a hole
-                                                    p was durable, by the trail or the snapshot  → a hole
-                                                    else: a commit that never became durable     → cut at p
-                                                          (and zeros at the end, which were
-                                                          reserved)
+    whole record ──▶ visitor.record
+    bytes that are not a record, at position p:
+        in an earlier segment                        → a hole
+        a whole record with BARRIER follows p        → a hole
+        p was durable, by the trail or the snapshot  → a hole
+        else: a commit that never became durable     → cut at p, with zeros at the end, which were
+                                                       reserved
 
 A hole ends where the next whole record begins. It contains the known lost records: those from the
 trail, and those with a whole header and a damaged body. A large hole, or one with unknown records,
