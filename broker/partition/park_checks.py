@@ -75,8 +75,8 @@ def park_changes(
     Args:
         acked: the progress of the group.
         next_offset: the offset after the last message that may be parked.
-        token: the fence; messages that an earlier owner had with handlers are no longer protected
-            from changes.
+        token: the fence; messages that an earlier owner had with handlers no longer count as being
+            handled.
 
     Raises:
         StaleRouteError: the children have these messages.

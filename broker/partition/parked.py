@@ -195,8 +195,8 @@ class Parked:
         return min((*(each.first for each in runs if each), *self.passed.values()), default=None)
 
     def unneeded(self) -> tuple[int, ...]:
-        """Return the ancestors that have to be notified by the owner that none of their messages is
-        parked here any more.
+        """Return the ancestors of which no message is parked here any more: the owner has to notify
+        them.
         """
         if self.children_tell:
             return ()

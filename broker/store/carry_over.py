@@ -116,7 +116,7 @@ class CarryOver:
         return gone
 
     async def drop_first_segment(self) -> int:
-        """`prepare` and `drop` the oldest segment, and return the log's new first position."""
+        """Call `prepare` and `drop` for the oldest segment; return the log's new first position."""
         following = self._log.bases[1]
         await self.prepare(following)
         await self.drop(following)
