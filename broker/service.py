@@ -1,9 +1,9 @@
 """Answers the frames of the data plane.
 
-The server begins the frames of a connection in the order of their arrival, and appends and acks are
-decided before the first await, so they are decided in that order.  Only at the start of a broker
-frames wait before that, until a metaserver has answered whether the broker group belongs to this
-data folder.  If appends overtake each other then, the check of sequences refuses them.
+The server begins the frames of a connection in the order of their arrival. Appends and acks are
+decided before the first await, and therefore in that order. Only while a broker starts do frames
+wait earlier than that, until a metaserver has answered whether the broker group belongs to this
+data folder. If appends overtake each other then, the check of their sequence numbers refuses them.
 """
 
 from __future__ import annotations
@@ -76,12 +76,12 @@ from .store.store import DURABLE, Store
 
 FrameHandler = Callable[[Any, memoryview], Awaitable[Handled]]
 Beginning = Callable[[Any, memoryview, PromptCall, int], bool]
-"""As `DataService.begin`; the last argument is the boot clock's nanoseconds at the arrival of the
-request.
+"""A callable like `DataService.begin`; its last argument is the time of the boot clock, in
+nanoseconds, at which the request arrived.
 """
 _WITH_PAYLOAD = (Append, Schedule, ChangeParked, EditParked)
 _LIVE = frozenset({Append, Pull, PullShared, Ack})
-"""What live clients ask for all the time."""
+"""The requests that live clients send all the time."""
 
 
 class BrokerService:
@@ -115,12 +115,12 @@ class BrokerService:
         }
 
     def answer(self, kind: type[Request], handler: FrameHandler) -> None:
-        """Have `handler` answer the requests of a kind that is not about a partition."""
+        """Register `handler` for the requests of a kind that does not concern a partition."""
         self._handlers[kind] = handler
 
     async def handle(self, request: Request, payload: memoryview) -> Handled:
         """
-        The answer to a request, and the answer's payload.
+        Return the answer to a request, and the answer's payload.
 
         Raises:
             RefusedError and its subclasses: nothing was done.
@@ -180,8 +180,8 @@ class BrokerService:
         *,
         unpacks: bool = False,
     ) -> None:
-        """Decide on a batch that has room, and answer once it is durable; `unpacks`: that was
-        checked.
+        """Decide on a batch that has room, and answer once it is durable; `unpacks` means that the
+        batch was already checked to unpack.
         """
         store = self._store
 
@@ -211,8 +211,8 @@ class BrokerService:
         if request.group not in partition.groups:
             check_told(partition, request.group)
         if decide_acquire(group.lock, token=token, session=session, ttl_ms=request.ttl_ms):
-            # What sessions of a shared group had in flight is no measure once the group is
-            # exclusive: none had it alone.
+            # The messages that sessions of a shared group had in flight say nothing about the group
+            # once it is exclusive: none of those sessions was the only owner.
             switched = group.lock.shared and not shared
             ended_well = switched or group.lock.released or group.lock.session == session
             durable = self._store.raise_fence(partition, group, token=token, session=session)
@@ -336,12 +336,14 @@ class BrokerService:
         return answer, data
 
     async def _background_turn(self, wanted_bytes: int) -> int:
-        """Wait until a job's read has its turn; returns the bytes that its answer may have."""
+        """Wait until a job's read has its turn; return the number of bytes that its answer may
+        have.
+        """
         async with self._background:
             wait_ms = self._budget.wait_ms(self._clock.boot_ms())
             await asyncio.sleep(
                 wait_ms / 1000
-            )  # also of 0: live requests that have arrived begin first
+            )  # also if it is 0: live requests that have arrived begin first
         return self._budget.take(wanted_bytes, self._clock.boot_ms())
 
     def _begin_ack(self, request: Ack, _payload: memoryview, call: PromptCall, now_ns: int) -> bool:
@@ -364,11 +366,11 @@ class BrokerService:
 
     def _decide_ack(self, request: Ack, now_ms: int) -> tuple[int, HostedPartition, Group]:
         """
-        Decide on an ack; `now_ms` is as of `owned`.
+        Decide on an ack; `now_ms` is the same as in `owned`.
 
         Returns:
-            The cursor, and the partition and the group whose progress is to be saved before the
-            cursor is told.
+            The cursor, the partition and the group. The progress of the group is to be saved before
+            the cursor is reported.
         """
         partition, group = owned(self._store.state, request, now_ms)
         ranges = request.ranges
@@ -408,10 +410,12 @@ class BrokerService:
 
     def _save_then(self, partition: HostedPartition, group: Group, ended: Ended) -> bool:
         """
-        Save a group's progress if it is not durable, as after an ack that met a full disk.
+        Save a group's progress if it is not durable, for example after an ack that found the disk
+        full.
 
         Returns:
-            False if it is durable.  True: `ended` is called before the progress may be told.
+            False if the progress is durable. True if `ended` will be called; until then the
+            progress must not be reported.
 
         Raises:
             BrokerReadOnlyError: the progress cannot be made durable now.
@@ -423,8 +427,8 @@ class BrokerService:
         return True
 
     def _save(self, partition: HostedPartition, group: Group) -> asyncio.Future[None] | None:
-        """As `_save_then`, with a future to await in place of `ended`; None: the progress is
-        durable.
+        """Save like `_save_then`, but return a future instead of calling `ended`; None means that
+        the progress is durable.
         """
         durable, saves = self._store.commit.waited_for(partial(self._save_then, partition, group))
         return durable if saves else None
@@ -454,5 +458,5 @@ class BrokerService:
         return self._waiting.count
 
     def close(self) -> None:
-        """Have all waiting pulls answered."""
+        """Answer all waiting pulls."""
         self._waiting.wake_all()

@@ -11,7 +11,7 @@ from ...rpc.plane.prompt import Handled
 
 class AwaitedCall:
     """
-    See `PromptCall`; it has one answer, and room for messages is taken by the task.
+    A `PromptCall` with a single answer; the awaiting task itself takes room for messages.
 
     Args:
         handle: answers a request that is handed on.
@@ -26,7 +26,7 @@ class AwaitedCall:
         self._wait: asyncio.Future[None] | None = None
 
     async def answered(self) -> Handled:
-        """The answer.  Raises what the call is refused with."""
+        """Return the answer, or raise the error with which the call is refused."""
         try:
             ended = await self._ended
         except asyncio.CancelledError:  # the client has left

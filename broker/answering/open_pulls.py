@@ -1,18 +1,19 @@
-"""Answers the pulls of owners: a pull waits for messages without a task, and continues after a small
-answer.
+"""Answers the pulls of owners: a pull waits for messages without a task, and continues after a
+small answer.
 
     pull ─▶ cached ─┬─ small, all that there is ─▶ part ─▶ waits ─▶ woken ─▶ cached ─┬─ …
                     ├─ else ─▶ answer                        ╰─ its time is over ─▶ answer, empty
                     ╰─ on the disk, of tags, or without room ─▶ `read`, in a task
 
-So an owner whose messages come one by one asks once for many of them, and its broker is not woken
-to be asked.  A larger answer ends the pull: while an owner handles it, the next one gathers more.
+An owner whose messages arrive one by one therefore sends one request for many of them, and its
+broker need not wake up for further requests. A larger answer ends the pull: while an owner handles
+it, more messages gather for the next one.
 
 Invariants
-    A part has all that is readable from the end of the part before on, and its owner is checked as
-    for a pull. A group has one open pull of a partition: the next one ends it. A pull has at most
-    PULL_ANSWERS_MAX answers, and all but the last are of PART_BYTES_MAX bytes at most: so much
-    comes to an owner that takes no more.
+    A part contains everything readable from the end of the previous part on, and its owner is
+    checked like the owner of a pull. A group has at most one open pull of a partition; a newer pull
+    ends it. A pull has at most PULL_ANSWERS_MAX answers, and all but the last have at most
+    PART_BYTES_MAX bytes: an owner that no longer wants messages still receives at most that much.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ from .tags import leave_out
 from .waiting import LongPolls
 
 LEFT_OUT_BYTES_MAX = 8 << 20
-"""Bytes that one pull reads and leaves out, before it answers without any message."""
+"""The most bytes that one pull reads and leaves out before it is answered without a message."""
 
 
 class OpenPulls:
-    """The pulls of a broker, and those that wait, by partition and group."""
+    """The pulls of a broker; those that wait are kept by partition and group."""
 
     def __init__(self, store: Store, waiting: LongPolls, clock: Clock) -> None:
         self.store = store
@@ -68,19 +69,19 @@ class OpenPulls:
         return pull.answer(partition, bytes_max, now_ms)
 
     def _check(self, request: Pull, now_ms: int) -> tuple[HostedPartition, Group, int]:
-        """The partition, the group, and the bytes that the answer may have."""
+        """Return the partition, the group, and the number of bytes that the answer may have."""
         partition, group = owned(self.store.state, request, now_ms)
         if not 0 <= request.wait_ms <= PULL_WAIT_MS_MAX:
             raise InvalidRequestError(f"cannot wait {request.wait_ms} ms")
         if not 1 <= request.answers_max <= PULL_ANSWERS_MAX:
             raise InvalidRequestError(f"cannot give {request.answers_max} answers")
         bytes_max = check_read(partition, request.offset, request.bytes_max)
-        # Also what was pulled before a restart of this broker.
+        # This also counts the messages that were pulled before a restart of this broker.
         group.suspects.pulled(request.offset)
         return partition, group, bytes_max
 
     async def read(self, request: Pull) -> Handled:
-        """Answer a pull that does not wait for messages; it may wait for room, and for the disk."""
+        """Answer a pull that does not wait for messages. It may wait for room, and for the disk."""
         wanted = wanted_tags(request)
         partition, group, bytes_max = self._check(request, self.boot_ms())
         answer, data = await read_batches(
@@ -101,7 +102,7 @@ class OpenPulls:
         data: bytes,
     ) -> tuple[Batches, bytes]:
         """
-        Leave the batches without a wanted tag out of an answer; continues to read if none is left,
+        Leave the batches without a wanted tag out of an answer. If none is left, continue to read,
         up to LEFT_OUT_BYTES_MAX.
 
         Args:
@@ -125,13 +126,13 @@ class OpenPulls:
     def note_pulled(
         self, request: Pull, partition: HostedPartition, group: Group, end: int, size_bytes: int
     ) -> None:
-        """Note that the owner gets what is stored before the offset `end`."""
+        """Note that the owner receives the messages before the offset `end`."""
         group.suspects.pulled(end)
         note_handed(self.store, partition, end - request.offset, size_bytes)
 
 
 class OpenPull:
-    """A pull until its last answer."""
+    """A pull that has not had its last answer."""
 
     __slots__ = (
         "_call",
@@ -149,31 +150,31 @@ class OpenPull:
     ) -> None:
         self._pulls = pulls
         self._request = request
-        """What is left of it."""
+        """The part of the request that is not yet answered."""
         self._call = call
         self._group = group
-        """Whose pull lock is held while it waits."""
+        """The group whose pull lock is held while the pull waits."""
         self._until_ms = until_ms
         self._loop = asyncio.get_running_loop()
         self._client: asyncio.Future[None] | None = None
-        """Cancelled when the client leaves; None before the pull has waited, and behind its last
-        answer.
+        """A future that is cancelled when the client leaves. None before the pull has waited, and
+        after its last answer.
         """
         self._end: asyncio.TimerHandle | None = None
 
     def wait(self, now_ms: int) -> None:
-        """Wait until the partition is woken, or the time of the pull is over."""
+        """Wait until the partition is woken or the time of the pull is over."""
         request, pulls = self._request, self._pulls
         until_ms = self._until_ms if self._until_ms > now_ms else now_ms + 1
-        # By a reading that is a little old the lock ends a little early, and its owner takes it
-        # again.
+        # If the clock was read a little earlier, the lock ends a little earlier, and its owner
+        # takes it again.
         hold(self._group, request, until_ms)
         if self._client is None:
             self._open(until_ms - now_ms)
         pulls.waiting.listen(request.partition_id, self, self._woken)
 
     def _open(self, wait_ms: int) -> None:
-        """Be the open pull of the group until `_close`; one timer and one future serve all
+        """Make this the open pull of the group until `_close`. One timer and one future serve all
         waits.
         """
         request, loop = self._request, self._loop
@@ -186,7 +187,7 @@ class OpenPull:
     def _close(self) -> None:
         if self._client is not None and self._end is not None:
             self._client.remove_done_callback(self._client_left)
-            self._client.cancel()  # for who keeps it until it is done
+            self._client.cancel()  # its other holder keeps it until it is done
             self._end.cancel()
         self._client = self._end = None
         open_pulls, key = self._pulls.open, (self._request.partition_id, self._request.group)
@@ -194,12 +195,12 @@ class OpenPull:
             del open_pulls[key]
 
     def _woken(self) -> None:
-        # All batches of the commit that has woken it are there then.  Each by itself: a fault of
-        # one concerns no other.
+        # All batches of the commit that woke this pull are in place then. Each pull resumes by
+        # itself, so that a fault of one does not affect another.
         at_end(self._resume, self._loop)
 
     def _time_is_over(self) -> None:
-        self._until_ms = 0  # also where a tick comes before it
+        self._until_ms = 0  # also if a tick comes earlier
         self._pulls.waiting.leave(self._request.partition_id, self)
         self._resume()
 
@@ -210,7 +211,7 @@ class OpenPull:
             hold(self._group, self._request, self._pulls.boot_ms())
 
     def _resume(self) -> None:
-        """Answer; the pull was woken, or its time is over."""
+        """Answer the pull after it was woken, or after its time is over."""
         if self._client is None:  # ended since it was woken
             return
         pulls, request = self._pulls, self._request
@@ -219,7 +220,7 @@ class OpenPull:
             partition, self._group = owned(pulls.store.state, request, now_ms)
             bytes_max = check_read(partition, request.offset, request.bytes_max)
             answered = self.answer(partition, bytes_max, now_ms)
-        except Exception as error:  # noqa: BLE001 - told to the client, or logged
+        except Exception as error:  # noqa: BLE001 - reported to the client, or logged
             self._close()
             self._call.refuse(error)
             return
@@ -228,7 +229,7 @@ class OpenPull:
             self._call.hand_on(replace(request, wait_ms=0))
 
     def answer(self, partition: HostedPartition, bytes_max: int, now_ms: int) -> bool:
-        """Answer from memory; False: `OpenPulls.read` has to."""
+        """Answer from memory. Return False if `OpenPulls.read` has to answer instead."""
         pulls, request, group, call = self._pulls, self._request, self._group, self._call
         data, end = b"", request.offset
         if end < partition.readable_offset:
@@ -257,7 +258,7 @@ class OpenPull:
         return True
 
     def _continues(self, partition: HostedPartition, end: int, size: int, now_ms: int) -> bool:
-        """Whether a further answer follows one of `size` bytes."""
+        """Return True if a further answer follows one of `size` bytes."""
         request = self._request
         return (
             request.answers_max > 1
@@ -270,7 +271,7 @@ class OpenPull:
         )
 
     def end(self) -> None:
-        """Answer without messages: the owner has a newer pull."""
+        """Answer without messages, because the owner has a newer pull."""
         request = self._request
         self._close()
         self._pulls.waiting.leave(request.partition_id, self)

@@ -9,7 +9,7 @@ from ..partition.pull_lock import SHARED, check_holder, check_session, renew
 from ..partition.state import BrokerState
 
 OwnersRequest = Pull | PullShared | Ack | Release | ChangeParked | ListParked | ReadParked
-"""What only the owner of a pull lock may ask."""
+"""The requests that only the owner of a pull lock may send."""
 
 
 def owned(state: BrokerState, request: OwnersRequest, now_ms: int) -> tuple[HostedPartition, Group]:
@@ -17,7 +17,7 @@ def owned(state: BrokerState, request: OwnersRequest, now_ms: int) -> tuple[Host
     Check that a request comes from the owner of the pull lock, and renew the lock.
 
     Args:
-        now_ms: the boot clock in this turn of the event loop.
+        now_ms: the time of the boot clock in this turn of the event loop.
 
     Returns:
         The partition and the group.
@@ -32,9 +32,9 @@ def owned(state: BrokerState, request: OwnersRequest, now_ms: int) -> tuple[Host
     lock, kind = group.lock, type(request)
     shared = lock.session == SHARED
     if shared or session != lock.session or not lock.fence:
-        check_session(session)  # the session that has acquired was checked then
-    # A shared group's token belongs to all its sessions, but an exclusive pull is never one of
-    # them.
+        check_session(session)  # the session that acquired the lock was checked then
+    # The token of a shared group belongs to all its sessions, but an exclusive pull never comes
+    # from one of them.
     of_all = kind is PullShared or (shared and kind is not Pull)
     check_holder(lock, token=request.token, session=SHARED if of_all else session)
     renew(lock, now_ms=now_ms)
@@ -44,7 +44,9 @@ def owned(state: BrokerState, request: OwnersRequest, now_ms: int) -> tuple[Host
 
 
 def hold(group: Group, request: Pull, until_ms: int) -> None:
-    """Renew the pull lock of an owner whose pull waits until then, if it is still the owner."""
+    """Renew the pull lock for a pull that waits until `until_ms`, if its sender is still the
+    owner.
+    """
     lock = group.lock
     if lock.fence == request.token and lock.session == request.session:
         renew(lock, now_ms=until_ms)

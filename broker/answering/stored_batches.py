@@ -1,4 +1,4 @@
-"""Answers that consist of the stored batches of one partition."""
+"""Makes the answers that consist of stored batches of one partition."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from ..store.store import Store
 
 
 def check_read(partition: HostedPartition, offset: int, bytes_max: int) -> int:
-    """The bytes that the answer may have.  Raises OffsetOutOfRangeError, InvalidRequestError."""
+    """Return the number of bytes that the answer may have, or raise OffsetOutOfRangeError or
+    InvalidRequestError.
+    """
     stored = partition.first_offset <= offset <= partition.readable_offset
     if not stored:
         check_offset(offset)
@@ -32,8 +34,8 @@ def check_read(partition: HostedPartition, offset: int, bytes_max: int) -> int:
 def batches_up_to(
     partition: HostedPartition, end: int, parked_version: int = 0, *, more: bool = False
 ) -> Batches:
-    """The answer to a pull or a read that got what is stored before the offset `end`; `more`:
-    another one follows.
+    """Return the answer to a pull or a read that received the messages before the offset `end`;
+    `more` means that another answer follows.
     """
     return Batches(
         partition.first_offset,
@@ -52,7 +54,7 @@ async def read_batches(
     bytes_max: int,
     parked_version: int = 0,
 ) -> tuple[Batches, bytes]:
-    """Read from the offset of a request, once its answer has room."""
+    """Read from the offset of a request once there is room for its answer."""
     data, end = b"", request.offset
     if request.offset < partition.readable_offset:
         await take_room(bytes_max)
@@ -61,7 +63,7 @@ async def read_batches(
 
 
 def note_handed(store: Store, partition: HostedPartition, messages: int, size_bytes: int) -> None:
-    """Count messages that a client gets."""
+    """Count messages that are handed to a client."""
     if size_bytes:
         subject = partition.facts.subject
         store.traffic.note_handed(subject, messages=messages, size_bytes=size_bytes)

@@ -1,14 +1,14 @@
-"""Which batches can have messages of wanted tags, told from their bytes without cutting them into
-messages.  Pure.
+"""Decides from the bytes of batches which of them can have messages with wanted tags, without
+splitting them into messages.  Pure.
 
-    batch ─▶ the properties at its end ─┬─ a wanted tag occurs in them, or they are packed ─▶ may
+    batch ─▶ the properties at its end ─┬─ they contain a wanted tag, or are packed ─▶ may
         have some: it stays
-                                        ╰─ none occurs ─▶ has none for certain: it is left out
+                                        ╰─ they contain none ─▶ certainly has none: left out
 
 Invariants
-    A batch with a message of a wanted tag is never left out.  One without may stay: the tag may be
-    part of another text. What is left out is said, as ranges of offsets: the reader counts these
-    messages as handled.
+    A batch with a message of a wanted tag is never left out. A batch without one may stay, because
+    the tag may be part of another text. The answer lists what is left out, as ranges of offsets;
+    the reader counts these messages as handled.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from ...protocol.offsets import Range
 from ...protocol.record import HEADER_BYTES, Compression, Header, read_header
 
 RANGES_MAX = 1_000
-"""Ranges that one answer leaves out, so that its header stays small; later batches stay."""
+"""The most ranges that one answer leaves out, so that its header stays small. Later batches stay.
+"""
 
 
 def may_have(data: bytes, start: int, header: Header, wanted: Sequence[bytes]) -> bool:
     """
-    False if the batch certainly has no message with a wanted tag.
+    Return False if the batch certainly has no message with a wanted tag.
 
     Args:
-        data: has the batch, header and body, at `start`.
+        data: contains the batch, header and body, at `start`.
         wanted: the tags as UTF-8.
     """
     if header.compression != Compression.NONE:
@@ -43,14 +44,15 @@ def may_have(data: bytes, start: int, header: Header, wanted: Sequence[bytes]) -
 
 def leave_out(data: bytes, offset: int, wanted: Sequence[bytes]) -> tuple[bytes, list[Range]]:
     """
-    Take the batches without a wanted tag out of `data`.
+    Remove the batches without a wanted tag from `data`.
 
     Args:
         data: whole batches, as they are stored.
-        offset: the first that was asked for; the first batch may begin below it.
+        offset: the first offset that was asked for; the first batch may begin below it.
 
     Returns:
-        The batches that stay, and the ranges of offsets, from `offset` on, of those that do not.
+        The batches that stay, and the ranges of offsets, from `offset` on, of the batches that are
+        left out.
     """
     view = memoryview(data)
     kept: list[memoryview] = []
@@ -58,7 +60,7 @@ def leave_out(data: bytes, offset: int, wanted: Sequence[bytes]) -> tuple[bytes,
     start = 0
     while start < len(data):
         header = read_header(data, start)
-        if not isinstance(header, Header):  # its reader says so
+        if not isinstance(header, Header):  # the reader of this data reports it
             return data, []
         end = start + header.length
         low = max(offset, header.base_offset)

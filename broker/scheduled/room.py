@@ -1,7 +1,7 @@
-"""How much a broker keeps for later delivery, of all subjects and of one, so that no subject takes
-the room of others.  Pure.
+"""Limits how much a broker keeps for later delivery, in total and for one subject, so that no
+subject takes the room of others.  Pure.
 
-room of a subject = half of what the other subjects leave; where there is no other, half of all
+room of a subject = half of what the other subjects leave; if there is no other, half of all
 """
 
 from __future__ import annotations
@@ -37,16 +37,17 @@ def check_names(
     broker_group: str,
 ) -> None:
     """
-    Check that the subjects of each pattern that means this one have room together.
+    Check that the subjects of each pattern that matches this one have room together.
 
     Args:
-        wanted: bytes of messages of the subject.
-        kept_of: the bytes that are kept of a subject, or of all that a pattern means.
-        writing: what is being written, by subject; it counts as well.
+        wanted: the bytes of messages of the subject.
+        kept_of: returns the bytes that are kept of a subject, or of all subjects that a pattern
+            matches.
+        writing: the amounts that are being written, by subject; they count as well.
         limits: subject or pattern → bytes.
 
     Raises:
-        OverloadedError: of the first pattern without room.
+        OverloadedError: a pattern has no room; the error names the first one.
     """
     for pattern, limit in limits_of(subject, limits):
         kept = kept_of(pattern) + _bytes_of(writing, pattern)
@@ -80,12 +81,12 @@ def check_room(
     Check that there is room for messages of a subject.
 
     Args:
-        kept: what the broker keeps of all subjects.
-        own: what it keeps of this one.
-        most: what it may keep.
+        kept: the amount that the broker keeps of all subjects.
+        own: the amount that it keeps of this subject.
+        most: the amount that it may keep.
 
     Raises:
-        OverloadedError: the broker is full, or the subject has its share.
+        OverloadedError: the broker is full, or the subject has used its share.
     """
     for what, new, all_kept, own_kept, limit in zip(
         ("scheduled messages", "bytes of scheduled messages"), wanted, kept, own, most, strict=True
