@@ -2,7 +2,7 @@
 given up. Pure.
 
     below bytes_max           all continue
-    up to HARD_FACTOR of it   those that arrived slower than RATE_MIN in the last seconds are given up
+    up to HARD_FACTOR of it   those slower than RATE_MIN over the last seconds are given up
     above                     the slowest are given up, whatever their rate
 
 Invariants
