@@ -1,13 +1,13 @@
-"""Brokers to which a consumer gets no connection although the cluster hears of them: which it says
-to the metaserver.  Pure.
+"""Tracks brokers to which a consumer gets no connection although they report to the cluster, for
+its reports to the metaserver. Pure.
 
     a pull client fails ─▶ for the patience ─▶ asks: does the cluster hear of the broker? ── no ──▶ waits anew
             ▲                                                 │ yes
             │ another way it is as before                     ▼
     reached, or no broker of the subject ◀── looked at ── told in each heartbeat, others get the partitions
 
-A broker that is down is away for everybody: nothing is told of it, so partitions do not move to and
-fro while it is restarted.
+A broker that is down is away for every consumer: it is not reported, so partitions do not move back
+and forth while it restarts.
 """
 
 from __future__ import annotations
@@ -18,31 +18,39 @@ from ..protocol.errors import ConnectionQuotaError, UnreachableError
 from ..protocol.limits import UNREACHED_MAX
 
 NO_CONNECTION = (UnreachableError, ConnectionQuotaError)
-"""The second: a broker has ended the connection for another principal, until a place is free."""
+"""The errors for a missing connection; by the second, a broker has ended the connection for another
+principal, until a place is free.
+"""
 PATIENCE_MS_MIN = 15_000
-"""Above the time within which the cluster notes that a broker is silent (`broker_ttl_ms`)."""
+"""The least patience, in milliseconds: above the time within which the cluster notes that a broker
+is silent (`broker_ttl_ms`).
+"""
 
 
 def patience_for(ttl_ms: int) -> int:
-    """How long a consumer without a connection keeps what it was granted at a broker."""
+    """Return the milliseconds for which a consumer without a connection keeps its grants at a
+    broker.
+    """
     return max(ttl_ms, PATIENCE_MS_MIN)
 
 
 class UnreachedBrokers:
     """The broker groups without a connection, and since when; every time is of the boot clock, in
-    ms.
+    milliseconds.
     """
 
     def __init__(self, patience_ms: int) -> None:
         self._patience_ms = patience_ms
         self._failing: dict[str, int] = {}
-        """Those with partitions of the consumer → from when its patience counts."""
+        """The time from which its patience counts, by broker group with partitions of the
+        consumer.
+        """
         self._looks: dict[str, int] = {}
-        """Those that were told → when it is looked at them again."""
+        """The time of the next check, by broker group that was reported."""
 
     @property
     def told(self) -> tuple[str, ...]:
-        """What heartbeats say."""
+        """Return the broker groups that heartbeats report."""
         return tuple(sorted(self._looks))[:UNREACHED_MAX]
 
     def note(self, failing: Mapping[str, int], reached: Collection[str]) -> list[str]:
@@ -67,7 +75,7 @@ class UnreachedBrokers:
         return back
 
     def due(self, now_ms: int) -> list[str]:
-        """Those about which the cluster is to be asked now."""
+        """Return those about which the cluster is to be asked now."""
         over = {
             name
             for name, since_ms in self._failing.items()
@@ -77,7 +85,7 @@ class UnreachedBrokers:
         return sorted(over)
 
     def is_told(self, name: str) -> bool:
-        """Whether heartbeats say that a broker group is not reached."""
+        """Return whether heartbeats say that a broker group is not reached."""
         return name in self._looks
 
     def stay(self, name: str, now_ms: int) -> None:

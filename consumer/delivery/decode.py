@@ -1,4 +1,4 @@
-"""The messages of a batch, decoded from its columns.  Pure."""
+"""Decodes the messages of a batch from its columns. Pure."""
 
 from __future__ import annotations
 
