@@ -1,7 +1,8 @@
 """Notifies a program of the partitions that its consumer is granted, hands over and loses.
 
-    granted ─▶ on_assigned, awaited before the first pull      wanted elsewhere, or closing ─▶ on_revoked, awaited before the hand-over
-                                                           fenced, or past its lease ────▶ on_lost
+    granted ─▶ on_assigned, awaited before the first pull
+    wanted elsewhere, or closing ─▶ on_revoked, awaited before the hand-over
+    fenced, or past its lease ────▶ on_lost
 
 A call-back that fails is logged: the hand-over continues.  One that takes longer than the limit is
 cancelled.

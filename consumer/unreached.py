@@ -1,10 +1,11 @@
 """Tracks brokers to which a consumer gets no connection although they report to the cluster, for
 its reports to the metaserver. Pure.
 
-    a pull client fails ─▶ for the patience ─▶ asks: does the cluster hear of the broker? ── no ──▶ waits anew
-            ▲                                                 │ yes
-            │ another way it is as before                     ▼
-    reached, or no broker of the subject ◀── looked at ── told in each heartbeat, others get the partitions
+    a pull client fails ─▶ for the patience ─▶ does its broker report to the cluster?
+            ▲                                    │ no: waits again      │ yes
+            │                                                           ▼
+            │              checked again ◀── reported in each heartbeat, others get the partitions
+            ╰─ no longer so ──╯  ╰──▶ reached, or no broker of the subject
 
 A broker that is down is away for every consumer: it is not reported, so partitions do not move back
 and forth while it restarts.
@@ -89,14 +90,14 @@ class UnreachedBrokers:
         return name in self._looks
 
     def stay(self, name: str, now_ms: int) -> None:
-        """Tell, from now on or still, that a broker group is not reached; it is looked at again
+        """Report, from now on or still, that a broker group is not reached; it is checked again
         after the patience.
         """
         self._looks[name] = now_ms + self._patience_ms
 
     def forget(self, name: str, now_ms: int) -> bool:
-        """Tell no more of a broker group: it is reached, or away for everybody.  Returns whether it
-        was told.
+        """Stop reporting a broker group: it is reached, or away for every consumer. Return whether
+        it was reported.
         """
         if name in self._failing:
             self._failing[name] = now_ms

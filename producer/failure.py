@@ -34,7 +34,7 @@ from .settings import ProducerSettings
 
 
 class Step(enum.Enum):
-    """What an executor does with a batch that was not acked."""
+    """The step of an executor with a batch that was not acked."""
 
     AGAIN = "same partition, same sequence, after a pause"
     NEW_ROUTE = "ask for a newer route, and send older messages first"

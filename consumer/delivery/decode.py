@@ -20,7 +20,7 @@ def decode_messages(
     delivery: Delivery,
 ) -> list[Message[Any]]:
     """
-    Every message of a batch, by offset.
+    Return every message of a batch, by offset.
 
     Args:
         batch: the columns of the batch; keys, values and properties are slices of `batch.blob`.

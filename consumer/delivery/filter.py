@@ -120,7 +120,7 @@ def filter_of(tags: Collection[str] | None, wanted: Filter | None) -> MessageFil
 
 def check_tags(tags: Collection[str]) -> tuple[str, ...]:
     """
-    The wanted tags, sorted, each once.
+    Return the wanted tags, sorted, each once.
 
     Raises:
         ConfigError: the tags are not a collection of texts without commas, are empty or more than

@@ -95,7 +95,7 @@ class ParkingOwner(Protocol):
         ...
 
     async def history(self) -> SubjectHistory:
-        """Every partition that the subject ever had."""
+        """Return every partition that the subject ever had."""
         ...
 
 

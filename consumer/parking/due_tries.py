@@ -1,9 +1,10 @@
 """Holds messages that wait for retry, by the time at which they are due, and the sources whose
 messages could not be read. Pure.
 
-    add ─▶ by due time ─▶ take ─▶ read ─┬─ answered: what was held is due
-              ▲                         ╰─ failed: what could not be read, and what is behind it, are due again, each for itself,
-              │                                    after a pause, longer with each failure in a row
+    add ─▶ by due time ─▶ take ─▶ read ─┬─ answered: held messages are due
+              ▲                         ╰─ failed: unreadable messages, and those after them, are
+              │                             due again separately, after a pause that grows with
+              │                             each consecutive failure
               ╰──────── held ◀── due while a failed read of its source is not made up for
 
 Invariants

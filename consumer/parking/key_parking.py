@@ -7,7 +7,8 @@ not to handlers.
         other
 
 Invariant
-    From the call of `park` on, no message of its key is handed out until the broker has confirmed that the key is free.
+    From the call of `park` on, no message of its key is handed out until the broker has confirmed
+    that the key is free.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 request. Pure.
 
     park, done, free ─▶ waiting ─▶ take: one request ─▶ confirmed, each with its callback
-                           ▲                 │ the broker has no room to park more: the rest alone, then one key at a time
-                           ╰─────────────────╯
+                           ▲                 │ the broker has no room to park more:
+                           ╰─────────────────╯ the rest alone, then one key at a time
 
 Invariants
     Messages of a key are parked in their order, and nothing is left out: a failed request is sent

@@ -6,7 +6,8 @@ durable.
                             ╰─────────────╯
 
 Invariant
-    Messages that the broker has no room to park stay here, not acked; pulls wait while there are WAITING_MAX of them.
+    Messages that the broker has no room to park stay here, not acked; pulls wait while there are
+    WAITING_MAX of them.
 """
 
 from __future__ import annotations

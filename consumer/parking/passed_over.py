@@ -2,7 +2,8 @@
 handled first. Pure.
 
     read ─┬─ answered: handled
-          ╰─ failed: passed over ─▶ the later rows ─▶ none left ─▶ all passed-over rows are requested again, after a pause
+          ╰─ failed: passed over ─▶ the later rows ─▶ none left
+                ─▶ all passed-over rows are requested again, after a pause
 
 Invariant
     A source that does not answer, or has one message damaged, holds up nothing else of a loose key.

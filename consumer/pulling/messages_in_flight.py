@@ -78,7 +78,9 @@ class MessagesInFlight:
         return not self._blocked and (self.count < limit or self.capacity(limit) > 0)
 
     async def wait_for_capacity(self, limit: int) -> None:
-        """If full, wait until the count is down to limit/RESUME_SHARE (hysteresis)."""
+        """Wait, if the counter is full, until the count is down to limit/RESUME_SHARE
+        (hysteresis).
+        """
         while not self.has_capacity(limit):
             await self._down_to(limit // RESUME_SHARE + min(self._retrying, self._retrying_max))
 

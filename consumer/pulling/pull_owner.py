@@ -102,7 +102,7 @@ class PullOwner(Protocol):
         ...
 
     async def history(self) -> SubjectHistory:
-        """Every partition that the subject ever had."""
+        """Return every partition that the subject ever had."""
         ...
 
     def report_drained(self) -> None:

@@ -1,9 +1,11 @@
 """Reads the logic queues of a static subject by logic offset, over all their partitions; no group,
 no locks.
 
-read(queue, offset) ─▶ the partition with this offset ─▶ its broker ─▶ messages, none of the next partition
-                               │ sealed, and read to its end
-                               └─▶ the next partition, at the same logic offset, or behind a loss at a higher one
+read(queue, offset) ─▶ the partition with this offset ─▶ its broker
+      ▲                        │                         ─▶ messages, none of the next partition
+      │                        │ sealed, and read to its end
+      ╰────────────────────────┴─▶ the next partition, at the same logic offset, or after a loss
+                                   at a higher one
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Reads a subject by partition, offset, time and key, over all its partitions; no group, no locks,
 no acks.
 
-open ─▶ the lineage, and for each partition where it begins and ends ─▶ chunks of the partitions that may be read
-             ▲                                                                     │ a partition is read to its end
-             ╰── follow: what continues it ◀───────────────────────────────────────╯
+open ─▶ the lineage, and where each partition begins and ends ─▶ chunks of readable partitions
+             ▲                                                        │ one is read to its end
+             ╰── follow: its children ◀───────────────────────────────╯
 """
 
 from __future__ import annotations
