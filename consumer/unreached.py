@@ -2,10 +2,9 @@
 its reports to the metaserver. Pure.
 
     a pull client fails ─▶ for the patience ─▶ does its broker report to the cluster?
-            ▲                                    │ no: waits again      │ yes
-            │                                                           ▼
-            │              checked again ◀── reported in each heartbeat, others get the partitions
-            ╰─ no longer so ──╯  ╰──▶ reached, or no broker of the subject
+        no  ─▶ waits again
+        yes ─▶ reported in each heartbeat, others get the partitions ─▶ checked again
+                  ─▶ reached, or no broker of the subject: no longer reported
 
 A broker that is down is away for every consumer: it is not reported, so partitions do not move back
 and forth while it restarts.
@@ -56,14 +55,14 @@ class UnreachedBrokers:
 
     def note(self, failing: Mapping[str, int], reached: Collection[str]) -> list[str]:
         """
-        Note how the consumer's partitions are.
+        Note the connections of the consumer's partitions.
 
         Args:
-            failing: broker group → since when none of its partitions has had a connection.
-            reached: those with a partition that has one.
+            failing: the time since which no partition has had a connection, by broker group.
+            reached: the broker groups with a partition that has a connection.
 
         Returns:
-            Those that are told no more from now on.
+            The broker groups that are no longer reported.
         """
         self._failing = {
             name: max(since_ms, self._failing.get(name, since_ms))

@@ -4,12 +4,12 @@ A handler runs inside its worker's task, so a handler that never waits costs no 
 the event loop.
 
 Cancelling
-    Cancelling a handler therefore means cancelling its worker's task.  asyncio counts such
-    requests (`Task.cancelling`) until they are taken back (`Task.uncancel`).  The worker takes all of them
+    Cancelling a handler therefore means cancelling its worker's task. asyncio counts such requests
+    (`Task.cancelling`) until they are taken back (`Task.uncancel`). The worker takes all of them
     back as soon as the handler has ended, with the CancelledError or in spite of it: a remaining
-    request would break task groups and time-outs of later handlers.  The worker itself ends when its
+    request would break task groups and time-outs of later handlers. The worker itself ends when its
     consumer closes, or with the event loop, whose end cancels `_sentinel` too, which no handler
-    knows.  A CancelledError at any other time is for the hand-over of a message,
+    knows. A CancelledError at any other time is for the hand-over of a message,
     `cancelled_message`, or it is the handler's own, and a failure.
 
 Invariants

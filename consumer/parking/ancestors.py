@@ -2,6 +2,7 @@
 messages is needed.
 
     begin ─▶ TakeParked, by pages ─▶ Adopt ─▶ the last page: adopted
+    nothing of an ancestor is parked ─▶ LeaveParked ─▶ the ancestor is notified
 
 Invariants
     A child pulls nothing before it has adopted what each of its parents has parked of its range.

@@ -14,8 +14,8 @@
     PULLING     yes              yes     yes             yes
     EXHAUSTED   yes              no      yes             yes
     STOPPING    no               no      yes             yes
-    CLOSED      no               no      the last ones   no                 the pull lock is released
-    FENCED      no               no      no              no                 the fence is reported
+    CLOSED      no               no      the last ones   no                 pull lock released
+    FENCED      no               no      no              no                 fence reported
 
 Invariants
     After the lease's end no handler starts, no ack of the user is taken, and no renewal counts:
