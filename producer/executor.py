@@ -473,7 +473,7 @@ class Executor:
         if self._pauses.failures:
             self._pauses.reset()
             self._log_recovery()
-        if batch in self._in_flight:  # else it is settled again, after a fault in what follows
+        if batch in self._in_flight:  # otherwise settled again, after a later fault
             self._budget.stored(batch, first_receipt(answer, self.partition, static=self._static))
             self._in_flight.remove(batch)
         if self._waits.cause is not NOT_WAITING:

@@ -381,7 +381,7 @@ class Stream:
                 messages = self._wanted(messages, client, self._filtering)
             client.taken_all(messages)
             return messages
-        self.acked_again(messages)  # what waits behind them is taken next, and left out too
+        self.acked_again(messages)  # those that wait for them are next, and left out too
         return []
 
     def _wanted(

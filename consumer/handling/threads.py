@@ -28,8 +28,8 @@ class HandlerThreads:
     Runs a handler in `count` threads.
 
     Args:
-        handler: blocks; it is given what workers give it.
-        count: of threads, which `start` starts; 0: the handler runs in the event loop.
+        handler: the handler, which blocks; it gets the argument that workers pass.
+        count: the number of threads, which `start` starts; 0: the handler runs in the event loop.
         forked: True in a child of the process that made the threads.
     """
 

@@ -316,7 +316,7 @@ class LaterSending:
                 self._routes.pop(request.subject, None)
                 again = isinstance(error, UnreachableError) or error.retry is not RetryRule.NEVER
                 if not group and isinstance(error, StorageError):
-                    again = True  # the metaserver's disk, which is mended: no broker was asked
+                    again = True  # the metaserver's disk failed: no broker was asked
                 if not again or error.reason is Reason.SCHEDULE_FULL:
                     raise
                 group = group or error.details.get("broker_group", "")
