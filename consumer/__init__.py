@@ -1,4 +1,4 @@
-"""Consuming: membership and leases, pull clients per partition, lanes per order key, acks,
+"""The consumer: membership and leases, pull clients per partition, lanes per order key, acks,
 hand-over.
 """
 

@@ -1,4 +1,4 @@
-"""What gets the messages of a consumer: handlers, of one message or of batches, in tasks or in
+"""The receivers of a consumer's messages: handlers, for one message or for batches, in tasks or in
 threads, or its iteration.
 """
 
@@ -44,7 +44,7 @@ class Calls:
         Check that they can be called; `alone` is False if handlers are added later.
 
         Raises:
-            HandlerTypeError: one cannot, or there are two.
+            HandlerTypeError: a function cannot be called, or there are two.
             ConfigError: the settings are for a handler.
         """
         if settings.ack is AckMode.BEFORE and alone and self.one is None:
@@ -67,12 +67,12 @@ class Calls:
 
     @property
     def one(self) -> Any:
-        """The handler of either kind; None: there is none."""
+        """Return the handler of either kind; None if there is none."""
         return self.handler if self.handler is not None else self.batch_handler
 
 
 class Dispatches:
-    """Makes the dispatch of an opening, and ends what it runs on."""
+    """Makes the dispatch of an opening, and ends the threads on which it runs."""
 
     def __init__(
         self,
@@ -96,7 +96,9 @@ class Dispatches:
         on_crash: Callable[[BaseException], None],
         client: str,
     ) -> Workers | Stream:
-        """The dispatch of a new opening; `client` is the name of the consumer, for people."""
+        """Return the dispatch of a new opening; `client` is the name of the consumer, for
+        people.
+        """
         calls, settings, clock = self._calls, self._settings, environment.clock
         ordered = settings.consume_strategy is ConsumeStrategy.EXCLUSIVE
         failing = Failing(client=client, wall_ms=clock.wall_ms, rng=rng, in_place=not ordered)
@@ -153,7 +155,7 @@ class Dispatches:
         return workers
 
     def begin(self) -> None:
-        """Start the threads of the opening.  Raises ConfigError: the system gives too few."""
+        """Start the threads of the opening. Raises ConfigError if the system provides too few."""
         if self._threads is not None:
             self._threads.start()
 

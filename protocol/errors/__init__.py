@@ -1,8 +1,8 @@
 """Every error raised on purpose, with a code that never changes, a fate and advice; errors on the
-wire.  Pure.
+wire. Pure.
 
-A class stands for what a program can do about an error.  Where it has several causes, `reasons.py`
-has a row for each: `error.reason`.
+A class stands for one way in which a program can react to an error. If a class has several causes,
+`reasons.py` has a row for each: `error.reason`.
 
     KeylaneError                       .code .reason .fate .retry .hint .details
     ├── ConfigError                    settings impossible, all problems at once
@@ -70,37 +70,43 @@ from .refusals import *  # noqa: F403 - the rest of the tree
 from .refusals import RefusedError
 
 TEXT_CHARS_MAX = 4_096
-"""An error that quotes its input stays smaller than a frame."""
+"""The largest number of characters of a text, so that an error that quotes its input stays smaller
+than a frame.
+"""
 HINT_CHARS_MAX = 1_024
-"""A hint is a line or two, also that of a foreign server."""
+"""The largest number of characters of a hint, including a hint of a foreign server: a line or
+two.
+"""
 
 
 _REASON_BY_CODE = {reason.code: reason for reason in Reason}
 
 
 def kind_of(code: int) -> type[KeylaneError] | None:
-    """The class of the errors with a code; None for a code of a newer version."""
+    """Return the class of the errors with a code; None for a code of a newer version."""
     reason = _REASON_BY_CODE.get(code)
     return KIND_BY_CODE.get(code) if reason is None else KINDS[reason.kind]
 
 
 def codes() -> dict[int, str]:
-    """Every code, and the name of its class, with its reason if it has one: for the golden test."""
+    """Return every code with the name of its class, and with its reason if it has one, for the
+    golden test.
+    """
     names = {code: kind.__name__ for code, kind in KIND_BY_CODE.items()}
     names |= {code: f"{each.kind} {each.name}" for code, each in _REASON_BY_CODE.items()}
     return dict(sorted(names.items()))
 
 
 def wire_text(text: str) -> str:
-    """`text` as every peer can decode it: at most TEXT_CHARS_MAX characters, without lone
-    surrogates.
+    """Return `text` in a form that every peer can decode: at most TEXT_CHARS_MAX characters,
+    without lone surrogates.
     """
     return text[:TEXT_CHARS_MAX].encode("utf-8", "replace").decode()
 
 
 def wire_details(error: KeylaneError) -> dict[str, Any]:
-    """The details of `error` as JSON and msgpack carry them: numbers, and every other value as
-    text.
+    """Return the details of `error` as JSON and msgpack carry them: numbers, and every other value
+    as text.
     """
     return {
         wire_text(name): value
@@ -111,12 +117,14 @@ def wire_details(error: KeylaneError) -> dict[str, Any]:
 
 
 def wire_hint(error: KeylaneError) -> str:
-    """The hint of `error` as the wire carries it, at most HINT_CHARS_MAX characters."""
+    """Return the hint of `error` as the wire carries it, at most HINT_CHARS_MAX characters."""
     return wire_text(error.hint)[:HINT_CHARS_MAX]
 
 
 def own_hint(error: KeylaneError) -> str:
-    """The hint that `error` was given, as the wire carries it; "" if it has that of its code."""
+    """Return the hint that `error` was given, as the wire carries it; "" if it has the hint of its
+    code.
+    """
     usual = hint_of(error.reason or type(error), error.details)
     return "" if error.hint == usual else wire_hint(error)
 
@@ -125,9 +133,10 @@ def error_from_wire(
     code: int, message: str, details: dict[str, Any], hint: str = ""
 ) -> KeylaneError:
     """
-    The error that a peer sent, of its code's class; a plain RefusedError if the code is unknown.
+    Return the error that a peer sent, with the class of its code; a plain RefusedError if the code
+    is unknown.
 
-    `hint` goes before that of the code, if the peer sent one; it is cut to HINT_CHARS_MAX.
+    `hint` replaces the hint of the code if the peer sent one; it is cut to HINT_CHARS_MAX.
     """
     kind, reason = kind_of(code) or RefusedError, _REASON_BY_CODE.get(code)
     error = make(kind, reason, message, details)

@@ -12,16 +12,18 @@ from typing import Any, Generic, Self, TypeVar, overload
 from .reasons import Fate, Reason, RetryRule
 
 KINDS: dict[str, type[KeylaneError]] = {}
-"""Every class of keylane by its name."""
+"""Every class of keylane errors by its name."""
 KIND_BY_CODE: dict[int, type[KeylaneError]] = {}
 """The classes that have a code of their own."""
 _PACKAGE = __name__.partition(".")[0]
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
-"""A name that a shell takes as it is."""
+"""The pattern of a name that needs no quotes in a shell."""
 _OF_A_SUBJECT = re.compile(r"(keylane subject (?:create|describe|operations|queues|grow)) NAME\b")
-"""Commands of hints, for the subject that the error is about."""
+"""The pattern of commands in hints that need the name of the error's subject."""
 _PARTS = frozenset({"reason", "code", "retry", "details", "fate", "hint"})
-"""Attributes that `_rebuild` sets; the others are notes, and what a program has set."""
+"""The attributes that `_rebuild` sets; the others are notes, and attributes that a program
+has set.
+"""
 
 
 V = TypeVar("V")
@@ -30,10 +32,10 @@ K = TypeVar("K", bound="KeylaneError")
 
 class Detail(Generic[V]):
     """
-    A typed attribute of an error: the detail of the same name.
+    A typed attribute of an error, with the value of the detail of the same name.
 
-    None if the error was raised without the detail, or a peer sent a value of another type.  A text
-    detail takes any value, as text.
+    It is None if the error was raised without the detail, or a peer sent a value of another type.
+    A text detail takes any value, as text.
     """
 
     def __init__(self, kind: type[V]) -> None:
@@ -60,32 +62,34 @@ class Detail(Generic[V]):
 
 class KeylaneError(Exception):
     """
-    Root of every error raised on purpose.
+    The root of every error that is raised on purpose.
 
-    `details` are numbers and names: each class has those that it declares as attributes, None if
+    `details` are numbers and names: each class declares its own as attributes, which are None if
     not given.
     """
 
     reason: Reason | None = None
-    """None if the class says it all."""
+    """The reason; None if the class alone is precise enough."""
     code: int = 1000
-    """Of the reason, or of the class: one that has none is raised with a reason."""
+    """The code of the reason, or of the class; a class without a code is raised with a reason."""
     fate: Fate = Fate.NOT_DONE
     retry: RetryRule = RetryRule.NEVER
     summary: str = "keylane failed"
     hint: str = ""
-    """Of the reason, or of the class; an error may have one of its own."""
+    """The hint of the reason, or of the class; an error may have its own."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if cls.__module__.partition(".")[0] == _PACKAGE:
             KINDS[cls.__name__] = cls
-        if "code" in cls.__dict__:  # a program's own kind of an error has that of its base
+        if "code" in cls.__dict__:  # an error class of a program has the code of its base
             clash = KIND_BY_CODE.setdefault(cls.code, cls)
             assert clash is cls, f"code {cls.code} is both {clash.__name__} and {cls.__name__}"
 
     def __init__(self, reason: Reason | str = "", message: str = "", /, **details: object) -> None:
-        """`ConfigError("text")`, or `ConfigError(Reason.BACKUP_FILE, "text")` for a reason."""
+        """Make an error: `ConfigError("text")`, or `ConfigError(Reason.BACKUP_FILE, "text")` for a
+        reason.
+        """
         if isinstance(reason, Reason):
             self.reason = reason
             self.code = reason.code
@@ -105,12 +109,12 @@ class KeylaneError(Exception):
 
     @property
     def message(self) -> str:
-        """What happened, in one line."""
+        """Return a description of what happened, in one line."""
         return str(self.args[0])
 
     def copy(self, fate: Fate | None = None, *, message: str = "") -> Self:
-        """An equal error for another caller, with a fate or text of its own: each caller gets an
-        error object of its own.
+        """Return an equal error for another caller, with a fate or text of its own, because each
+        caller gets an error object of its own.
         """
         kind, text = type(self), message or self.message
         copy = _rebuild(kind, self.reason, text, self.details, fate or self.fate, self.hint)
@@ -133,7 +137,7 @@ KIND_BY_CODE[KeylaneError.code] = KeylaneError
 
 
 def hint_of(kind: type[KeylaneError] | Reason, details: dict[str, Any]) -> str:
-    """The hint of a class or a reason; its commands name the subject of `details`."""
+    """Return the hint of a class or a reason; its commands name the subject of `details`."""
     subject = details.get("subject")
     if " NAME" in kind.hint and isinstance(subject, str) and _PLAIN.fullmatch(subject):
         return _OF_A_SUBJECT.sub(rf"\1 {subject}", kind.hint)
@@ -141,7 +145,7 @@ def hint_of(kind: type[KeylaneError] | Reason, details: dict[str, Any]) -> str:
 
 
 def make(kind: type[K], reason: Reason | None, message: str, details: dict[str, Any]) -> K:
-    """An error of a class, for a reason if there is one."""
+    """Return an error of a class, for a reason if there is one."""
     return kind(message, **details) if reason is None else kind(reason, message, **details)
 
 

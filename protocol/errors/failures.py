@@ -9,7 +9,7 @@ from .reasons import Fate, RetryRule
 
 
 class DeliveryError(KeylaneError):
-    """Root of the errors of messages that a producer gave up.  `fate` is that of the message."""
+    """The root of the errors of messages that a producer gave up. `fate` is that of the message."""
 
     code = 1182
     summary = "the message was given up"
@@ -33,11 +33,13 @@ class GivenUpError(DeliveryError):
     )
     messages = Detail(int)
     unknown = Detail(int)
-    """How many of them may be stored."""
+    """The number of messages that may be stored."""
 
 
 class DeliveryTimeoutError(DeliveryError):
-    """A message was not acked within its time-out; the text says what it waited for."""
+    """A message was not acked within its time-out; the text names the condition for which it
+    waited.
+    """
 
     code = 1184
     retry = RetryRule.LATER
@@ -69,18 +71,18 @@ class TableError(DeliveryError):
     """Raised by `send_arrow`: rows of a table were not sent or not stored."""
 
     rows = Detail[list[int]](list)
-    """Numbers of the first hundred rows."""
+    """The numbers of the first hundred rows."""
     sent = Detail(int)
-    """Rows that were sent before; 0 unless the table is a stream."""
+    """The number of rows that were sent before; 0 unless the table is a stream."""
     messages = Detail(int)
     unknown = Detail(int)
-    """Messages that may be stored."""
+    """The number of messages that may be stored."""
     stored = Detail(int)
-    """Number of stored rows."""
+    """The number of stored rows."""
 
 
 class UnreachableError(KeylaneError):
-    """Root of the errors of a call that got no answer, or a partial one."""
+    """The root of the errors of a call that got no answer, or a partial one."""
 
     code = 1200
     fate = Fate.UNKNOWN
@@ -92,9 +94,9 @@ class UnreachableError(KeylaneError):
     start = Detail(int)
     end = Detail(int)
     offset = Detail(int)
-    """The first one that did not come."""
+    """The offset of the first message that did not arrive."""
     seconds = Detail(int)
-    """For how long nothing came."""
+    """The seconds for which nothing arrived."""
 
 
 class NotSentError(UnreachableError):
@@ -110,7 +112,9 @@ class NotSentError(UnreachableError):
 
     @classmethod
     def of_group(cls, broker_group: str, partition_id: int | None = None) -> Self:
-        """Of a broker group that does not report itself: who asks has no address to look at."""
+        """Return the error for a broker group that does not report itself, so that the caller has
+        no address to check.
+        """
         where = {} if partition_id is None else {"partition_id": partition_id}
         text = f"broker group {broker_group!r} is not available now"
         error = cls(text, broker_group=broker_group, **where)
@@ -119,7 +123,9 @@ class NotSentError(UnreachableError):
 
 
 class OutcomeUnknownError(UnreachableError):
-    """The request went out and no answer came; the fate of one that only reads is NOT_DONE."""
+    """The request was sent and no answer arrived; the fate of a request that only reads is
+    NOT_DONE.
+    """
 
     code = 1202
     summary = "the connection ended before the answer"
@@ -127,7 +133,7 @@ class OutcomeUnknownError(UnreachableError):
 
     @classmethod
     def of_read(cls, text: str) -> Self:
-        """Of a request that changes nothing, whatever became of it."""
+        """Return the error for a request that changes nothing, whether it was done or not."""
         error = cls(text)
         error.fate = Fate.NOT_DONE
         error.hint = "It only reads, so nothing was changed: ask again."
@@ -144,7 +150,9 @@ class UnfinishedError(UnreachableError):
 
 
 class ForeignServerError(UnreachableError):
-    """The program at the address is no keylane server, or its version's answers cannot be read."""
+    """The program at the address is not a keylane server, or the answers of its version cannot be
+    read.
+    """
 
     code = 1204
     retry = RetryRule.NEVER
@@ -191,14 +199,14 @@ class SparkProcessError(KeylaneError):
     python = Detail(str)
     """The Python that runs the process."""
     missing = Detail(str)
-    """The module that it lacks."""
+    """The module that this Python lacks."""
 
 
 class StorageError(KeylaneError):
-    """Root of the errors of disks and databases."""
+    """The root of the errors of disks and databases."""
 
     code = 1300
-    retry = RetryRule.LATER  # a database that restarts or fails over is there again soon
+    retry = RetryRule.LATER  # a database that restarts or fails over returns soon
     summary = "the disk answered with an error"
     hint = "Check the disk or the database that the message names, then the server's log."
     operation = Detail(str)
@@ -215,9 +223,9 @@ class CorruptLogError(StorageError):
     partition_id = Detail(int)
     position = Detail(int)
     offset = Detail(int)
-    """Offset of the first damaged message."""
+    """The offset of the first damaged message."""
     end_offset = Detail(int)
-    """One past the last damaged message."""
+    """The offset after the last damaged message."""
 
 
 class DiskFullError(StorageError):
@@ -229,7 +237,7 @@ class DiskFullError(StorageError):
 
 
 class FlushFailedError(StorageError):
-    """A flush failed: the last writes may be on the disk or not."""
+    """A flush failed: it is unknown whether the last writes are on the disk."""
 
     code = 1303
     fate = Fate.UNKNOWN
@@ -242,7 +250,7 @@ class FlushFailedError(StorageError):
 
 
 class DataFolderError(StorageError):
-    """The folder is not writable, in use, or another server's."""
+    """The folder is not writable, is in use, or belongs to another server."""
 
     code = 1304
     retry = RetryRule.NEVER
@@ -255,7 +263,7 @@ class DataFolderError(StorageError):
 
 
 class CorruptIndexError(CorruptLogError):
-    """The index is damaged; the commit log is not."""
+    """The index is damaged, but the commit log is not."""
 
     code = 1305
     summary = "the index of the commit log is damaged"
@@ -263,7 +271,7 @@ class CorruptIndexError(CorruptLogError):
 
 
 class CheckpointMismatchError(KeylaneError):
-    """The offsets in a stream's checkpoint are not of the subjects that it reads."""
+    """The offsets in a stream's checkpoint do not belong to the subjects that it reads."""
 
     code = 1307
     summary = "the checkpoint is of another stream"
@@ -272,12 +280,12 @@ class CheckpointMismatchError(KeylaneError):
         "belongs to."
     )
     checkpoint_of = Detail(str)
-    """What the checkpoint is of."""
+    """The subjects to which the checkpoint belongs."""
     reads = Detail(str)
-    """What the stream reads."""
+    """The subjects that the stream reads."""
     partition_id = Detail(int)
     offset = Detail(int)
-    """The next offset that the checkpoint has, beyond the end of the partition."""
+    """The next offset in the checkpoint, which is beyond the end of the partition."""
     next_offset = Detail(int)
 
 
@@ -297,7 +305,7 @@ class HandlerTimeoutError(KeylaneError):
 
 
 class AddressError(KeylaneError):
-    """A server cannot listen on the port: it is in use, not allowed, or no port."""
+    """A server cannot listen on the port: it is in use, not permitted, or not a port."""
 
     code = 1400
     summary = "cannot listen there"
@@ -307,8 +315,8 @@ class AddressError(KeylaneError):
 
 
 class ClosedError(KeylaneError):
-    """A call on a producer, consumer or message that is not open, or a message that a closing
-    producer gave up.
+    """A call was made on a producer, consumer or message that is not open, or a closing producer
+    gave up a message.
     """
 
     code = 1402
@@ -325,11 +333,11 @@ class InputError(KeylaneError):
     line = Detail(int)
     stored = Detail(int)
     lines = Detail(str)
-    """All lines that are not stored, as ranges: "7,9-"."""
+    """The lines that are not stored, as ranges: "7,9-"."""
 
 
 class InternalError(KeylaneError):
-    """A bug of keylane, in a server or in the demo."""
+    """A bug in keylane was met, in a server or in the demo."""
 
     code = 1500
     fate = Fate.UNKNOWN
@@ -344,7 +352,7 @@ _FILES_HINT = (
 
 
 def open_files_error(text: str, *, operation: str, path: str) -> StorageError:
-    """The error of a disk or a database for which the process may not open another file."""
+    """Return the error of a disk or a database for which the process may not open another file."""
     error = StorageError(
         f"{text}: too many open files of this process or machine", operation=operation, path=path
     )
@@ -353,7 +361,7 @@ def open_files_error(text: str, *, operation: str, path: str) -> StorageError:
 
 
 def few_files_error(allowed: int, needed: int) -> StorageError:
-    """The error of a process that may open so few files that it is not begun."""
+    """Return the error of a process that is not started because it may open too few files."""
     error = StorageError(
         f"this process may have {allowed} open files and connections, and needs at least {needed}: "
         f"its data takes some "

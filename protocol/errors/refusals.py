@@ -1,4 +1,4 @@
-"""Impossible settings, and the refusals: answers of servers and clients that nothing was done.
+"""Impossible settings, and refusals: the answers of servers and clients that nothing was done.
 Pure.
 """
 
@@ -9,7 +9,7 @@ from .reasons import RetryRule
 
 
 class ConfigError(KeylaneError):
-    """Settings or arguments that cannot work; nothing was started."""
+    """The settings or arguments cannot work; nothing was started."""
 
     code = 1001
     summary = "the settings cannot work"
@@ -25,9 +25,8 @@ class ConfigError(KeylaneError):
 
 
 class HandlerTypeError(ConfigError, TypeError):
-    """
-    A handler whose body would never run: a generator function, a function of other arguments than
-    one message, or one that returns something that must be run.
+    """The body of a handler would never run: it is a generator function, takes other arguments than
+    one message, or returns something that must be run.
     """
 
     code = 1010
@@ -39,7 +38,7 @@ class HandlerTypeError(ConfigError, TypeError):
 
 
 class RefusedError(KeylaneError):
-    """Root of the refusals.  Raised itself for an error code of a newer version."""
+    """The root of the refusals. It is raised itself for an error code of a newer version."""
 
     code = 1100
     summary = "refused"
@@ -49,10 +48,12 @@ class RefusedError(KeylaneError):
 
 
 class UsageError(RefusedError):
-    """A client is used where it is not open, or in a way that its program has not chosen."""
+    """A client is used where it is not open, or in a way that its program did not choose."""
 
     unacked = Detail(int)
-    """Messages that the other task took and has not acked; None if it waits for one."""
+    """The number of messages that the other task took and has not acked; None if it waits for
+    one.
+    """
 
 
 class MessageTooLargeError(RefusedError):
@@ -77,27 +78,27 @@ class InvalidRequestError(RefusedError):
     """1 if the server does not have the call."""
     kind = Detail(str)
     name = Detail(str)
-    """The first 80 characters of the name as it was given."""
+    """The first 80 characters of the name that was given."""
     offset = Detail(str)
     origin = Detail(str)
     host = Detail(str)
     limit_ms = Detail(int)
     problem = Detail(str)
-    """What ended a TLS handshake, in OpenSSL's words."""
+    """The problem that ended a TLS handshake, in OpenSSL's words."""
     base_offset = Detail(int)
-    """Offset of the first message that was stored under the key."""
+    """The offset of the first message that was stored under the key."""
     next_offset = Detail(int)
     subject = Detail(str)
     group = Detail(str)
     deliver_at_ms = Detail(int)
     now_ms = Detail(int)
-    """The calendar of the program that refused."""
+    """The time of the refusal by the refusing program's calendar, in milliseconds."""
     option = Detail(str)
 
 
 class SubjectUnknownError(RefusedError):
-    """The subject was never created, and the metaserver's setting `auto_create` does not have the
-    first message do it.
+    """The subject was never created, and the metaserver's setting `auto_create` does not let the
+    first message create it.
     """
 
     code = 1110
@@ -110,7 +111,7 @@ class SubjectUnknownError(RefusedError):
 
 
 class ConflictError(RefusedError):
-    """The request contradicts what is stored: settings, or the state of what it is about."""
+    """The request contradicts stored settings, or the state of the thing that it concerns."""
 
     subject = Detail(str)
     order_strategy = Detail(str)
@@ -127,10 +128,10 @@ class ConflictError(RefusedError):
     """The name of the other consumer."""
     group = Detail(str)
     begun = Detail(bool)
-    """Cursors may be set: the reset only goes forward."""
+    """True if cursors may be set already: the reset can only continue."""
     partition_ids = Detail(str)
     target = Detail(str)
-    """The subject that its messages become messages of."""
+    """The subject whose messages its messages become."""
     expected = Detail(str)
     actual = Detail(str)
 
@@ -149,7 +150,7 @@ class GroupUnknownError(RefusedError):
 
 
 class PartitionUnknownError(RefusedError):
-    """The broker that was asked does not host the partition."""
+    """The broker that received the request does not host the partition."""
 
     code = 1113
     summary = "the broker does not hold this partition"
@@ -164,7 +165,9 @@ class PartitionUnknownError(RefusedError):
 
 
 class SubjectDeletedError(RefusedError):
-    """The subject is being deleted, or it was: a subject of its name is another one."""
+    """The subject is being deleted, or it was deleted; a new subject with its name is a different
+    one.
+    """
 
     code = 1114
     summary = "the subject was deleted"
@@ -178,7 +181,9 @@ class SubjectDeletedError(RefusedError):
 
 
 class GroupDeletedError(RefusedError):
-    """The consumer group is being deleted, or it was: a group of its name is another one."""
+    """The consumer group is being deleted, or it was deleted; a new group with its name is a
+    different one.
+    """
 
     code = 1115
     summary = "the consumer group was deleted"
@@ -190,7 +195,7 @@ class GroupDeletedError(RefusedError):
 
 
 class StaleRouteError(RefusedError):
-    """An append to a partition that is sealed."""
+    """The append is for a partition that is sealed."""
 
     code = 1120
     summary = "the partition is sealed, the route has moved on"
@@ -198,11 +203,11 @@ class StaleRouteError(RefusedError):
     hint = "Ask the metaserver for the route again; nothing of this batch was stored."
     partition_id = Detail(int)
     end_offset = Detail(int)
-    """The end of the partition."""
+    """The end offset of the partition."""
 
 
 class WrongBrokerError(RefusedError):
-    """A request for a partition of another broker group."""
+    """The request is for a partition of another broker group."""
 
     code = 1121
     summary = "the request reached a broker of a different broker group"
@@ -227,7 +232,7 @@ class FencedError(RefusedError):
 
 
 class SessionUnknownError(RefusedError):
-    """The metaserver does not know the session, or no longer."""
+    """The metaserver does not know the session, or knows it no longer."""
 
     code = 1131
     summary = "the session is unknown, or its ttl has passed"
@@ -268,8 +273,8 @@ class ProducerFencedError(RefusedError):
 
 
 class SequenceReusedError(RefusedError):
-    """A batch has sequences that are stored already, and is no repeat of a batch that the broker
-    remembers.
+    """A batch has sequences that are already stored, and it is not a repeat of a batch that the
+    broker remembers.
     """
 
     code = 1142
@@ -283,7 +288,7 @@ class SequenceReusedError(RefusedError):
 
 
 class CodecError(RefusedError):
-    """A codec failed: raised by `Producer.send`, which has queued nothing, and by
+    """A codec failed: the error is raised by `Producer.send`, which has queued nothing, and by
     `Message.decode`.
     """
 
@@ -297,7 +302,7 @@ class CodecError(RefusedError):
 
 
 class FolderRefusedError(RefusedError):
-    """A metaserver refuses the data folder of a broker: the group has another one."""
+    """A metaserver refuses the data folder of a broker, because the group has another one."""
 
     broker_group = Detail(str)
     address = Detail(str)
@@ -314,13 +319,13 @@ class UnavailableError(RefusedError):
 
 
 class BusyError(RefusedError):
-    """Something else is at work on the same thing; it ends by itself."""
+    """Another action on the same thing is running; it ends by itself."""
 
     subject = Detail(str)
     operation_id = Detail(int)
     broker_group = Detail(str)
     left_ms = Detail(int)
-    """How long a running reset may still take."""
+    """The milliseconds that a running reset may still take."""
     sessions = Detail(int)
     """The number of live consumers."""
     partition_id = Detail(int)
@@ -328,7 +333,9 @@ class BusyError(RefusedError):
 
 
 class NotFoundError(RefusedError):
-    """Nothing has this name or id.  A subject, a group and a partition have errors of their own."""
+    """Nothing has this name or id. Missing subjects, groups and partitions have errors of their
+    own.
+    """
 
     broker_group = Detail(str)
     operation_id = Detail(int)
@@ -341,7 +348,7 @@ class NotFoundError(RefusedError):
 
 
 class OffsetOutOfRangeError(RefusedError):
-    """A read is outside of the stored offsets."""
+    """A read is outside the stored offsets."""
 
     code = 1160
     summary = "no such offset in the partition"
@@ -352,7 +359,7 @@ class OffsetOutOfRangeError(RefusedError):
     first_offset = Detail(int)
     """The first offset that is still stored."""
     next_offset = Detail(int)
-    """One past the last offset that may be read."""
+    """The offset after the last one that may be read."""
 
 
 class CorruptBatchError(RefusedError):
@@ -377,8 +384,8 @@ class FrameError(RefusedError):
 
 
 class UnpackError(CorruptBatchError):
-    """The checksum of a packed batch is right, and it does not unpack to what its lengths say: its
-    sender packed it so.
+    """The checksum of a packed batch is right, but its content does not match its lengths: its
+    sender packed it wrongly.
     """
 
     code = 1163
@@ -390,9 +397,9 @@ class UnpackError(CorruptBatchError):
         "OFFSET --live"
     )
     count = Detail(int)
-    """Messages of the batch, of which `offset` is the first."""
+    """The number of messages in the batch, the first of which is at `offset`."""
     size_bytes = Detail(int)
-    """What its lengths add up to."""
+    """The sum of its lengths, in bytes."""
     unpacked_bytes = Detail(int)
 
 
@@ -425,7 +432,7 @@ class OverloadedError(RefusedError):
 
 
 class LeaseLostError(RefusedError):
-    """Raised by `Message.ack` after the lease has ended."""
+    """A lease ended before `Message.ack` was called."""
 
     code = 1180
     summary = "the lease of this message's partition has ended"
@@ -433,13 +440,13 @@ class LeaseLostError(RefusedError):
     partition_id = Detail(int)
     offset = Detail(int)
     token = Detail(int)
-    """Of the message."""
+    """The token of the message."""
     current_token = Detail(int)
-    """The highest one in the user's database."""
+    """The highest token in the user's database."""
 
 
 class QueueFullError(RefusedError):
-    """Raised by `Producer.send` without await while the queue is full; the message is not
+    """`Producer.send` was called without await while the queue is full; the message is not
     queued.
     """
 
@@ -458,12 +465,12 @@ class SchemaError(RefusedError):
 
     table = Detail(str)
     version = Detail(int)
-    """Of the tables."""
+    """The version of the tables."""
     wanted = Detail(int)
 
 
 class EffectDoneError(RefusedError):
-    """Another transaction has committed the effect of this message meanwhile; this one must not
+    """Another transaction has meanwhile committed the effect of this message, so this one must not
     commit.
     """
 
@@ -475,20 +482,20 @@ class EffectDoneError(RefusedError):
 
 
 class DataLossError(OffsetOutOfRangeError):
-    """Retention has removed rows that a read of a range, or a stream, asks for."""
+    """Retention has removed rows that a stream, or a read of a range, requests."""
 
     code = 1295
     summary = "retention has removed rows of the range"
     hint = "The option failOnDataLoss=false continues after the loss; or begin later."
     subject = Detail(str)
     lost_until = Detail(int)
-    """One past the last lost offset; the first one is `offset`.  None: the end of the partition is
-    not known.
+    """The offset after the last lost one; the first lost one is `offset`. None if the end of the
+    partition is unknown.
     """
     rows = Detail(int)
-    """How many rows are lost; None: not known."""
+    """The number of lost rows; None if it is unknown."""
     stored_before_ms = Detail(int)
-    """The lost rows were stored before this time, in milliseconds since 1970."""
+    """The time before which the lost rows were stored, in milliseconds since 1970."""
 
 
 class PublishError(RefusedError):
@@ -497,43 +504,45 @@ class PublishError(RefusedError):
     subject = Detail(str)
     target = Detail(str)
     published_id = Detail(int)
-    """Of the subject that was published under this name before; not there: none was, or its id is
-    not known.
+    """The id of the subject that was published under this name before; None if there was none, or
+    its id is unknown.
     """
     filled_by = Detail(str)
-    """The other job."""
+    """The name of the other job."""
     groups = Detail(str)
-    """Their names, with commas."""
+    """The names of the groups, separated by commas."""
     group = Detail(str)
     partition_id = Detail(int)
     from_offset = Detail(int)
-    """The first message that is missing."""
+    """The offset of the first message that is missing."""
     messages = Detail(int)
-    """How many of this partition are missing."""
+    """The number of messages of this partition that are missing."""
 
 
 class RowsError(RefusedError):
-    """Rows that Spark writes cannot be stored in their order; nothing of the job is published."""
+    """The rows that Spark writes cannot be stored in their order; nothing of the job is
+    published.
+    """
 
     task = Detail(int)
     partition_id = Detail(int)
     subject = Detail(str)
     """The hidden subject."""
     rows = Detail(int)
-    """How many of this partition are gone."""
+    """The number of rows of this partition that are gone."""
     row = Detail(int)
     offset = Detail(int)
     column = Detail(str)
 
 
 class JobError(RefusedError):
-    """Messages cannot be reprocessed, or what was made of them cannot be used."""
+    """Messages cannot be reprocessed, or the output cannot be used."""
 
     path = Detail(str)
     partition_id = Detail(int)
     job = Detail(str)
     start = Detail(int)
-    """The first offset of the piece in which it failed."""
+    """The first offset of the piece in which the job failed."""
 
 
 class UnauthenticatedError(RefusedError):
@@ -551,7 +560,7 @@ class UnauthenticatedError(RefusedError):
 
 
 class AccessDeniedError(RefusedError):
-    """The caller is known, and has no right to do this."""
+    """The caller is known, but has no right to do this."""
 
     code = 1351
     summary = "the principal has no right to do this"
@@ -563,7 +572,7 @@ class AccessDeniedError(RefusedError):
 
 
 class CapabilityEndedError(RefusedError):
-    """A capability has ended, or rights of its principal were changed after it was made."""
+    """A capability has ended, or the rights of its principal were changed after it was issued."""
 
     code = 1352
     retry = RetryRule.LATER
@@ -576,7 +585,7 @@ class CapabilityEndedError(RefusedError):
 
 
 class QuotaExceededError(RefusedError):
-    """A principal or a subject is so far over its limit that waiting in the call would take too
+    """A principal or a subject is so far over its limit that a wait in the call would take too
     long.
     """
 
@@ -590,7 +599,7 @@ class QuotaExceededError(RefusedError):
 
 
 class ConnectionQuotaError(QuotaExceededError):
-    """A principal has as many connections at a broker as it may have."""
+    """A principal has as many connections at a broker as is allowed."""
 
     code = 1358
     summary = "the principal has too many connections"
@@ -600,7 +609,7 @@ class ConnectionQuotaError(QuotaExceededError):
 
 
 class VersionError(RefusedError):
-    """Two programs are of versions that do not work together; nothing was changed."""
+    """The versions of two programs do not work together; nothing was changed."""
 
     client = Detail(str)
     server = Detail(str)
@@ -610,11 +619,11 @@ class VersionError(RefusedError):
 
 def too_many_groups(where: str, limit: int) -> OverloadedError:
     """
-    The refusal of one more consumer group.
+    Return the refusal of one more consumer group.
 
     Args:
-        where: what has as many as it may have: "the subject", or a partition.
-        limit: how many that is.
+        where: the thing that is full: "the subject", or a partition.
+        limit: the largest number of groups.
     """
     error = OverloadedError(
         f"too many consumer groups: {where} has {limit}, and takes no more", limit=limit

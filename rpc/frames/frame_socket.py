@@ -1,5 +1,5 @@
-"""A connection of frames, which takes over from HTTP after its upgrade, and copies nothing that is
-large.  I/O: sockets.
+"""A connection that carries frames once its HTTP upgrade is done; it does not copy large data. I/O:
+sockets.
 
     socket ─▶ landing (small frames) ─▶ on_frame, or receive()
          └──▶ the rest of a large frame, straight into its memory
@@ -7,11 +7,11 @@ large.  I/O: sockets.
     send(parts) ─▶ one gathered write
 
 Invariants
-    Memory for a frame grows with what has come of it, whatever size it claims.
-    While `QUEUED_BYTES_MAX` wait for `receive`, nothing is read.
-    A server (which has a `room`) answers a client that asks for a sign of life once a read, and not
-    while the client takes nothing. Frames that are not whole have a bound in all (`incoming`).
-    Frames of one turn of the event loop are counted: no peer keeps it from the others.
+    Memory for a frame grows with the bytes that have arrived, whatever size it claims. While
+    `QUEUED_BYTES_MAX` wait for `receive`, nothing is read. A server (which has a `room`) answers
+    requests for a sign of life once for each read, and not while the client reads nothing.
+    Unfinished frames have a common bound (`incoming`). Frames of one turn of the event loop are
+    counted, so that no peer monopolises the loop.
 """
 
 from __future__ import annotations
@@ -30,32 +30,34 @@ from .incoming import IncomingRoom
 
 Buffer = bytes | bytearray | memoryview
 LANDING_BYTES = 16 << 10
-"""Of a large frame, what comes with its beginning is copied: at most so much."""
+"""The most bytes of a large frame that are copied, because they arrive with its beginning."""
 FRAME_BYTES_FIRST = 256 << 10
-"""A frame that claims more gets its memory as it comes."""
+"""A frame that claims more bytes than this gets its memory as it arrives."""
 QUEUED_BYTES_MAX = 256 << 10
 FRAME_BYTES_MORE = 128
-"""What a waiting frame takes beside its bytes."""
+"""The bytes that a waiting frame takes besides its content."""
 GATHERED_BYTES_MIN = 4 << 10
-"""Smaller frames are joined: one buffer costs less to write than two."""
+"""Frames smaller than this are joined, because one buffer costs less to write than two."""
 GATHERED_BYTES_MAX = 16 << 10
-"""More is written at once."""
+"""If more bytes than this are gathered, they are written at once."""
 TURN_FRAMES_MAX = 1_000
-"""Frames that are taken of a peer in one turn of the event loop; uvloop reads a socket up to 32
-times in one.
+"""The number of frames that are taken from a peer in one turn of the event loop; uvloop reads a
+socket up to 32 times in one turn.
 """
 WRITELINES_HOLD_BACK = not (
     (3, 12) <= sys.version_info < (3, 12, 9) or (3, 13) <= sys.version_info < (3, 13, 2)
 )
-"""asyncio's `writelines` calls `pause_writing`; in these versions it does not, and its buffer grows
-(CVE-2024-12254).
+"""True where asyncio's `writelines` calls `pause_writing`; in the excluded versions it does not,
+and its buffer grows (CVE-2024-12254).
 """
 CLOSE_S = 1.0
-"""How long `close` waits for the end of the connection."""
+"""Seconds for which `close` waits for the end of the connection."""
 
 
 class _Landing(threading.local):
-    """Where the event loop of a thread reads into: it reads from one socket at a time."""
+    """The buffer into which the event loop of a thread reads; the loop reads from one socket at a
+    time.
+    """
 
     def __init__(self) -> None:
         self.view = memoryview(bytearray(LANDING_BYTES))
@@ -66,25 +68,25 @@ _landing = _Landing()
 
 class FrameSocket(asyncio.BufferedProtocol):
     """
-    One connection.  Make it when the upgrade is done, or about to be answered: it reads from then
+    One connection. Create it when the upgrade is done, or about to be answered: it reads from then
     on.
 
     Args:
-        transport: of the connection.
-        bytes_max: of a frame that comes.
-        room: of a server, for the frames that are not whole on all its connections; None: this is
-            the client's end.
+        transport: the transport of the connection.
+        bytes_max: the largest frame that is received.
+        room: the server's room for the unfinished frames of all its connections; None: this is the
+            client's end.
     """
 
     begun_s = 0.0
-    """When the frame began that is not whole, by the loop's clock; later by the time that nothing
-    was read.
+    """The time at which the unfinished frame began, by the loop's clock; moved later by the time in
+    which nothing was read.
     """
     _paused_s = 0.0
-    """When the last pause of reading began."""
+    """The time at which the last pause of reading began."""
     _turn_s = -1.0
     _turn_frames = 0
-    """Frames of the turn of the event loop that began at `_turn_s`."""
+    """The number of frames in the turn of the event loop that began at `_turn_s`."""
 
     def __init__(
         self, transport: asyncio.Transport, *, bytes_max: int, room: IncomingRoom | None = None
@@ -92,58 +94,60 @@ class FrameSocket(asyncio.BufferedProtocol):
         self.transport = self._transport = transport
         self._loop = asyncio.get_running_loop()
         self._before = transport.get_protocol()
-        """aiohttp's, which has to hear of the end of the connection."""
+        """The protocol of aiohttp, which must be notified of the end of the connection."""
         self.bytes_max = bytes_max
-        """Of a frame that comes; a change counts for those that begin after it."""
+        """The largest frame that is received, in bytes; a change applies to frames that begin after
+        it.
+        """
         self._rest = b""
         """The beginning of a size."""
         self._frame = bytearray()
-        """Of the frame that is not whole; its length is the memory that it has."""
+        """The unfinished frame; its length is the memory that it has."""
         self._size = 0
-        """Bytes that this frame will have; 0: there is none."""
+        """The bytes that this frame will have; 0 if there is none."""
         self._filled = 0
         self._room = room
         self._gathered, self._gathered_bytes = list[Buffer](), 0
         self._leaves = self._gathering = False
-        """What is gathered leaves at the end of this callback, or with `flush`."""
+        """True if the gathered frames leave at the end of this callback, or with `flush`."""
         self.on_frame: Callable[[bytearray], bool] | None = None
         """
-        Called with a frame where it arrives, while `receive` waits for it; False: `receive` returns
-        it.
+        A callable that gets a frame as it arrives, while `receive` waits for it; if it returns
+        False, `receive` returns the frame.
 
-        It may call every method but `receive`, and must not raise.
+        It may call every method except `receive`, and must not raise.
         """
         self._frames, self._queued_bytes = deque[bytearray](), 0
         self.reading = True
         self._news: asyncio.Future[None] | None = None
-        """`receive` waits for it."""
+        """The future for which `receive` waits."""
         self.writable = True
         """True while the socket has taken nearly all that was sent."""
         self._resumed = asyncio.Event()
-        """Set while `writable`; it is for who waits."""
+        """The event that is set while `writable`, for those that wait."""
         self._resumed.set()
         self.written_bytes = 0
-        """All that was given to the transport."""
+        """The number of bytes that were given to the transport."""
         self.heard = True
-        """True once something came; who watches for silence sets it to False."""
+        """True once something arrived; whatever watches for silence sets it to False."""
         self.closed = self._ended = False
         """`closed` is True once nothing can be sent."""
         self._takes = True
-        """False once what comes is dropped."""
+        """False once arriving data is dropped."""
         self._lost: asyncio.Future[None] = self._loop.create_future()
         self.problem = ""
-        """Why the connection ends, if the reason was found here."""
-        transport.pause_reading()  # uvloop takes another kind of protocol between two readings only
+        """The reason why the connection ends, if it was found here."""
+        transport.pause_reading()  # uvloop takes another kind of protocol only between two reads
         transport.set_protocol(self)
         transport.resume_reading()
 
     def when_lost(self, call: Callable[[], object]) -> None:
-        """Have `call` called once the connection is gone."""
+        """Call `call` once the connection is gone."""
         self._lost.add_done_callback(lambda _lost: call())
 
     # ── reading ───────────────────────────────────────────────────────────────────────────────────
     def get_buffer(self, _sizehint: int) -> memoryview:
-        """See `asyncio.BufferedProtocol`."""
+        """Return the memory for the next read; see `asyncio.BufferedProtocol`."""
         if self._size:
             return memoryview(self._frame)[self._filled :]
         rest, view = self._rest, _landing.view
@@ -153,7 +157,7 @@ class FrameSocket(asyncio.BufferedProtocol):
         return view[len(rest) :]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """See `asyncio.BufferedProtocol`."""
+        """Take the bytes that were read; see `asyncio.BufferedProtocol`."""
         self.heard = True
         if self._takes:
             in_turn(self._came, nbytes)
@@ -174,7 +178,7 @@ class FrameSocket(asyncio.BufferedProtocol):
         self._note_incoming()
 
     def _land(self, data: memoryview, end: int) -> None:
-        """Take the frames in `data[:end]`; the last one may continue in what comes next."""
+        """Take the frames in `data[:end]`; the last one may continue in the next read."""
         start = frames = 0
         self._rest = b""
         asked = False
@@ -206,7 +210,7 @@ class FrameSocket(asyncio.BufferedProtocol):
             self._count_frames(frames)
 
     def _note_incoming(self) -> None:
-        """Note what has come of the frame that is not whole."""
+        """Note how much of the unfinished frame has arrived."""
         room = self._room
         if room is None:
             return
@@ -219,16 +223,16 @@ class FrameSocket(asyncio.BufferedProtocol):
             room.pause(self, self._paused_s)
 
     def waits_for_end_s(self) -> float:
-        """Seconds since the frame began that is not whole, in which the socket was read; 0: there
-        is none.
+        """Return the seconds since the unfinished frame began, without the time in which the socket
+        was not read; 0 if there is none.
         """
         if not self._size:
             return 0.0
         return (self._loop.time() if self.reading else self._paused_s) - self.begun_s
 
     def _count_frames(self, frames: int) -> None:
-        """Read on in the next turn of the event loop once this one has had enough frames; uvloop
-        has one time for a turn.
+        """Continue reading in the next turn of the event loop once this turn has had enough frames;
+        uvloop has one time for a turn.
         """
         now_s = self._loop.time()
         if now_s != self._turn_s:
@@ -245,17 +249,17 @@ class FrameSocket(asyncio.BufferedProtocol):
             self._room.pause(self, self._paused_s)
 
     def _read_on(self) -> None:
-        """Read again, unless too much waits for `receive`, which then reads on."""
+        """Read again, unless too much waits for `receive`, which then resumes reading."""
         if not self.reading and self._takes and self._queued_bytes <= QUEUED_BYTES_MAX:
             now_s = self._loop.time()
-            self.begun_s += now_s - self._paused_s  # it was not the peer that was late
+            self.begun_s += now_s - self._paused_s  # the peer was not the cause of the delay
             if self._room is not None:
                 self._room.resume(self, now_s)
             self.reading = True
             self._transport.resume_reading()
 
     def _hear(self, frame: bytearray) -> None:
-        """Give a frame to who hears it where it arrives, or to `receive`."""
+        """Pass a frame to `on_frame` as it arrives, or to `receive`."""
         on_frame = self.on_frame
         if on_frame is None or self._news is None or self._frames or not on_frame(frame):
             self._frames.append(frame)
@@ -271,10 +275,10 @@ class FrameSocket(asyncio.BufferedProtocol):
 
     async def receive(self) -> bytearray | None:
         """
-        The next frame; None: there is no further one.
+        Return the next frame, or None if there is no further frame.
 
         Raises:
-            FrameError: what came behind the last one is no frame.
+            FrameError: the bytes after the last frame are not a frame.
         """
         while not self._frames:
             if self.problem:
@@ -295,27 +299,27 @@ class FrameSocket(asyncio.BufferedProtocol):
         Send a frame, and wait until the socket has taken nearly all of it.
 
         Raises:
-            ConnectionError: it is closed, or was lost.
+            ConnectionError: the connection is closed, or was lost.
         """
         self.write(parts)
         if not self.writable:
             await self.wait_writable()
 
     async def wait_writable(self) -> None:
-        """Wait until it is `writable`.  Raises ConnectionError: it was lost."""
+        """Wait until the connection is `writable`. Raises ConnectionError if it was lost."""
         await self._resumed.wait()
         if self._lost.done():
             raise ConnectionResetError("the connection was lost")
 
     def write(self, parts: Sequence[Buffer]) -> None:
         """
-        Send a frame; small ones of one callback of the event loop share a system call.
+        Send a frame; small frames of one callback of the event loop share a system call.
 
         Args:
-            parts: one after another; they must not change until they are sent.
+            parts: the parts of the frame, in order; they must not change until they are sent.
 
         Raises:
-            ConnectionError: it is closed.
+            ConnectionError: the connection is closed.
         """
         if self.closed:
             raise ConnectionResetError("the connection is closed")
@@ -333,11 +337,13 @@ class FrameSocket(asyncio.BufferedProtocol):
             self.write((SIGN_OF_LIFE,))
 
     def gather(self) -> None:
-        """Keep small frames from here on until `flush`, in place of the end of the callback."""
+        """Keep small frames from here on until `flush`, instead of until the end of the
+        callback.
+        """
         self._gathering = True
 
     def flush(self) -> None:
-        """Write what was kept since `gather`."""
+        """Write the frames that were kept since `gather`."""
         self._gathering = False
         if self._gathered:
             self._write_gathered()
@@ -348,7 +354,7 @@ class FrameSocket(asyncio.BufferedProtocol):
             self._write_gathered()
 
     def _write_gathered(self) -> None:
-        """Write what was gathered; a large last part is not joined to the others."""
+        """Write the gathered frames; a large last part is not joined to the others."""
         parts, self._gathered, self._gathered_bytes = self._gathered, [], 0
         if not parts or self._transport.is_closing():
             return
@@ -366,19 +372,19 @@ class FrameSocket(asyncio.BufferedProtocol):
             self._transport.write(data)
 
     def pause_writing(self) -> None:
-        """See `asyncio.BaseProtocol`."""
+        """Note that the socket takes no more now; see `asyncio.BaseProtocol`."""
         self.writable = False
         self._resumed.clear()
 
     def resume_writing(self) -> None:
-        """See `asyncio.BaseProtocol`."""
+        """Note that the socket takes data again; see `asyncio.BaseProtocol`."""
         self.writable = True
         self._resumed.set()
 
     # ── the end ───────────────────────────────────────────────────────────────────────────────────
     def refuse(self, problem: str) -> None:
-        """Take nothing more of the peer: `receive` returns what came before, and then raises
-        this.
+        """Take nothing more from the peer: `receive` returns the frames that arrived earlier, and
+        then raises this problem.
         """
         if self._takes:
             self.problem = problem
@@ -395,10 +401,10 @@ class FrameSocket(asyncio.BufferedProtocol):
 
     async def close(self) -> None:
         """
-        End the connection, once what was sent has left, and wait for that for `CLOSE_S` at most.
+        End the connection once all sent data has left, and wait for this for `CLOSE_S` at most.
 
-        A server waits for the client to end it: what a client has not read would be lost if bytes
-        came from it after the end.
+        A server waits for the client to end the connection: data that a client has not read would
+        be lost if bytes arrived from it after the end.
         """
         self.closed = True
         self._write_gathered()
@@ -413,7 +419,7 @@ class FrameSocket(asyncio.BufferedProtocol):
         self.end()
 
     def end(self) -> None:
-        """End the connection; what was written still leaves."""
+        """End the connection; data that was written still leaves."""
         if not self._ended:
             self._ended = self.closed = True
             self._take_no_more()
@@ -429,11 +435,11 @@ class FrameSocket(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def eof_received(self) -> bool:
-        """See `asyncio.BufferedProtocol`: the transport closes."""
+        """Return False, so that the transport closes; see `asyncio.BufferedProtocol`."""
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See `asyncio.BaseProtocol`."""
+        """Note that the connection is gone; see `asyncio.BaseProtocol`."""
         self.end()
         if not self._lost.done():
             self._lost.set_result(None)

@@ -1,13 +1,13 @@
-"""What the messages that have begun to come hold together, at a server; over a limit, the slowest
-are given up.  Pure.
+"""Limits the memory of all unfinished incoming messages at a server: over a limit, the slowest are
+given up. Pure.
 
-    below bytes_max         all go on
-    up to HARD_FACTOR of it what came with less than RATE_MIN over the last seconds is given up
-    above                   the slowest are given up, whatever their rate
+    below bytes_max           all continue
+    up to HARD_FACTOR of it   those slower than RATE_MIN over the last seconds are given up
+    above                     the slowest are given up, whatever their rate
 
 Invariants
-    A message counts with the bytes of it that have come.
-    While the server itself reads nothing of a connection, its message grows no older.
+    A message counts with the bytes of it that have arrived.
+    While the server itself does not read a connection, its message grows no older.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from collections.abc import Callable, Hashable
 BYTES_MAX = 256 << 20
 HARD_FACTOR = 4
 PATIENCE_S = 2.0
-"""A rate is that of the last PATIENCE_S to twice of it; a younger message is given up only for want
-of an older one.
+"""The period, in seconds, of a rate: it covers the last PATIENCE_S to twice that. A younger message
+is given up only if there is no older one.
 """
 RATE_MIN = 8 << 10
-"""Bytes a second: a batch of 128 KiB would take 16 s."""
+"""The lowest accepted rate, in bytes a second: a batch of 128 KiB would take 16 s."""
 LOOK_S = 0.5
-"""Between two looks at all messages while they hold more than `bytes_max`, and less than
+"""Seconds between two checks of all messages while they hold more than `bytes_max`, and less than
 HARD_FACTOR of it.
 """
 HARD_SHARE = 7 / 8
-"""What is left of the hard limit once it was reached: a look costs time for each connection, so it
-has to free some.
+"""The share of the hard limit that is left once it was reached: a check costs time for each
+connection, so it has to free some memory.
 """
 
 
 class _BegunMessage:
-    """A message that has begun: its bytes, and how many there were at two moments, for its rate."""
+    """A message that has begun: its bytes, and its number of bytes at two moments, for its rate."""
 
     __slots__ = ("bytes", "from_bytes", "from_s", "give_up", "later_bytes", "later_s", "paused_s")
 
@@ -41,11 +41,13 @@ class _BegunMessage:
         self.bytes = self.from_bytes = self.later_bytes = 0
         self.from_s = self.later_s = now_s
         self.paused_s: float | None = None
-        """Since when the server reads nothing of its connection."""
+        """The time since which the server has not read its connection; None while it reads."""
         self.give_up = give_up
 
     def seen(self, now_s: float) -> tuple[float, float]:
-        """Over how many seconds its rate is known, and the rate in bytes a second."""
+        """Return the period in seconds for which its rate is known, and the rate in bytes a
+        second.
+        """
         if self.paused_s is not None:
             now_s = self.paused_s
         if now_s - self.later_s >= PATIENCE_S:
@@ -56,24 +58,27 @@ class _BegunMessage:
 
 
 class IncomingRoom:
-    """The bytes of messages whose end has not come, by the connection that they come on."""
+    """The bytes of the messages whose end has not arrived, by their connection."""
 
     def __init__(self, bytes_max: int = BYTES_MAX) -> None:
         self.bytes_max = bytes_max
         self.held_bytes = 0
         self._held: dict[Hashable, _BegunMessage] = {}
         self._look_s = float("-inf")
-        """When the next look at all of them is due, while they hold more than `bytes_max`."""
+        """The time at which the next check of all messages is due, while they hold more than
+        `bytes_max`.
+        """
 
     def note(
         self, connection: Hashable, size: int, now_s: float, give_up: Callable[[], object]
     ) -> None:
         """
-        Note that `size` bytes of a message have come, and give up others while all have too many.
+        Note that `size` bytes of a message have arrived, and give up messages while all together
+        have too many.
 
         Args:
-            now_s: by one clock for all connections.
-            give_up: ends its connection, which calls `free`.
+            now_s: the time, by one clock for all connections.
+            give_up: ends the connection, which calls `free`.
         """
         begun = self._held.get(connection)
         if begun is None:
@@ -90,7 +95,7 @@ class IncomingRoom:
             self._give_up_slowest(now_s, self.bytes_max, only_stuck=True)
 
     def pause(self, connection: Hashable, now_s: float) -> None:
-        """Note that the server reads nothing of a connection from now on; it may have no
+        """Note that the server does not read a connection from now on; the connection may have no
         message.
         """
         begun = self._held.get(connection)
@@ -106,7 +111,9 @@ class IncomingRoom:
             begun.paused_s = None
 
     def free(self, connection: Hashable) -> None:
-        """Note that the message of a connection is whole, or given up; it may have none."""
+        """Note that the message of a connection is whole, or given up; the connection may have no
+        message.
+        """
         begun = self._held.pop(connection, None)
         if begun is not None:
             self.held_bytes -= begun.bytes
@@ -118,7 +125,7 @@ class IncomingRoom:
         Give up messages, the slowest first, until the others hold `down_to_bytes`.
 
         Args:
-            only_stuck: only those whose rate is known and below RATE_MIN.
+            only_stuck: give up only those whose rate is known and below RATE_MIN.
         """
         ranked = []
         for connection, begun in self._held.items():

@@ -1,10 +1,11 @@
-"""The HTTP upgrade that opens a connection of the data plane, until a `FrameSocket` has it.
+"""The HTTP upgrade that opens a connection of the data plane, until a `FrameSocket` takes it over.
 
     GET /v1/data                        HTTP/1.1 101 Switching Protocols
     Connection: Upgrade          ─▶     Connection: Upgrade               ─▶  frames, both ways
     Upgrade: keylane/1                  Upgrade: keylane/1
 
-The server imports aiohttp's server itself, because a client that does starts later.
+The server part imports aiohttp's server only when needed, because a client with that import starts
+more slowly.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
 UPGRADE = "keylane/1"
-"""The name of the frames, with the version of their layout."""
+"""The name of the frame protocol, with the version of its layout."""
 UPGRADE_HEADERS = {"Connection": "Upgrade", "Upgrade": UPGRADE}
 _HINT = (
     "Only clients of keylane call this path.  A proxy before the server has to forward the headers "
@@ -42,11 +43,11 @@ async def open_socket(
     Connect to a server.
 
     Args:
-        tls: `ssl` as of a request of aiohttp.
+        tls: the `ssl` argument of an aiohttp request.
 
     Raises:
-        aiohttp.ClientError, OSError, ValueError: as of a request; or the server does not speak this
-            protocol.
+        aiohttp.ClientError, OSError, ValueError: the request failed, or the server does not speak
+            this protocol.
     """
     response = await session.get(
         url,
@@ -78,7 +79,8 @@ async def accept_socket(
     request: web.Request, *, bytes_max: int, room: IncomingRoom
 ) -> tuple[web.StreamResponse, FrameSocket]:
     """
-    Answer a client; the response is for aiohttp, to be returned when the socket is closed.
+    Answer a client, and return the response, which the caller returns to aiohttp when the socket is
+    closed, and the socket.
 
     Raises:
         InvalidRequestError: the client speaks another protocol.
@@ -97,7 +99,7 @@ async def accept_socket(
         raise ConnectionResetError("the client has left")
     response = web.StreamResponse(status=101, headers=UPGRADE_HEADERS)
     response.force_close()
-    # Before the answer, so that the client's first frame is read here.
+    # This happens before the answer, so that the client's first frame is read here.
     socket = FrameSocket(transport, bytes_max=bytes_max, room=room)
     await response.prepare(request)
     return response, socket

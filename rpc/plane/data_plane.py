@@ -1,20 +1,20 @@
-"""The server's side of the data plane: frames in, answers out, each as fast as its own client takes
-them.
+"""The server's side of the data plane: frames arrive and answers leave, each as fast as its own
+client takes them.
 
     frames in order of arrival ─▶ handler(request, payload), many at once ─▶ answers, in any order,
         one write at a time
 
 Invariants
-    The first frame is a Hello; a client whose version does not fit is refused, with advice, and
-    served nothing. With access control, a principal with more than an equal share of the places
-    keeps none from one with less. A connection that says no Hello, or not who calls, is ended after
-    `AUTHENTICATE_S` seconds, earlier where there are many. A bad frame ends its own connection,
-    with a typed error, and no other. A pull may wait for seconds, so pulls have a limit of their
-    own, beyond which they are refused: acks, acquires and releases are read however many pulls
-    wait. A client that reads nothing holds a few megabytes here at most (`answer_room`) and delays
-    no other client.  It is disconnected with a typed error after `stuck_s` seconds, at once where
-    others wait for its room. One on which nothing is said for `SILENT_S` is ended, and one whose
-    frame takes `FRAME_S` to come.
+    The first frame is a Hello; a client whose version is not supported is refused with advice, and
+    gets no service. With access control, a principal with more than an equal share of the places
+    takes no place from one with less. A connection that sends no Hello, or does not authenticate,
+    is ended after `AUTHENTICATE_S` seconds, or earlier where there are many. A bad frame ends its
+    own connection with a typed error, and no other. A pull may wait for seconds, so pulls have a
+    limit of their own, beyond which they are refused: acks, acquires and releases are read however
+    many pulls wait. A client that reads nothing holds a few megabytes here at most (`answer_room`)
+    and delays no other client.  It is disconnected with a typed error after `stuck_s` seconds, or
+    at once where others wait for its room. A connection is ended if it is silent for `SILENT_S`, or
+    if one of its frames takes `FRAME_S` to arrive.
 """
 
 from __future__ import annotations
@@ -78,32 +78,34 @@ log = logging.getLogger("keylane.rpc")
 
 DataHandler = Callable[[Request, memoryview], Awaitable[Handled]]
 Begin = Callable[[Request, memoryview, PromptCall], bool]
-"""See `DataService.begin`."""
+"""The type of `DataService.begin`; see there."""
 
 SILENT_S = 24.0
-"""Then a client is gone without having closed: clients ask for a sign of life after 10 s at most."""
+"""Seconds of silence after which a client is gone without having closed: clients ask for a sign of
+life after 10 s at most.
+"""
 FRAME_S = 60.0
-"""Within this time a frame that has begun has to be whole."""
+"""Seconds within which a frame that has begun must be whole."""
 STUCK_S = 20.0
-"""For so long a client may take nothing of its answers."""
+"""Seconds for which a client may take nothing of its answers."""
 SHORT_S = 1.0
-"""The limit while other connections wait for room."""
+"""The same limit, in seconds, while other connections wait for room."""
 LOOKS_EACH = 4
-"""While no connection waits for room, one look in four is taken: an idle server has thousands of
-connections.
+"""The interval between full checks: while no connection waits for room, only one check in four is
+made, because an idle server has thousands of connections.
 """
 UNKNOWN_MAX = CONNECTIONS_MAX // 2
-"""
-Connections that have not said who calls; of more, the oldest is closed.  Behind a broker's restart
-thousands of clients come at once, whose first frames are read after all their handshakes.
+"""The largest number of connections that have not authenticated; beyond it, the oldest is closed.
+After a broker's restart thousands of clients arrive at once, and their first frames are read after
+all their handshakes.
 """
 INTRODUCED_SHARE = 16
-"""With access control, there are 1 / INTRODUCED_SHARE more places for connections whose callers
-have not said who they are.
+"""The share of additional places, with access control, for connections whose callers have not
+authenticated: 1 / INTRODUCED_SHARE.
 """
 SERVERS_MAX = 1_000
-"""With access control, connections of servers of the cluster that take no place; of more, each
-takes room of unknown ones.
+"""The number of connections of the cluster's servers that take no place, with access control; each
+further one takes the room of unknown ones.
 """
 RETRY_PLACE_MS = 5_000
 PLACE_HINT = (
@@ -112,16 +114,18 @@ PLACE_HINT = (
     "take more: data_connections_max"
 )
 INTRODUCTIONS_MAX = 100
-"""Frames that say who calls, of a connection within INTRODUCTIONS_S; a client sends two each few
-minutes.
+"""The largest number of frames that authenticate the caller, for one connection within
+INTRODUCTIONS_S; a client sends two every few minutes.
 """
 INTRODUCTIONS_S = 60.0
 FRAMES_AT_ONCE = 64
-"""Frames of a connection that are begun before others have a turn."""
+"""The number of frames of a connection that are begun before others have a turn."""
 INTRODUCTION_BYTES_MAX = 64 << 10
-"""Of a frame whose sender has not said who calls: a capability has less."""
+"""The largest frame, in bytes, from a sender that has not authenticated; a capability is
+smaller.
+"""
 _PROMPT = frozenset({Append, Pull, Ack})
-"""What is often answered without a task."""
+"""The requests that are often answered without a task."""
 
 
 class DataPlane:
@@ -138,14 +142,12 @@ class DataPlane:
         begin: Begin = lambda _request, _payload, _call: False,
         connections_max: int = CONNECTIONS_MAX,
     ) -> None:
-        """
-        Args:
-            begin: answers without a task what needs none.
-            connections_max: with a guard, of known callers, those of servers apart; else all.
+        """Args: begin: answers requests that need no task. connections_max: the number of
+        connections; with a guard, only those of known callers count, without those of servers.
         """
         self._places: Places[PlaneConnection] = Places(connections_max)
         self._servers: set[PlaneConnection] = set()
-        """Connections of servers of the cluster, which are never ended for others."""
+        """The connections of servers of the cluster, which are never ended for others."""
         self._handler = handler
         self._begin = begin
         self._guard = guard
@@ -155,21 +157,21 @@ class DataPlane:
         self._on_refusal = on_refusal
         self._connections: set[PlaneConnection] = set()
         self._unknown: dict[PlaneConnection, None] = {}
-        """Those of callers that are not known yet, the oldest first."""
+        """The connections of callers that are not known yet, the oldest first."""
         self._readings: dict[PlaneConnection, asyncio.Task[None]] = {}
         self._partings: dict[PlaneConnection, asyncio.Task[None]] = {}
-        """Of connections that are being disconnected."""
+        """The tasks of connections that are being disconnected."""
         self._watching: asyncio.Task[None] | None = None
-        """Looks at every connection; there is one while there are connections."""
+        """The task that checks every connection; there is one while there are connections."""
 
     @property
     def connections(self) -> int:
-        """The number of open connections."""
+        """Return the number of open connections."""
         return len(self._connections)
 
     @property
     def connections_max(self) -> int:
-        """How many connections there may be."""
+        """Return how many connections there may be."""
         return self._places.most
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
@@ -214,17 +216,17 @@ class DataPlane:
 
     @property
     def _full(self) -> bool:
-        """True if a new connection needs that an unknown one is closed."""
+        """Return True if an unknown connection must be closed to make room for a new one."""
         room, exempt = self._places.most, 0
         if self._guard is not None:
-            # Who may get a place of another principal has to say first who it is.
+            # A caller that may get a place of another principal must authenticate first.
             room += max(1, room // INTRODUCED_SHARE)
             exempt = min(len(self._servers), SERVERS_MAX)
         return len(self._connections) - exempt >= room
 
     def _take_place(self, connection: PlaneConnection, principal: str) -> None:
-        """Give a connection a place, now that it is known whose it is; "": a server's.  Raises
-        QuotaExceededError.
+        """Give a connection a place, now that its principal is known ("": a server of the cluster).
+        Raises QuotaExceededError.
         """
         if connection in self._partings or connection not in self._connections:
             return  # it is being ended: no other one is ended for it
@@ -254,7 +256,9 @@ class DataPlane:
             self._partings[leaves] = start_task(parting)
 
     def _make_room(self) -> None:
-        """Who says not who calls keeps no place from those who do."""
+        """Close the oldest unknown connection if there are too many, so that callers that do not
+        authenticate keep no place from those that do.
+        """
         while self._unknown and (len(self._unknown) >= UNKNOWN_MAX or self._full):
             oldest = next(iter(self._unknown))
             del self._unknown[oldest]
@@ -264,8 +268,8 @@ class DataPlane:
             oldest.transport.abort()
 
     def _answer_at_once(self, connection: PlaneConnection, data: bytearray) -> bool:
-        """Take a frame where it arrives, if it needs no task; False: nothing was done,
-        `_answer_all` has to.
+        """Take a frame as it arrives, if it needs no task; return False if nothing was done and
+        `_answer_all` has to answer it.
         """
         if connection.not_begun or not (connection.greeted and connection.socket.writable):
             return False
@@ -295,7 +299,7 @@ class DataPlane:
         return begun
 
     def _go_on(self, connection: PlaneConnection, number: int, asked: Request) -> None:
-        """Answer a request in a task that began without one."""
+        """Answer a request in a task, after it began without one."""
         connection.pulls += 1
         connection.start(self._answer_pull(connection, number, asked, memoryview(b"")))
 
@@ -304,7 +308,7 @@ class DataPlane:
         while True:
             begun += 1
             if begun % FRAMES_AT_ONCE == 0:
-                await asyncio.sleep(0)  # what has come waits for nothing else
+                await asyncio.sleep(0)  # data that has arrived waits for nothing else
             try:
                 data = await connection.socket.receive()
                 if data is None:
@@ -344,7 +348,9 @@ class DataPlane:
     async def _greet(
         self, connection: PlaneConnection, correlation_id: int, asked: Request
     ) -> bool:
-        """Take the first frame; False if the client is refused, and its connection is closed."""
+        """Take the first frame, and return False if the client is refused and its connection is
+        closed.
+        """
         try:
             if not isinstance(asked, Hello):
                 raise VersionError(
@@ -367,7 +373,7 @@ class DataPlane:
     async def _introduce(
         self, connection: PlaneConnection, correlation_id: int, asked: Challenge | Authenticate
     ) -> None:
-        """Answer who asks for a challenge, or says who calls.  Frames behind it wait."""
+        """Answer a caller that asks for a challenge or authenticates. Later frames wait."""
         access = connection.access
         try:
             if access is None or isinstance(asked, Challenge):
@@ -382,7 +388,7 @@ class DataPlane:
         await self._write(connection, frame_parts(correlation_id, answer))
 
     async def _may(self, connection: PlaneConnection, correlation_id: int, asked: Request) -> bool:
-        """Whether the caller may send this frame; if not, it is answered here."""
+        """Return whether the caller may send this frame; if not, it is answered here."""
         assert connection.access is not None
         try:
             connection.access.check(asked)
@@ -400,11 +406,11 @@ class DataPlane:
         self, connection: PlaneConnection, correlation_id: int, asked: Request, size: int
     ) -> bool:
         """
-        Hold the reading of the connection while a limit is used up; what fetches messages waits by
-        itself.
+        Pause the reading of the connection while a limit is used up; requests that fetch messages
+        wait by themselves.
 
         Returns:
-            False: the debt is longer than HOLD_MS; the frame is answered here.
+            False if the debt is longer than HOLD_MS, so that the frame is answered here.
         """
         access = connection.access
         assert access is not None
@@ -427,7 +433,7 @@ class DataPlane:
 
     @staticmethod
     async def _wait_to_fetch(connection: PlaneConnection, asked: Request) -> None:
-        """Wait until no limit is used up; the client hears of it at least each HOLD_MS."""
+        """Wait until no limit is used up; the client is notified at least every HOLD_MS."""
         access = connection.access
         if access is None:
             return
@@ -510,8 +516,8 @@ class DataPlane:
             answering.end()
 
     async def _watch(self) -> None:
-        """Disconnect clients that read or say nothing for too long, or whose rights have ended; one
-        timer for all of them.
+        """Disconnect clients that read or send nothing for too long, or whose rights have ended;
+        one timer serves all of them.
         """
         looks, pause_s = 0, min(SHORT_S, self._stuck_s) / 2
         while True:
@@ -529,10 +535,10 @@ class DataPlane:
                     if ended is None:
                         continue
                     self._note(connection, ended)
-                except Exception:  # one connection's fault leaves the others watched
+                except Exception:  # a fault in one connection leaves the others watched
                     log.exception("closing a connection whose deadline cannot be watched")
                     ended = InternalError()
-                # In a task of its own: its goodbye delays no look at the others.
+                # This is a task of its own: its goodbye delays no check of the others.
                 parting = self._part(connection, reading, ended)
                 self._partings[connection] = start_task(parting)
 
@@ -540,11 +546,11 @@ class DataPlane:
         self, connection: PlaneConnection, now_s: float, look_s: float
     ) -> KeylaneError | None:
         """
-        Why a connection has to end now, None if it has not.
+        Return why a connection has to end now, or None if it may stay.
 
         Args:
-            now_s: by the event loop's clock.
-            look_s: since the last look.
+            now_s: the time by the event loop's clock.
+            look_s: seconds since the last check.
         """
         if connection.silent_s(look_s) >= SILENT_S:
             return FrameError(f"nothing was said for {SILENT_S:g} s")
@@ -570,7 +576,7 @@ class DataPlane:
     async def _part(
         connection: PlaneConnection, reading: asyncio.Task[None], error: KeylaneError
     ) -> None:
-        """Disconnect a client, which is told why if it still reads."""
+        """Disconnect a client, which is notified of the reason if it still reads."""
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(GOODBYE_S):
@@ -581,13 +587,13 @@ class DataPlane:
         reading.cancel()
 
     def _note(self, connection: PlaneConnection, error: KeylaneError) -> None:
-        """Count what ends a connection, and say so in the audit log."""
+        """Count the error that ends a connection, and report it in the audit log."""
         self._on_refusal(error)
         if connection.access is not None:
             connection.access.note_end(error)
 
     async def close(self, _app: web.Application) -> None:
-        """Tell every client that the server stops."""
+        """Notify every client that the server stops."""
         error = UnreachableError("the server is stopping")
         await asyncio.gather(
             *(self._part(*each, error) for each in self._readings.items()), return_exceptions=True
