@@ -37,15 +37,15 @@ async def main() -> None:
             "shared": {"handler": handle},
             "batch": {"batch_handler": handle_all},
         }
+        settings = {
+            "arrow": ConsumerSettings(ttl_ms=10_000, instance="crasher"),
+            "shared": ConsumerSettings(ttl_ms=1_000, consume_strategy="shared"),
+        }
         consumer = Consumer(
             meta,
             subject=subject,
             group="g",
-            settings=ConsumerSettings(
-                ttl_ms=10_000 if manner == "arrow" else 1_000,
-                instance="crasher" if manner == "arrow" else None,
-                consume_strategy="shared" if manner == "shared" else None,
-            ),
+            settings=settings.get(manner, ConsumerSettings(ttl_ms=1_000)),
             on_failure={"arrow": "block", "dead": "dead"}.get(manner, "park"),
             **handlers.get(manner, {}),
         )
