@@ -18,6 +18,7 @@ from keylane.errors import Reason
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.operations import OperationKind, Reshape
 from support.cluster import Cluster, eventually
+from support.consumer_options import consumer_options
 from support.raising import raises
 from support.server_process import ForkedProcess, run_keylane
 
@@ -26,13 +27,9 @@ FAST = Backoff(first_ms=60, max_ms=200)
 
 
 def consumer_of(cluster: Cluster, subject: str, handler: object, **given: object) -> Consumer:
+    options = {"retry_backoff": FAST, "backoff": FAST, **given}
     return Consumer(
-        cluster.meta,
-        subject=subject,
-        group="g",
-        handler=handler,  # type: ignore[arg-type]
-        settings=ConsumerSettings(retry_backoff=FAST, backoff=FAST),
-        **given,  # type: ignore[arg-type]
+        cluster.meta, **consumer_options(subject=subject, group="g", handler=handler, **options)
     )
 
 
