@@ -115,7 +115,7 @@ class _Checks:
         self._cleared = False
         """What is parked is forgotten before the changes that follow."""
         self._changed = False
-        """The request changes what is parked otherwise than by an adoption."""
+        """True once the request has made a change that is not an adoption."""
         self._adopted: dict[tuple[ParkKey, int], OffsetRuns] = {}
         """Key and source → messages that the request adopts."""
         self._alive, self._dead = _rooms(parked)
@@ -364,10 +364,10 @@ class _Checks:
 
     def _of_held(self, key: AdoptedKey) -> AdoptedKey:
         """
-        A key with the marks and the edits of those messages alone that are parked under it.
+        Return a key with the marks and the edits of only those messages that are parked under it.
 
-        Those of other messages do nothing, but would do something where a start folds this change
-        a second time, and the messages have come meanwhile.
+        Marks and edits of other messages have no effect now, but would have one when a start folds
+        this change a second time, after those messages have been parked.
         """
         for source, start, end in key.rows:
             self._adopted.setdefault((key.key, source), OffsetRuns()).add(start, end)
