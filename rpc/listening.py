@@ -7,9 +7,8 @@ import socket
 
 from ..protocol.address import is_loopback
 from ..protocol.errors import AddressError, Reason
+from ..protocol.text import PORT_MAX
 from .reasons import reason
-
-PORT_MAX = 65_535
 
 
 def check_loopback(host: str) -> None:

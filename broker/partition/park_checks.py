@@ -116,7 +116,7 @@ class _Checks:
         self._cleared = False
         """True if the parked messages are forgotten before the changes that follow."""
         self._changed = False
-        """True if the request changes what is parked in another way than by an adoption."""
+        """True once the request has made a change that is not an adoption."""
         self._adopted: dict[tuple[ParkKey, int], OffsetRuns] = {}
         """Key and source → messages that the request adopts."""
         self._alive, self._dead = _rooms(parked)
@@ -375,8 +375,8 @@ class _Checks:
         """
         Return a key with the marks and the edits of only those messages that are parked under it.
 
-        Marks and edits of other messages have no effect now. They would have one if a start folds
-        this change a second time, after these messages were parked.
+        Marks and edits of other messages have no effect now, but would have one when a start folds
+        this change a second time, after those messages have been parked.
         """
         for source, start, end in key.rows:
             self._adopted.setdefault((key.key, source), OffsetRuns()).add(start, end)

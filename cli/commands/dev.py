@@ -15,9 +15,9 @@ from ...metaserver.running import running_metaserver
 from ...metaserver.settings import MetaserverSettings
 from ...protocol.errors import AddressError, DataFolderError, KeylaneError, Reason, UnavailableError
 from ...protocol.ids import check_name
-from ...protocol.text import counted
+from ...protocol.text import PORT_MAX, counted
 from ...rpc.http_network import HttpNetwork
-from ...rpc.listening import PORT_MAX, check_free, check_port
+from ...rpc.listening import check_free, check_port
 from ...rpc.program import Stop, run_program, say, say_stop
 from ..connection import available_brokers, open_admin
 from ..options import META_DEFAULT, OutputFormat

@@ -90,8 +90,9 @@ class LiveResets:
         """
         if not ask.live or ask.dry_run:
             return await self._resets.reset(subject, group, ask)
-        # A request of which a reset waits is that reset, whatever its plan would be now: it may be
-        # done by another metaserver meanwhile, and "nothing was done" would be wrong.
+        # A repeat of the request that began the pending reset is that reset, even if its plan would
+        # fail by now: another metaserver may be setting the cursors, and "nothing was done" would
+        # be wrong.
         reset_id = await self._database.read(same_live_reset, subject, group, ask)
         if not reset_id:
             try:

@@ -102,9 +102,10 @@ def _give_up(context: ExceptionContext) -> None:
     """
     Close a connection whose statement had no answer in time, or that can only read.
 
-    On the first, a rollback would wait for that answer; the idle connections of its pool are most
-    likely dead as well, and are made again too. The second may have been made while the database
-    was read-only, or lead to a server that was demoted; a new connection gets the present state.
+    A rollback on the first would wait for that answer.  The idle connections of its pool are most
+    likely silent as well, so they are replaced too.  The second may have been made while the
+    database was read-only, or lead to a server that was demoted: a new one is told what is true
+    now.
     """
     error = context.original_exception
     if isinstance(error, TimeoutError) or getattr(error, "sqlstate", None) == READ_ONLY:

@@ -128,7 +128,7 @@ def _names(name: str, package: str, source: str) -> Iterator[str]:
             except ImportError:
                 continue
             wanted |= {base, *(f"{base}.{each.name}" for each in node.names)}
-    for each in wanted:
+    for each in sorted(wanted):
         parts = each.split(".")
         yield from (".".join(parts[: end + 1]) for end in range(len(parts)))
 
