@@ -377,7 +377,9 @@ def broker_alive(connection: Connection, broker_group: str) -> bool:
 def unknown_group(connection: Connection, broker_group: str) -> NotFoundError:
     """Make the error for a broker group that has never reported itself; it lists the known ones."""
     known = connection.execute(sa.select(brokers.c.broker_group).order_by(brokers.c.broker_group))
-    text = f"there is no broker group {broker_group!r}; the known ones are: {listed(known.scalars())}"
+    text = (
+        f"there is no broker group {broker_group!r}; the known ones are: {listed(known.scalars())}"
+    )
     return NotFoundError(Reason.BROKER_GROUP_UNKNOWN, text, broker_group=broker_group)
 
 

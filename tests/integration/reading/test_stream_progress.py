@@ -178,6 +178,8 @@ def test_limit_of_a_streams_batches_is_refused_by_a_batch(shared_cluster, subjec
         {"meta": shared_cluster.meta, "subject": subject, "maxRowsPerTrigger": "3"}
     )
     schema = source.schema()
-    with pytest.raises(ConfigError, match="maxRowsPerTrigger: limits the batches of a stream"):
+    with pytest.raises(
+        ConfigError, match="maxRowsPerTrigger: the option limits the batches of a stream"
+    ):
         source.reader(schema)
     source.streamReader(schema)

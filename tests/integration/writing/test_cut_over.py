@@ -431,7 +431,7 @@ async def test_start_behind_a_backfill_is_refused_when_rows_replaced_messages_on
     refused = await create_behind(file_cluster, subject, "live", start)
     assert refused.returncode == 1
     assert "messages [30, 33) of partition" in refused.stderr
-    assert "keylane spark reprocess` anew into another folder" in refused.stderr
+    assert "keylane spark reprocess` again into another folder" in refused.stderr
     async with Admin(file_cluster.meta) as admin:
         assert await admin.list_groups(subject) == []
     with raises(Reason.MANIFEST, match=r"messages \[30, 33\) of partition"):

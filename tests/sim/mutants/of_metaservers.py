@@ -189,7 +189,7 @@ def child_opened_before_seal(patches: Patches) -> None:
     async def ask(self: Any, operation: Any) -> Any:
         early = operation.state is OperationState.SEAL and not operation.static
         if early and await self._database.write(opened, operation):
-            await self._tell(operation)
+            await self._announce_route(operation)
         return await real(self, operation)
 
     real = patches.set(OperationDriver, "_ask_brokers", ask)

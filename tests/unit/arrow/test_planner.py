@@ -374,9 +374,15 @@ def test_partition_that_is_read_alone_is_placed_by_its_own_times():
 @pytest.mark.parametrize(
     ("option", "says"),
     [
-        ({"start": ReadBound(0, manifest="/data")}, "where a stream"),
+        (
+            {"start": ReadBound(0, manifest="/data")},
+            "only a stream or a consumer group can begin at",
+        ),
         ({"commit_group": "billing"}, "a group can follow only a stream"),
-        ({"max_rows_per_trigger": 10}, "maxRowsPerTrigger: limits the batches of a stream"),
+        (
+            {"max_rows_per_trigger": 10},
+            "maxRowsPerTrigger: the option limits the batches of a stream",
+        ),
     ],
 )
 def test_batch_refuses_an_option_that_only_a_stream_has(option, says):

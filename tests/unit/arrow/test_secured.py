@@ -23,7 +23,7 @@ def test_files_travel_and_a_token_does_not():
     assert pickle.loads(pickle.dumps(secured)) == secured
     secret = Secured(token=TOKEN)
     assert TOKEN not in repr(secret)
-    with pytest.raises(InvalidRequestError, match="does not travel"):
+    with pytest.raises(InvalidRequestError, match="a token is not sent to other processes"):
         pickle.dumps(secret)
 
 

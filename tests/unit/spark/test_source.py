@@ -245,7 +245,7 @@ def test_bad_options_are_told_with_code_and_json(shelves):
     """An unknown option or a bad value raises at load, text with a stable mark, code and JSON."""
     with pytest.raises(ConfigError) as caught:
         source(shelves, topics="flights", batchRows="0").schema()
-    assert str(caught.value).startswith('KEYLANE_1001 {"details": {"batchRows": "1 to 1000000')
+    assert str(caught.value).startswith('KEYLANE_1001 {"details": {"batchRows": "give 1 to 1000000')
     assert told(caught).details.keys() == {"topics", "batchRows"}
 
 

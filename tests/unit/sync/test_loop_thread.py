@@ -310,7 +310,7 @@ def test_no_thread_is_a_typed_error_and_the_thread_can_be_started_later(
         patched.setattr(threading.Thread, "start", refuse)
         with raises(Reason.OTHER_LOOP, match=r"needs a thread .*interpreter shutdown") as told:
             thread.start()
-    assert "open the client before" in told.value.hint
+    assert "open the client earlier" in told.value.hint
     thread.start()
     assert thread.run(number) == 7
     thread.stop()

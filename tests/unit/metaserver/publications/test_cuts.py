@@ -187,7 +187,7 @@ def test_publication_is_refused_when_rows_behind_its_cut_were_published_first(cu
     before = cuts.route()
     assert set(before) == ({7, 8, 9, 10} if with_cut else {7, 8})
     for fields in ({"ends": ENDS}, {}):
-        with raises(Reason.PUBLISH_OUTDATED, match="other rows took the place"):
+        with raises(Reason.PUBLISH_OUTDATED, match="another publication replaced the messages"):
             cuts.publish(**fields)
     assert cuts.route() == before
     assert cuts.violations("V03", "V05") == []

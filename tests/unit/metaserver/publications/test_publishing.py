@@ -132,7 +132,7 @@ def test_publication_changes_nothing_when_repeated(published):
 def test_hidden_subject_takes_the_name_when_there_is_no_target():
     """The name changes in the one transaction, and no operation is left."""
     published = Published(target=False)
-    with pytest.raises(SubjectUnknownError, match="how many partitions"):
+    with pytest.raises(SubjectUnknownError, match="give the number of its partitions"):
         published.hide()
     published.hide(partitions=3)
     with pytest.raises(SubjectUnknownError):

@@ -213,7 +213,7 @@ def test_deleted_name_is_told_from_one_that_never_was_until_it_is_planned_again(
     rows.create("t", 1)
     rows.run(begin_subject_deletion, "t", FORCE_SUBJECT)
     rows.remove(rows.pending())
-    with pytest.raises(SubjectDeletedError, match="no message creates it again"):
+    with pytest.raises(SubjectDeletedError, match="messages do not create it again"):
         rows.run(check_not_deleted, "t")
     rows.run(plan_subject, CreateSubject(subject="t"), subjects_max=10)
     assert rows.run(check_not_deleted, "t")

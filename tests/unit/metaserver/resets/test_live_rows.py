@@ -211,7 +211,7 @@ def test_cancellation_is_refused_when_cursors_may_be_set(rows: LiveRows):
     with raises(Reason.RESET_FORWARD, match="begun") as begun:
         rows.run(cancel_live_reset, "s", "g")
     assert begun.value.begun is True
-    assert "goes on by itself" in begun.value.hint
+    assert "continues by itself" in begun.value.hint
     rows.end(tokens, reset_id)
     with raises(Reason.RESET_FORWARD, match="is done"):
         rows.run(cancel_live_reset, "s", "g")

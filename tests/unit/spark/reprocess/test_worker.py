@@ -85,5 +85,5 @@ def test_tables_of_several_schemas_are_refused():
         first = rows["offset"][0].as_py()
         return pa.table({"value": [b"v"] if first else ["v"]})
 
-    with raises(Reason.JOB_FAILED, match="several schemas"):
+    with raises(Reason.JOB_FAILED, match="different schemas"):
         call_without_bad(Job("clean", run, "c"), messages(), PLANNED)
