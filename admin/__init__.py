@@ -1,5 +1,5 @@
-"""Administration: subjects, consumer groups, partitions and brokers of a cluster, as typed
-calls.
+"""Typed administration calls for the subjects, consumer groups, partitions and brokers of a
+cluster.
 """
 
 from ..protocol.access.rights import AccessGrant, Rights

@@ -1,4 +1,4 @@
-"""The arguments of calls, checked against the types that go over the wire.  Pure."""
+"""Checks the arguments of calls against the types that go over the wire. Pure."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ T = TypeVar("T")
 
 def checked(kind: type[T], given: object, **arguments: str) -> T:
     """
-    What a caller gave, as the type that goes over the wire.
+    Convert an argument to the type that goes over the wire.
 
     Args:
-        arguments: the argument of each field that has another name than its argument.
+        arguments: field name → argument name, where the two differ; the error text names the
+            argument.
 
     Raises:
         InvalidRequestError
@@ -41,14 +42,15 @@ def checked(kind: type[T], given: object, **arguments: str) -> T:
 
 def check_where(name: str, given: object, **arguments: str) -> None:
     """
-    Check the argument that says in one word where a group begins, or is set to.
+    Check an argument whose value is one word for a place: where a group begins or is reset to.
 
     Args:
-        name: of the argument.
-        arguments: by word that needs another argument, the name of that.
+        name: name of the argument.
+        arguments: word → name of the further argument that the word needs.
 
     Raises:
-        InvalidRequestError: it is the place itself; the hint says how that is given.
+        InvalidRequestError: the value is the place itself and not a word; the hint says which
+            argument takes it.
     """
     for word, kinds in _PLACES:
         if word in arguments and isinstance(given, kinds) and not isinstance(given, bool):
@@ -71,20 +73,18 @@ _PLACES: tuple[tuple[str, type | tuple[type, ...]], ...] = (
     ("time", (int, datetime)),
     ("cursors", Mapping),
 )
-"""Of each word what a caller may give in its place."""
+"""Word → types of a value that callers pass by mistake in place of the word."""
 
 
 def mapping_of(name: str, given: object) -> dict[Any, Any]:
-    """The mapping that a caller gave as the argument `name`.  Raises InvalidRequestError: it is
-    none.
-    """
+    """Return the argument `name` as a dict. Raises InvalidRequestError: it is not a mapping."""
     if not isinstance(given, Mapping):
         raise InvalidRequestError(f"{name} must be a mapping, not {given!r:.60}")
     return dict(given)
 
 
 def grant_change(principal: str, right: Rights | str, subject: str, group: str) -> ChangeGrant:
-    """A right of a principal, to be granted or taken back.  Raises InvalidRequestError."""
+    """Build the body of a call that grants or revokes a right. Raises InvalidRequestError."""
     check_principal(principal)
     check_granted(right)
     fields = {"right": right, "subject": subject, "group": group}
@@ -92,16 +92,16 @@ def grant_change(principal: str, right: Rights | str, subject: str, group: str) 
 
 
 def principal_query(principal: str | None) -> dict[str, str] | None:
-    """The query of a call about one principal, or about all of them.  Raises InvalidNameError."""
+    """Return the query that selects one principal; None selects all. Raises InvalidRequestError."""
     return None if principal is None else {"principal": check_principal(principal)}
 
 
 def instant_ms(name: str, at: datetime | None) -> int:
     """
-    Milliseconds since 1970 of the argument `name`; 0 for None.
+    Convert the argument `name` to milliseconds since 1970; None becomes 0.
 
     Raises:
-        InvalidRequestError: it is no datetime with a time zone.
+        InvalidRequestError: it is not a datetime with a time zone.
     """
     if at is None:
         return 0

@@ -1,4 +1,4 @@
-"""The admin client: a method for each thing an operator asks of a cluster."""
+"""The admin client: one method for each administration call of a cluster."""
 
 from __future__ import annotations
 
@@ -43,12 +43,10 @@ from ..protocol.errors import (
     GroupUnknownError,
     InvalidRequestError,
     KeylaneError,
+    NotFoundError,
     NotSentError,
-    OperationUnknownError,
-    ParkedKeyUnknownError,
-    ParkedMessageUnknownError,
     PartitionUnknownError,
-    ScheduledUnknownError,
+    Reason,
     UnauthenticatedError,
 )
 from ..protocol.frames import EditParked, ParkedEdited
@@ -123,8 +121,8 @@ from .parked_views import (
     ParkedMessage,
     Row,
     WantedKeys,
+    chunks,
     first_in_lineage,
-    in_parts,
     view_of,
 )
 from .scheduled import ScheduledMessages, is_scheduled_id
@@ -134,16 +132,18 @@ from .views import BrokerList, GroupDescription, SubjectChange, SubjectDescripti
 T = TypeVar("T")
 POLL_MS = 100
 PASSES_MAX = 3
-"""How often the pages of a partition are read while keys are parked and freed meanwhile."""
+"""Most passes over the pages of a partition, which are read again if keys may have been freed
+between two pages.
+"""
 PARKED_PAGE = 1_000
-"""Keys in a page of what is parked."""
+"""Number of parked keys in a page."""
 ADOPTION_S = 1.0
-"""How long what is parked is looked for again, where a sealed partition has passed it on and its
-children do not have it yet.
+"""Time, in seconds, for which a search is repeated while a sealed partition has handed its parked
+messages on and its children do not have them yet.
 """
 ADOPTION_PAUSE_S = 0.05
 TOGETHER = 64
-"""Keys that are redriven at once, which a broker makes durable together."""
+"""Number of keys that are redriven at once; a broker makes them durable together."""
 
 
 class Admin(Resident):
@@ -154,18 +154,19 @@ class Admin(Resident):
             operation = await admin.resize("orders", 6)
             await admin.wait(operation)
 
-    Entering the block connects to nothing, unless it has a `wait_s`; each call connects to what it
-    needs.  An admin works in the event loop and the process in which it was opened.
+    Entering the block opens no connection unless `wait_s` is set; each call connects to the servers
+    that it needs. An admin works only in the event loop and the process in which it was opened.
 
-    Besides the errors that are named there, each call raises
-        InvalidNameError, InvalidRequestError: an argument cannot be right; nothing was done.
+    Besides the errors that a method names, each call raises
+        InvalidRequestError, InvalidRequestError: an argument is invalid; nothing was done.
         NotSentError: no metaserver was reached; nothing was done.
         OutcomeUnknownError: no answer came; a call that changes something may have done so.
-        ForeignServerError: what answers at the address is no keylane server.
-        ClosedError, ForkedError, OtherLoopError: the admin is not open, or not here.
+        ForeignServerError: the server at the address is not a keylane server.
+        ClosedError, UsageError, UsageError: the admin is closed, or was opened in another
+            process or event loop.
 
-    Calls about access need the right administer on `*`, and raise AccessOffError where the
-    metaserver has access control off.
+    Calls about access need the right administer on `*`, and raise InvalidRequestError if the metaserver
+    has no access control.
     """
 
     def __init__(
@@ -181,16 +182,16 @@ class Admin(Resident):
         Make an admin; `async with` opens it.
 
         Args:
-            meta: `host:port` of a metaserver; of several, an iterable of texts or one text with
+            meta: `host:port` of a metaserver; for several an iterable of texts, or one text with
                 commas.
-            call_timeout_ms: time for one call, in milliseconds; calls that work at the brokers have
-                longer.
-            wait_s: seconds for which opening waits for a metaserver that is still starting; 0: it
-                asks none.
-            tls: the authority of the servers' certificates; None: KEYLANE_TLS_CA of the
-                environment, or no TLS.
-            token: of a cluster with access control; None: KEYLANE_TOKEN_FILE names its file, or
-                KEYLANE_TOKEN has it.
+            call_timeout_ms: time limit of one call, in milliseconds; calls that work at the brokers
+                have a longer one.
+            wait_s: time, in seconds, for which opening waits for a metaserver that is still
+                starting; 0: opening contacts none.
+            tls: the certificate authority of the servers; None: KEYLANE_TLS_CA of the environment,
+                or no TLS.
+            token: the access token; None: from the file that KEYLANE_TOKEN_FILE names, from
+                KEYLANE_TOKEN, or none.
 
         Raises:
             ConfigError: `meta` names no address, or a time is out of its range.
@@ -211,7 +212,7 @@ class Admin(Resident):
         return self
 
     async def close(self) -> None:
-        """Close every connection.  Raises OtherLoopError: the admin was opened in another event
+        """Close every connection.  Raises UsageError: the admin was opened in another event
         loop.
         """
         await clean_up(self._connections.close)
@@ -228,20 +229,23 @@ class Admin(Resident):
         message_bytes_max: int = MESSAGE_BYTES_MAX,
     ) -> SubjectView:
         """
-        Create a subject; again with the same settings changes nothing.
+        Create a subject; a repeat with the same settings changes nothing.
 
         Args:
-            partitions: 1 to 1024 physical partitions, spread over the available broker groups.
-            order_strategy: what producers do while a partition does not answer.
-            retention: what an old message waits for before it is removed.
-            static: the partitions are logic queues, whose number changes only by `grow_subject`.
-            message_bytes_max: key, value and properties of one message; 1 KiB to 1 MiB.
+            partitions: number of physical partitions, 1 to 1024, spread over the available broker
+                groups.
+            order_strategy: "strict" or "best_tried": what producers do while a partition does not
+                answer.
+            retention: condition for the removal of an old message.
+            static: make the partitions logic queues, whose number changes only by `grow_subject`.
+            message_bytes_max: largest size of one message, with key, value and properties; 1 KiB to
+                1 MiB.
 
         Raises:
-            SubjectExistsError: it exists with other settings.
-            NotEnoughBrokersError: no broker group is available.
-            CreationRunningError, CreationFailedError: an earlier creation has not ended, or cannot
-                end.
+            ConflictError: the subject exists with other settings.
+            UnavailableError: no broker group is available.
+            BusyError, ConflictError: an earlier creation of it is not finished, or
+                cannot be.
         """
         body = checked(
             CreateSubject,
@@ -257,14 +261,14 @@ class Admin(Resident):
         return await self._meta.create_subject(body)
 
     async def list_subjects(self, *, hidden: bool = False) -> list[SubjectSummary]:
-        """Every subject, by name; hidden ones only with `hidden`."""
+        """List the subjects by name, with the hidden ones if `hidden` is set."""
         refuse_call(flag_problems(hidden=hidden))
         listed = (await self._meta.call(endpoints.SUBJECTS)).subjects
         return [each for each in listed if hidden or not each.hidden_for]
 
     async def describe_subject(self, subject: str) -> SubjectDescription:
         """
-        A subject's settings, and each partition with its broker, state and offsets.
+        Return a subject's settings, and each partition with its broker, state and offsets.
 
         A broker that does not answer is no error: its partitions have a `problem`.
 
@@ -276,7 +280,8 @@ class Admin(Resident):
 
     async def history(self, subject: str) -> SubjectHistory:
         """
-        Every partition that a subject ever had, the oldest first; `parents` make the lineage.
+        Return every partition that a subject ever had, the oldest first; `parents` give the
+        lineage.
 
         Raises:
             SubjectUnknownError
@@ -293,17 +298,17 @@ class Admin(Resident):
         dry_run: bool = False,
     ) -> SubjectChange:
         """
-        Change the settings of a subject; those that are None stay, and the settings that it has
-        already change nothing.
+        Change settings of a subject; those that are None stay. A repeat with the same settings
+        changes nothing.
 
-        Every open partition is sealed and continued by one with the new settings, so that no
-        producer goes on under the old ones once the operation is done: see `wait`.  Messages that
-        are stored keep the retention they were stored under, also those over a lower
+        Every open partition is sealed, and a new one with the new settings continues it. Once the
+        operation is done (see `wait`), no producer uses the old settings. Stored messages keep the
+        retention that they were stored under, and stay if they are larger than a lower
         `message_bytes_max`.
 
         Raises:
-            SubjectUnknownError, NotEnoughBrokersError
-            OperationRunningError: another operation on the subject has not changed the route yet.
+            SubjectUnknownError, UnavailableError
+            BusyError: another operation on the subject has not changed the route yet.
         """
         check_name("subject", subject)
         asked = {
@@ -322,17 +327,20 @@ class Admin(Resident):
         self, subject: str, *, force: bool = False, subject_id: int = 0
     ) -> SubjectDeletion:
         """
-        Delete a subject with its messages and consumer groups; the same call with the `subject_id`
-        of the answer tells how far that is.  A broker that is down drops its partitions when it is
-        back; until then the name is taken.
+        Delete a subject with its messages and consumer groups.
+
+        The same call with the `subject_id` of the answer reports the progress. A broker that is
+        down drops its partitions when it returns; until then the name cannot be used again.
 
         Args:
-            force: also if the subject has live consumers.
+            force: delete the subject even if it has live consumers.
+            subject_id: the id of the subject: another one of its name is not deleted. 0: the one
+                that has the name.
 
         Raises:
             SubjectUnknownError
-            GroupBusyError: it has live consumers.
-            OperationRunningError: its partitions are being changed.
+            BusyError: it has live consumers.
+            BusyError: its partitions are being changed.
         """
         check_name("subject", subject)
         body = checked(DeleteSubject, {"force": force, "subject_id": subject_id})
@@ -349,25 +357,25 @@ class Admin(Resident):
         cut: bool = False,
     ) -> SubjectView:
         """
-        Make a hidden subject, to be published in `subject`; again changes nothing.
+        Make a hidden subject, to be published in `subject`; a repeat changes nothing.
 
-        Messages are sent to it and read by its name; it has no consumer groups, and `subjects()`
-        leaves it out.
+        Messages are sent to it and read by its name. It has no consumer groups, and `list_subjects`
+        omits it by default.
 
         Args:
-            partitions: of a `subject` that does not exist; `static` and `message_bytes_max` are of
-                it as well.  A hidden subject beside an existing one has that one's ranges and
-                settings.  0: `subject` must exist.
-            cut: also seal the open partitions of `subject` and continue them by others, behind
-                those of the hidden subject: it can then take the place of all that was stored
-                before.  Returns before the cut is done.
+            partitions: number of partitions if `subject` does not exist; 0: it must exist. `static`
+                and `message_bytes_max` are used in that case only: if `subject` exists, the hidden
+                subject has its ranges and settings.
+            cut: also seal the open partitions of `subject`, and let new ones continue both them and
+                those of the hidden subject, which can then replace everything stored before. The
+                call returns before the cut is done.
 
         Raises:
-            SubjectUnknownError, SubjectDeletedError, NotEnoughBrokersError
-            PublishTargetError: `hidden` exists and is another subject, or was published.
-            OperationRunningError: the partitions of `subject` are being changed.
-            PublishOutdatedError: they have changed since the hidden subject was made, and are to be
-            cut.
+            SubjectUnknownError, SubjectDeletedError, UnavailableError
+            PublishError: `hidden` exists and is another subject, or was published.
+            BusyError: the partitions of `subject` are being changed.
+            PublishError: `cut` is set, and they have changed since the hidden subject was
+                made.
         """
         check_name("subject", subject)
         fields = {
@@ -392,33 +400,35 @@ class Admin(Resident):
         wait: bool = True,
     ) -> Publication:
         """
-        Publish a hidden subject in `subject`, with one change of its route; again changes nothing
-        and says how far it is.
+        Publish a hidden subject in `subject` with one change of its route; a repeat changes nothing
+        and reports the progress.
 
-        What is stored in `subject` stays before the messages of the hidden one.  Cancelled while it
-        waits, it goes on.
+        The messages stored in `subject` stay, before those of the hidden subject. If the caller is
+        cancelled while it waits, the publication continues.
 
         Args:
-            replace: delete what is stored in `subject`: the hidden subject takes its name.
-            starts: with `replace`, for each consumer group of `subject` the first offset that it
-                has not handled in each partition of the hidden subject, by partition id.
-            ends: with `replace`, for each partition of `subject` before the cut the end of those
-                messages that the hidden subject has the rows of.  None: what is deleted is not
-                looked at.
-            subject_id: the id of the hidden subject: another one of its name is refused.  0: the
-                one that has the name.
-            revisions: with `starts`, for each group `revision` of `describe_group`, as it was
-                before its cursors were looked at.  None: a reset since then is not noticed.
-            wait: return when the route has changed, not at once.
+            replace: delete the messages stored in `subject`: the hidden subject takes its name.
+            starts: with `replace`: consumer group → partition id of the hidden subject → offset of
+                the first message that the group has not handled.
+            ends: with `replace`: partition id of `subject`, before the cut → end offset of the
+                messages that the hidden subject was made from. None: deleted messages are not
+                compared.
+            subject_id: the id of the hidden subject: another one of its name is refused. 0: the one
+                that has the name.
+            revisions: with `starts`: consumer group → `revision` of `describe_group`, read before
+                its cursors. None: a reset since then is not noticed.
+            wait: return only when the route has changed.
 
         Raises:
-            SubjectUnknownError, SubjectDeletedError, PublishTargetError
-            PublishOutdatedError: the partitions of `subject` have changed since the hidden subject
-            was made. OperationRunningError: they are being changed. PublishGroupsError,
-            GroupBusyError: a group of a subject that is replaced has no position, or live
-            consumers. PublishCursorsError: a group was reset, or had a consumer, since the look at
-            its `revisions`; nothing is changed. PublishBehindError: a subject that is replaced has
-            messages behind `ends`; nothing is changed.
+            SubjectUnknownError, SubjectDeletedError, PublishError
+            PublishError: the partitions of `subject` have changed since the hidden subject
+                was made.
+            BusyError: they are being changed.
+            PublishError, BusyError: a consumer group of the replaced subject has no
+                start, or has live consumers.
+            PublishError: a group was reset, or had a consumer, since its `revisions` were
+                read; nothing was changed.
+            PublishError: the replaced subject has messages after `ends`; nothing was changed.
         """
         check_name("subject", hidden)
         refuse_call(flag_problems(wait=wait))
@@ -453,25 +463,26 @@ class Admin(Resident):
         """
         Make a consumer group, and fix where it begins; a repeat changes nothing.
 
-        Everything that is stored from this call's answer on is delivered to the group.  Partitions
-        that are opened later, as by a resize, are read from their first message.
+        Every message stored after this call's answer is delivered to the group. Partitions that are
+        opened later, for example by a resize, are read from their first message.
 
         Args:
             start: "earliest", "latest", "time" or "cursors".
-            at_ms: milliseconds since 1970.  For "time": the group begins at the first message
-                stored at or after it. For "cursors": when they were taken, which tells a repeat
-                from another start.
-            cursors: for "cursors": partition id → first offset; a partition that is not named is
-                read from its first message.
+            at_ms: milliseconds since 1970. For "time": the group begins at the first message stored
+                at or after it. For "cursors": the time when the cursors were read, which tells a
+                repeat from another start.
+            cursors: for "cursors": partition id → offset of the first message to read; a partition
+                that is not named is read from its first message.
             consume_strategy: "exclusive" or "shared".
 
         Raises:
             SubjectUnknownError
-            OffsetOutOfRangeError: messages behind a cursor are gone.
-            GroupExistsError: it exists, with another start or strategy.
+            OffsetOutOfRangeError: messages after a cursor are gone.
+            ConflictError: the group exists with another start or strategy.
             GroupDeletedError: a group of this name is being deleted.
-            GroupStartUnfinishedError: it is made, and a broker has not stored its start yet.
-            OverloadedError: the subject has as many groups as it may have.
+            UnfinishedError: the group was made, but a broker has not stored its start
+                yet.
+            OverloadedError: the subject has the maximum number of groups.
         """
         check_where("start", start, time="at_ms", cursors="cursors")
         check_unit("at_ms", at_ms)
@@ -488,7 +499,7 @@ class Admin(Resident):
 
     async def list_groups(self, subject: str) -> list[GroupSummary]:
         """
-        The consumer groups of a subject, by name.
+        List the consumer groups of a subject by name.
 
         Raises:
             SubjectUnknownError
@@ -499,7 +510,7 @@ class Admin(Resident):
 
     async def describe_group(self, subject: str, group: str) -> GroupDescription:
         """
-        A consumer group's owner, token, cursor and lag on each partition.
+        Return a consumer group's owner, token, cursor and lag on each partition.
 
         A broker that does not answer is no error: its partitions have a `problem`.
 
@@ -512,7 +523,8 @@ class Admin(Resident):
 
     async def lag(self, subject: str, group: str) -> int:
         """
-        How many messages are stored and not acked by a consumer group, over all partitions.
+        Count the messages, over all partitions, that are stored and that a consumer group has not
+        acked.
 
         Raises:
             SubjectUnknownError, GroupUnknownError
@@ -527,8 +539,8 @@ class Admin(Resident):
 
     async def group_settings(self, subject: str, group: str) -> GroupSettings:
         """
-        What is stored of a consumer group: its start, its failure policy, what an operator has
-        suspended.
+        Return the stored settings of a consumer group: its start, its failure policy, and what an
+        operator has suspended.
 
         Raises:
             SubjectUnknownError, GroupUnknownError
@@ -548,26 +560,26 @@ class Admin(Resident):
         forget: bool = False,
     ) -> GroupSettings:
         """
-        Change the stored failure policy of a consumer group; its running consumers follow within a
-        heartbeat.
+        Change the stored failure policy of a consumer group; its running consumers apply it within
+        a heartbeat.
 
-        What is stored counts more than the code of the consumers; what is not stored is as their
+        A stored field overrides the code of the consumers; fields that are not stored are as their
         code says.
 
         Args:
-            on_failure: "block", "park" or "dead": what becomes of a message that has failed
+            on_failure: "block", "park" or "dead": what happens to a message that has failed
                 `tries_max` times.
-            on_full: "block" or "dead": what becomes of a key that is to be parked and finds no
-                room.
-            tries_max: 1 to 1_000_000.
-            backoff_first_ms: the pause after the first try, in milliseconds; goes with
+            on_full: "block" or "dead": what happens to a key that should be parked when no more can
+                be parked.
+            tries_max: number of tries, 1 to 1_000_000.
+            backoff_first_ms: the pause after the first try, in milliseconds; requires
                 `backoff_max_ms`.
             backoff_max_ms: the longest pause between two tries, in milliseconds.
-            forget: forget first all that was stored of the policy.
+            forget: first delete every stored field of the policy.
 
         Raises:
             SubjectUnknownError, GroupUnknownError
-            PolicyInvalidError: the fields do not work together; nothing has changed.
+            InvalidRequestError: the fields contradict each other; nothing was changed.
         """
         fields = {"on_failure": on_failure, "on_full": on_full, "tries_max": tries_max}
         fields |= {
@@ -581,19 +593,18 @@ class Admin(Resident):
         self, subject: str, group: str, *, client: str | None = None
     ) -> GroupSettings:
         """
-        Have a consumer group hand over its partitions, and get none until `resume_group`; a repeat
-        changes nothing.
+        Suspend a consumer group: it hands over its partitions, and gets none until `resume_group`.
+        A repeat changes nothing.
 
-        Its consumers stay open.  The switch is stored, and holds for consumers that are started
-        later.
+        Its consumers stay open. The switch is stored, and applies to consumers that start later.
 
         Args:
-            client: only the consumers of this name, also if none is there now; others take their
-                partitions over.
+            client: suspend only the consumers of this name, even if none is there now; others take
+                over their partitions. None: the whole group.
 
         Raises:
             SubjectUnknownError, GroupUnknownError
-            SuspendedClientsError: too many clients are suspended by name.
+            OverloadedError: too many clients are suspended by name.
         """
         return await self._switch(subject, group, client, suspended=True)
 
@@ -601,10 +612,10 @@ class Admin(Resident):
         self, subject: str, group: str, *, client: str | None = None
     ) -> GroupSettings:
         """
-        End what `suspend_group` with the same `client` has begun; clients that were suspended by
-        name stay so.
+        End what `suspend_group` with the same `client` began; without a `client`, clients that were
+        suspended by name stay so.
 
-        A consumer whose own code has suspended it gets nothing until its code resumes it.
+        A consumer that its own code has suspended gets nothing until that code resumes it.
 
         Raises:
             SubjectUnknownError, GroupUnknownError
@@ -627,33 +638,36 @@ class Admin(Resident):
         live: bool = False,
     ) -> GroupReset:
         """
-        Set the cursors of a consumer group that has no live consumers, or `live` of any.
+        Set the cursors of a consumer group; it must have no live consumers unless `live` is set.
 
         Args:
             to: "earliest", "latest", "offset", "time", "shift" or "cursors".
-            offset: for "offset": a logic offset with `queue`, a physical one with `partition_id`.
-            at_ms: for "time": milliseconds since 1970; the first message stored at or after it.
-            queue: this logic queue of a static subject only.
-            partition_id: this partition only; partitions before and behind it keep their cursors.
-            shift: for "shift": messages forward, or back if below 0, in each queue, or each
-                partition that the group has not acked to a sealed end; no further than what is
-                stored.
-            cursors: for "cursors": partition id → offset of the partition; others keep their
-                cursors.
-            dry_run: answer with the present and the new cursors, and change nothing; also while the
+            offset: for "offset": a logic offset with `queue`, an offset of the partition with
+                `partition_id`.
+            at_ms: for "time": milliseconds since 1970; the cursor becomes the first message stored
+                at or after it.
+            queue: reset only this logic queue of a static subject.
+            partition_id: reset only this partition; its parents and children keep their cursors.
+            shift: for "shift": number of messages to move forward, or back if negative, in each
+                queue, or in each partition that the group has not acked to a sealed end; no further
+                than the stored messages reach.
+            cursors: for "cursors": partition id → offset; other partitions keep their cursors.
+            dry_run: return the present and the new cursors, and change nothing; allowed while the
                 group has consumers.
-            live: its consumers hand everything over, and go on at the new cursors; a handler has
-                `handover_ms` to end.
+            live: the group's consumers hand everything over, and continue at the new cursors; a
+                handler has `handover_ms` to end.
 
         Raises:
-            SubjectUnknownError, GroupUnknownError, QueueUnknownError, PartitionUnknownError
-            SubjectNotStaticError: `queue` for a subject without queues.
-            InvalidRequestError: `partition_id` for a subject with queues; arguments that do not go
-            together. GroupBusyError: it has live consumers, or had some until a moment ago.
-            OffsetOutOfRangeError: `offset` is not stored. ResetUnfinishedError: some cursors are
-            set; the same call again sets the rest.  After a "shift" another shift
-                would count from the new cursors: the text has the "cursors" that set the rest.
-            ResetCanceledError: `cancel_reset` was called; nothing was changed.
+            SubjectUnknownError, GroupUnknownError, NotFoundError, PartitionUnknownError
+            ConflictError: `queue` for a subject without queues.
+            InvalidRequestError: `partition_id` for a subject with queues, or arguments that
+                contradict each other.
+            BusyError: it has live consumers, or had some until a moment ago.
+            OffsetOutOfRangeError: `offset` is not stored.
+            UnfinishedError: some cursors are set; the same call again sets the rest. After a
+                "shift" another shift would count from the new cursors: the text has the "cursors"
+                that set the rest.
+            ConflictError: `cancel_reset` was called; nothing was changed.
         """
         return await reset_group(
             partial(self._of_group, endpoints.RESET_GROUP, subject, group),
@@ -663,16 +677,16 @@ class Admin(Resident):
 
     async def cancel_reset(self, subject: str, group: str) -> CanceledReset:
         """
-        Cancel a `live` reset that waits until the group's consumers hand over: they go on where
+        Cancel a `live` reset that waits for the group's consumers to hand over; they continue where
         they were.
 
         Returns:
-            What the reset would have set; a repeat returns the same.
+            The cursors that the reset would have set; a repeat returns the same.
 
         Raises:
             SubjectUnknownError, GroupUnknownError
-            ResetForwardError: cursors may be set already, and the reset goes on by itself; it is
-            done; or there is none.
+            ConflictError: cursors may be set already, so that the reset continues by itself; or
+                it is done, or there is none.
         """
         return await self._of_group(endpoints.CANCEL_RESET, subject, group)
 
@@ -680,9 +694,10 @@ class Admin(Resident):
         self, subject: str, group: str, consume_strategy: ConsumeStrategy | str
     ) -> GroupView:
         """
-        Change how a consumer group shares out messages: "exclusive" or "shared".
+        Change the consume strategy of a consumer group: "exclusive" or "shared".
 
-        Its consumers end with an error; those that are started with the new strategy continue.
+        Its running consumers end with an error; consumers that start with the new strategy
+        continue.
 
         Raises:
             SubjectUnknownError, GroupUnknownError
@@ -694,18 +709,20 @@ class Admin(Resident):
         self, subject: str, group: str, *, force: bool = False, group_id: int = 0
     ) -> GroupDeletion:
         """
-        Delete a consumer group; the same call with the `group_id` of the answer tells how far that
-        is.
+        Delete a consumer group; the same call with the `group_id` of the answer reports the
+        progress.
 
-        A broker that is down forgets the group when it is back; until then no consumer can join.  A
-        later group of this name begins at the first message that is still stored.
+        A broker that is down deletes the group's progress when it returns; until then no consumer
+        can join. A later group of this name begins at the first message that is still stored.
 
         Args:
-            force: also if the group has live consumers, which end with GroupDeletedError.
+            force: delete the group even if it has live consumers, which end with GroupDeletedError.
+            group_id: the id of the group: another one of its name is not deleted. 0: the one that
+                has the name.
 
         Raises:
             SubjectUnknownError, GroupUnknownError
-            GroupBusyError: it has live consumers, or its progress is being set.
+            BusyError: it has live consumers, or its cursors are being set.
         """
         body = checked(DeleteGroup, {"force": force, "group_id": group_id})
         return await self._of_group(endpoints.DELETE_GROUP, subject, group, body)
@@ -715,17 +732,20 @@ class Admin(Resident):
         self, subject: str, partitions: int, *, dry_run: bool = False
     ) -> OperationView:
         """
-        Change the number of open partitions of a subject to `partitions`, 1 to 1024, while messages
-        flow.
+        Change the number of open partitions of a subject while messages flow.
+
+        Args:
+            partitions: the new number, 1 to 1024.
+            dry_run: only plan the operation.
 
         Returns:
-            The operation, which continues by itself: see `wait`.  With `dry_run` its plan, of which
-            nothing is done; then, and if there is nothing to change, `operation_id` is 0.
+            The operation, which continues by itself: see `wait`. With `dry_run`, and if there is
+                nothing to change, its `operation_id` is 0.
 
         Raises:
-            SubjectUnknownError, NotEnoughBrokersError
-            OperationRunningError: another operation on the subject has not changed the route yet.
-            StaticSubjectError: the subject has logic queues; see `grow_subject`.
+            SubjectUnknownError, UnavailableError
+            BusyError: another operation on the subject has not changed the route yet.
+            ConflictError: the subject has logic queues; see `grow_subject`.
         """
         check_name("subject", subject)
         return await self._change(
@@ -738,16 +758,16 @@ class Admin(Resident):
         """
         Give a static subject more logic queues while messages flow; returns and raises as `resize`.
 
-        A queue that is cut keeps its number, logic offsets and first half; the second half is a new
-        queue, from offset 0.
+        A queue that is cut keeps its number, its logic offsets and the first half of its range; the
+        second half becomes a new queue that begins at logic offset 0.
 
         Args:
             count: the new number of queues, up to 1024; the widest queues are cut.
-            queues: the numbers of the queues to cut in the middle, in place of `count`.
+            queues: instead of `count`: the numbers of the queues to cut in the middle.
 
         Raises:
-            QueueUnknownError: the subject has no such queue.
-            SubjectNotStaticError: the subject has no logic queues; see `resize`.
+            NotFoundError: the subject has no such queue.
+            ConflictError: the subject has no logic queues; see `resize`.
         """
         check_name("subject", subject)
         return await self._change(
@@ -765,7 +785,7 @@ class Admin(Resident):
 
     async def merge(self, partition_ids: Sequence[int], *, dry_run: bool = False) -> OperationView:
         """
-        Join open partitions whose ranges are neighbours; returns and raises as `resize`.
+        Merge open partitions with adjacent ranges; returns and raises as `resize`.
 
         Raises:
             PartitionUnknownError: no open partition has one of these ids.
@@ -781,8 +801,8 @@ class Admin(Resident):
 
         Raises:
             PartitionUnknownError: no open partition has one of these ids.
-            BrokerGroupUnknownError: `to` never reported itself.
-            BrokerCordonedError: `to` gets no new partitions.
+            NotFoundError: `to` has never reported itself.
+            ConflictError: `to` is cordoned, and gets no new partitions.
         """
         check_name("broker group", to)
         return await self._change(
@@ -804,17 +824,17 @@ class Admin(Resident):
         `uncordon`.
 
         Args:
-            without_source: although the broker is silent; strict and static subjects wait for its
-                return.
-            accept_loss: the silent broker's disk is lost for good: strict and static subjects
+            without_source: continue although the broker is silent; strict and static subjects still
+                wait for its return.
+            accept_loss: give up the silent broker's disk as lost: strict and static subjects
                 continue too.
 
         Returns:
-            In `operations` one for each subject, to `wait` for; `busy` names the subjects of which
-            something stays there, and why.
+            `operations` has one for each subject, to `wait` for; `busy` names the subjects of which
+            partitions stay there, with the reason.
 
         Raises:
-            BrokerGroupUnknownError, NotEnoughBrokersError
+            NotFoundError, UnavailableError
         """
         check_name("broker group", broker_group)
         body = checked(
@@ -831,7 +851,8 @@ class Admin(Resident):
 
     async def list_operations(self, subject: str) -> list[OperationView]:
         """
-        The latest operations of a subject, the newest first, each with what it waits for.
+        List the latest operations of a subject, the newest first, each with the reason why it
+        waits.
 
         Raises:
             SubjectUnknownError
@@ -843,19 +864,18 @@ class Admin(Resident):
     @outlives_cancel
     async def follow(self, operation: OperationView) -> AsyncGenerator[OperationView, None]:
         """
-        Yield an operation now and after each change, until the route has changed or the operation
-        is canceled.
+        Yield an operation now and after each change, until it has changed the route or is canceled.
 
         Raises:
-            InvalidRequestError: `operation` is not one operation as `resize`, `move` and the like
-                return it.
-            OperationUnknownError: the metaserver does not list it: its database is another, or
-                older.
-            UnreachableError: no metaserver answers; the operation continues, and may be followed
+            InvalidRequestError: `operation` is not an operation that `resize`, `move` or a similar
+                call returned.
+            NotFoundError: the metaserver does not list it, because its database is another
+                or an older one.
+            UnreachableError: no metaserver answers; the operation continues, and can be followed
                 again.
         """
         if not isinstance(operation, OperationView):
-            raise InvalidRequestError(f"one operation is followed, not {operation!r:.80}")
+            raise InvalidRequestError(f"follow takes one operation, not {operation!r:.80}")
         view = operation
         yield view
         while view.operation_id and view.state not in ROUTE_FINAL:
@@ -863,8 +883,9 @@ class Admin(Resident):
             latest = await self.list_operations(view.subject)
             listed = {operation.operation_id: operation for operation in latest}
             if view.operation_id not in listed:
-                raise OperationUnknownError(
-                    f"operation {view.operation_id} of subject {view.subject} is not listed"
+                raise NotFoundError(
+                    Reason.OPERATION_UNKNOWN,
+                    f"operation {view.operation_id} of subject {view.subject} is not listed",
                 )
             if listed[view.operation_id] != view:
                 view = listed[view.operation_id]
@@ -873,12 +894,12 @@ class Admin(Resident):
     async def wait(self, operation: OperationView) -> OperationView:
         """
         Wait until an operation has changed the route (state DONE or FENCE) or is canceled
-        (CANCELED); returns it.
+        (CANCELED), and return it.
 
-        A plan, and an operation that has nothing to do, are returned as they are.
+        A plan, or an operation that has nothing to do, is returned at once.
 
         Raises:
-            InvalidRequestError, OperationUnknownError, UnreachableError: as `follow`.
+            InvalidRequestError, NotFoundError, UnreachableError: as `follow`.
         """
         async for latest in self.follow(operation):
             operation = latest
@@ -886,25 +907,24 @@ class Admin(Resident):
 
     async def cancel(self, operation_id: int) -> OperationView:
         """
-        Cancel an operation that has not begun to seal; a repetition changes nothing.
+        Cancel an operation that has not begun to seal; a repeat changes nothing.
 
         Raises:
-            OperationUnknownError
-            OperationForwardError: it has begun to seal, and can only be completed.
+            NotFoundError
+            ConflictError: it has begun to seal, and can only be completed.
         """
         refuse_call(range_problems({"operation_id": operation_id}, {"operation_id": (1, MAX_I64)}))
         return await self._meta.call(endpoints.CANCEL_OPERATION, id=operation_id)
 
     async def undrained(self, subject: str) -> list[UndrainedPartition]:
         """
-        What the consumer groups of a subject have not acked of its sealed partitions, by partition
-        and group.
+        Return the sealed partitions of a subject that a consumer group has not acked to the end.
 
-        That includes parked messages which fail again while they are redriven.
+        Parked messages that fail again while they are redriven count as not acked.
 
-        A group gets nothing of the partitions that continue a sealed one before it has acked all of
-        that, or parked it. A broker that does not answer is no error: its partitions have a
-        `problem`.
+        A group gets no message of the children of a sealed partition before it has acked or parked
+        all messages of that partition. A broker that does not answer is no error: its partitions
+        have a `problem`.
 
         Raises:
             SubjectUnknownError
@@ -919,14 +939,15 @@ class Admin(Resident):
         self, subject: str, from_offsets: Mapping[int, int], *, job: str, ttl_ms: int
     ) -> dict[int, tuple[HoldView, ...]]:
         """
-        Keep messages for a job against retention, or renew that; a hold that is not renewed expires
-        by itself.
+        Protect messages from retention for a job, or renew the hold; a hold that is not renewed
+        expires by itself.
 
         Args:
-            from_offsets: partition id → the first offset that is kept, with all messages behind it.
-            job: whose hold it is; a later hold of the same job on a partition takes its place.
-            ttl_ms: 0 to 86_400_000; how long it lasts without being renewed, in milliseconds; 0
-                ends it.
+            from_offsets: partition id → offset of the first message to keep; all later ones are
+                kept too.
+            job: name of the holder; a later hold of the same job on a partition replaces this one.
+            ttl_ms: time until the hold expires unless it is renewed, in milliseconds, up to
+                86_400_000; 0 ends it.
 
         Returns:
             Partition id → every hold on it.
@@ -934,7 +955,8 @@ class Admin(Resident):
         Raises:
             SubjectUnknownError, PartitionUnknownError
             OffsetOutOfRangeError: messages from the offset on are gone; the other partitions may be
-            held. OverloadedError: 16 jobs hold the partition.
+                held.
+            OverloadedError: 16 jobs hold the partition.
         """
         asked = {
             partition_id: checked(
@@ -981,25 +1003,26 @@ class Admin(Resident):
         by_error: bool = False,
     ) -> AsyncGenerator[ParkedKeyView, None]:
         """
-        The keys that a consumer group has parked on the partitions of a subject; a key may be on
-        two of them for a moment.
+        Yield the keys that a consumer group has parked; a key may be on two partitions for a
+        moment.
 
         Args:
-            key: this key; b"": messages without a key, also dead letters; None: dead letters of any
-                key; `...`: all of these.
-            dead: True: dead letters alone; with a key also those of it among dead letters of any
-                key, which are read to find them; False: all but dead letters.
-            older_than_ms: parked for at least this time; dead letters of any key, and messages
-                without one, each for itself.
-            error: a text in the type or the text of the last failure, in the same way.
-            retrying: with what waits for retry: see `ParkedKeyView.tries`.
-            by_error: of dead letters of any key, messages without a key, and what waits for retry,
-                a view for each type and text of their failures, the most messages first.
+            key: an order key; b"": messages without a key, including dead letters; None: dead
+                letters of any key; `...`: all of these.
+            dead: True: only dead letters; with a key, dead letters of any key are read to find
+                those of this key. False: everything but dead letters.
+            older_than_ms: minimum time since parking, in milliseconds; dead letters of any key, and
+                messages without a key, are each compared by themselves.
+            error: a substring of the type or the text of the last failure, compared in the same
+                way.
+            retrying: include messages that wait for retry: see `ParkedKeyView.tries`.
+            by_error: split dead letters of any key, messages without a key, and messages that wait
+                for retry into one view for each type and text of failure, the most messages first.
 
         Raises:
             SubjectUnknownError, GroupUnknownError
-            PartitionUnknownError: `partition_id` is none of this subject.
-            UnreachableError: a broker does not answer, so that what it has parked is not known.
+            PartitionUnknownError: the subject has no partition `partition_id`.
+            UnreachableError: a broker does not answer, so that its parked keys are not known.
         """
         refuse_call(flag_problems(retrying=retrying, by_error=by_error))
         wanted = _wanted(key, dead=dead, older_than_ms=older_than_ms, error=error)
@@ -1028,23 +1051,23 @@ class Admin(Resident):
         first: int | None = None,
     ) -> AsyncGenerator[ParkedMessage, None]:
         """
-        The parked messages of a key, or of all keys asked for, the oldest of each first, read from
-        the brokers that have them.
+        Yield the parked messages of a key, or of all selected keys, the oldest of each first, read
+        from the brokers that store them.
 
         Args:
-            key, dead, partition_id, older_than_ms, error: as of `parked`.
-            first: the number of messages of each key on a partition, from the oldest on; None: all.
+            key, dead, partition_id, older_than_ms, error: as for `parked`.
+            first: most messages of each key on a partition, from the oldest on; None: all.
 
         Raises:
-            ParkedKeyUnknownError: nothing of this key is parked.
-            As `parked`.
+            NotFoundError: nothing of this key is parked.
+            The errors of `parked`.
         """
         most = _checked_count(first)
         wanted = _wanted(key, dead=dead, older_than_ms=older_than_ms, error=error)
         for view in await self._views(subject, group, wanted, partition_id):
             left = most
             # What ends while it is read is passed over, as if it had ended before the call.
-            with contextlib.suppress(ParkedKeyUnknownError):
+            with contextlib.suppress(NotFoundError):
                 async for read in self._messages_of(subject, group, view, wanted):
                     if not left:
                         break
@@ -1067,21 +1090,21 @@ class Admin(Resident):
         Have the messages of parked keys handled again, the oldest first; a repeat is harmless.
 
         Args:
-            key, dead, partition_id, older_than_ms, error: as of `parked`.
-            all: every parked key; needed if nothing else says which.
+            key, dead, partition_id, older_than_ms, error: as for `parked`.
+            all: select every parked key; required if no other argument selects.
 
         Returns:
-            The keys that were parked and are redriven now, as they were before.
+            The keys that are being redriven now, as they were before the call.
 
         Raises:
-            ParkedKeyUnknownError: nothing of `key` is parked.
-            ParkMovedError: a partition was sealed, and its children have these messages since: ask
+            NotFoundError: nothing of `key` is parked.
+            StaleRouteError: a partition was sealed, and its children have these messages now: call
                 again.
-            As `parked`.
+            The errors of `parked`.
         """
         refuse_call(flag_problems(all=all))
-        said = _said(key, dead, partition_id, older_than_ms, error)
-        if not (all or said):
+        selects = _selects(key, dead, partition_id, older_than_ms, error)
+        if not (all or selects):
             raise InvalidRequestError("say which keys are redriven, or all=True")
         if key is not ...:
             await self._views(subject, group, _wanted(key, dead=dead), partition_id)
@@ -1127,20 +1150,20 @@ class Admin(Resident):
         consumer gets them.
 
         Args:
-            partition_id: as `parked` says; None: of all partitions.
-            key, dead, older_than_ms, error: as of `parked`; at least one of them, or
-                `partition_id`.
-            first: the number of messages of each key on a partition, from the oldest on; None: all
-                that are parked now.
+            partition_id: as for `parked`; None: all partitions.
+            key, dead, older_than_ms, error: as for `parked`; at least one of them, or
+                `partition_id`, is required.
+            first: most messages of each key on a partition, from the oldest on; None: all that are
+                parked now.
 
         Returns:
             The number of skipped messages.
 
         Raises:
-            ParkedKeyUnknownError, ParkMovedError
-            As `parked`.
+            NotFoundError, StaleRouteError
+            The errors of `parked`.
         """
-        if not _said(key, dead, partition_id, older_than_ms, error):
+        if not _selects(key, dead, partition_id, older_than_ms, error):
             raise InvalidRequestError("say which keys are skipped")
         most, skipped = _checked_count(first), 0
         wanted = _wanted(key, dead=dead, older_than_ms=older_than_ms, error=error)
@@ -1152,7 +1175,7 @@ class Admin(Resident):
                 if left > 0:
                     rows.append((row.source, row.start, min(row.end, row.start + left)))
                 left -= min(row.messages, left)
-            for some in in_parts(rows):
+            for some in chunks(rows):
                 body = ChangeParkedKey(group=group, key_hex=_hex(view.key), skip=some)
                 await broker.control(endpoints.CHANGE_PARKED, body, id=view.partition_id)
             skipped += most - left
@@ -1169,15 +1192,15 @@ class Admin(Resident):
         dead: bool | None = None,
     ) -> ParkedMessage:
         """
-        A parked message or dead letter, as consumers will get it.
+        Return a parked message or dead letter as consumers will get it.
 
         Args:
-            partition_id, offset, key, dead: as of `edit_parked`.
+            partition_id, offset, key, dead: as for `edit_parked`.
 
         Raises:
-            ParkedMessageUnknownError: it is not parked, or not stored any more.
-            ParkedKeyUnknownError, ParkedKeyAmbiguousError: as of `edit_parked`.
-            As `parked`.
+            NotFoundError: it is not parked, or no longer stored.
+            NotFoundError, ConflictError: as for `edit_parked`.
+            The errors of `parked`.
         """
         place = await self._place(subject, group, partition_id, offset, key=key, dead=dead)
         return (await self._one_parked(subject, group, *place))[0]
@@ -1195,34 +1218,34 @@ class Admin(Resident):
         properties: Mapping[str, str | bytes] | None = None,
     ) -> ParkedMessage:
         """
-        Put another value, or other properties, in the place of a parked message or a dead letter;
-        its key stays.
+        Replace the value or the properties of a parked message or a dead letter; its key stays.
 
-        Consumers get the new ones, with the property "keylane.edited", which has the time.  The
-        original stays in the log.
+        Consumers get the edited message, whose property "keylane.edited" has the time of the edit.
+        The original stays in the log.
 
         Args:
-            partition_id, offset: of the message, as `parked_messages` says.
-            key: in their place: the oldest parked message of this order key, the one that fails.
-                It may be parked on a partition and on one that continues it; then the former has
-                the oldest.  With `partition_id`: of those that this partition has parked.
-            dead: with a key: as of `parked`.
-            value: None: it stays.
-            properties: in place of all of them; None: they stay.
+            partition_id, offset: the place of the message, as `parked_messages` gives it.
+            key: instead of a place: the oldest parked message of this order key, which is the one
+                that fails. If both a partition and its child have parked the key, the parent has
+                the oldest. With `partition_id`: the oldest one that this partition has parked.
+            dead: with a key: as for `parked`.
+            value: the new value; None: it stays.
+            properties: the new properties, which replace all old ones; None: they stay.
 
         Returns:
             The message as consumers will get it.
 
         Raises:
-            ParkedMessageUnknownError: it is not parked, or not stored any more.
-            ParkedKeyUnknownError: nothing of `key` is parked.
-            ParkedKeyAmbiguousError: partitions that do not follow each other have it: say
+            NotFoundError: it is not parked, or no longer stored.
+            NotFoundError: nothing of `key` is parked.
+            ConflictError: partitions that are not in one line of descent have it: give
                 `partition_id`.
-            ParkedRedrivenError: messages of its key are being handled.
-            MessageTooLargeError: it would be over the limit of the subject.
-            EditsFullError: the group has too many edited messages.
-            ParkMovedError: the partition was sealed, and its children have it since: ask again.
-            As `parked`.
+            BusyError: messages of its key are being handled.
+            MessageTooLargeError: the edited message would be larger than the subject allows.
+            OverloadedError: the group has too many edited messages.
+            StaleRouteError: the partition was sealed, and its children have the message now: call
+                again.
+            The errors of `parked`.
         """
         if value is None and properties is None:
             raise InvalidRequestError("give the new value, the new properties, or both")
@@ -1251,16 +1274,17 @@ class Admin(Resident):
         self, *, subject: str | None = None, broker: str | None = None, limit: int = 100
     ) -> ScheduledMessages:
         """
-        The messages that are delivered next, of all subjects or one.  A broker that does not answer
-        is no error.
+        List the scheduled messages that are delivered next, of all subjects or one.
+
+        A broker that does not answer is no error: `problems` names it.
 
         Args:
-            broker: the address of the only broker to ask; then no metaserver is asked.  None: all
-                that are available.
-            limit: at most this many messages, up to 1,000.
+            broker: the address of the only broker to ask, without a metaserver; None: all available
+                brokers.
+            limit: most messages in the answer, 1 to 1,000.
 
         Raises:
-            InvalidRequestError: `limit` is no such number.
+            InvalidRequestError: `limit` is out of its range.
             ConfigError: `broker` is not one address.
             AccessDeniedError, UnauthenticatedError: the caller may not see them.
         """
@@ -1299,18 +1323,19 @@ class Admin(Resident):
         self, scheduled_id: str, *, broker: str | None = None
     ) -> CancelOutcome:
         """
-        Have a scheduled message never delivered, durably.  A repeat is harmless.
+        Cancel the delivery of a scheduled message, durably. A repeat is harmless.
 
         Args:
-            scheduled_id: as its receipt has it: 32 hexadecimal digits.
-            broker: as of `list_scheduled`.
+            scheduled_id: the id in its receipt: 32 hexadecimal digits.
+            broker: as for `list_scheduled`.
 
         Raises:
-            InvalidRequestError: not an id.
-            ScheduledUnknownError: no broker that was asked knows the message, or no longer.
-            ScheduledTakenError: it is on its way to its subject, which does not answer; ask again.
+            InvalidRequestError: `scheduled_id` is not an id.
+            NotFoundError: no broker that was asked has the message, or has it any longer.
+            BusyError: it is being delivered to its subject, which does not answer; call
+                again.
             ConfigError: `broker` is not one address.
-            KeylaneError: what else the last broker answered, if none knows the message.
+            KeylaneError: the last other error of a broker, if none has the message.
         """
         if not isinstance(scheduled_id, str) or not is_scheduled_id(scheduled_id):
             raise InvalidRequestError(
@@ -1322,7 +1347,7 @@ class Admin(Resident):
             try:
                 client = self._connections.broker_at(address)
                 return (await client.control(endpoints.CANCEL_SCHEDULED, id=scheduled_id)).outcome
-            except ScheduledUnknownError:
+            except NotFoundError:
                 continue
             except KeylaneError as error:
                 failure = error
@@ -1331,7 +1356,7 @@ class Admin(Resident):
         text = f"no broker that was asked knows scheduled message {scheduled_id}"
         if problems:
             text += f"; not asked: {', '.join(problems)}"
-        raise ScheduledUnknownError(text, scheduled_id=scheduled_id)
+        raise NotFoundError(Reason.SCHEDULED_UNKNOWN, text, scheduled_id=scheduled_id)
 
     # ── access ────────────────────────────────────────────────────────────────────────────────────
     async def create_token(
@@ -1343,15 +1368,16 @@ class Admin(Resident):
         ends: datetime | None = None,
     ) -> MadeToken:
         """
-        Make a token; `token` of the answer is shown this once, and is not stored.
+        Create an access token; the answer shows its text this once, because only a hash is stored.
 
         Args:
-            principal: whose it is; the principal begins with its first token or right.
-            label: for people, such as the program that uses it.
-            begins, ends: with a time zone; None: at once, and never.
+            principal: the owner of the token; a principal exists from its first token or right on.
+            label: a note for people, for example the program that uses the token.
+            begins, ends: the times between which it is valid, with a time zone; None: from now on,
+                and for ever.
 
         Raises:
-            InvalidRequestError: it would end before it begins, or has ended already.
+            InvalidRequestError: it would end before it begins, or before now.
             OverloadedError: there are too many tokens or principals.
         """
         fields = {
@@ -1363,16 +1389,16 @@ class Admin(Resident):
         return await self._meta.call(endpoints.CREATE_TOKEN, checked(CreateToken, fields))
 
     async def list_tokens(self, principal: str | None = None) -> TokenList:
-        """All tokens by id, or those of a principal; revoked and ended ones too."""
+        """List the tokens of a principal, or all, by id, including revoked and expired ones."""
         return await self._meta.call(endpoints.TOKENS, query=principal_query(principal))
 
     async def revoke_token(self, token_id: int) -> TokenView:
         """
-        Revoke a token; brokers refuse within seconds what was made with it.  A repeat changes
-        nothing.
+        Revoke a token; within seconds brokers refuse the capabilities made with it. A repeat
+        changes nothing.
 
         Raises:
-            TokenIdUnknownError
+            NotFoundError
         """
         return await self._meta.call(endpoints.REVOKE_TOKEN, id=token_id)
 
@@ -1384,30 +1410,30 @@ class Admin(Resident):
 
         Args:
             right: "produce", "consume", "read", "administer" or "cluster".
-            subject, group: a name, or the beginning of names and `*`.
+            subject, group: a name, or a prefix of names followed by `*`.
 
         Raises:
-            OverloadedError: the principal has as many rights as it may.
+            OverloadedError: the principal has the maximum number of rights.
         """
         await self._meta.call(endpoints.GRANT, grant_change(principal, right, subject, group))
 
     async def revoke_grant(
         self, principal: str, right: Rights | str, *, subject: str = ANY, group: str = ANY
     ) -> None:
-        """Take back exactly this right, with its patterns; a repeat changes nothing."""
+        """Revoke exactly this right, with its patterns; a repeat changes nothing."""
         await self._meta.call(
             endpoints.REVOKE_GRANT, grant_change(principal, right, subject, group)
         )
 
     async def list_grants(self, principal: str | None = None) -> GrantList:
-        """All rights, or those of a principal."""
+        """List the rights of a principal, or all."""
         return await self._meta.call(endpoints.GRANTS, query=principal_query(principal))
 
     async def check_access(
         self, principal: str, right: Rights | str, *, subject: str = "", group: str = ""
     ) -> Decision:
-        """Whether a principal has a right on a subject and group, and by which grant; "": on all of
-        them.
+        """Check whether a principal has a right on a subject and group, and by which grant; an
+        empty name stands for all of them.
         """
         fields = {"principal": principal, "right": right, "subject": subject, "group": group}
         return await self._meta.call(endpoints.CHECK_ACCESS, checked(CheckAccess, fields))
@@ -1425,22 +1451,24 @@ class Admin(Resident):
         kind: QuotaKind = "principal",
     ) -> None:
         """
-        Limit a principal at each server, or each subject that a pattern means, in place of the
-        limits before.
+        Set the limits of a principal at each server, or of each subject that matches a pattern;
+        they replace earlier limits.
 
-        Who is over a limit waits, and hears for how long; a connection above `connections` is
+        A caller over a limit is asked to wait, with the time; a connection above `connections` is
         refused.
 
         Args:
-            name: a principal, `*` for all without a quota of their own; with kind="subject" a
-                subject or pattern.
-            bytes_per_s: of messages, sent and received; 0: no limit.  Of a subject: of messages
-                stored at each broker.
-
-            subjects: with kind="subject", how many subjects there may be of a pattern.
-            scheduled_bytes: with kind="subject", bytes of messages that wait for a later delivery,
-                of all subjects of a pattern together, at each broker.
-            sessions: consumers of a principal at a time, of all groups together.
+            name: a principal, or `*` for all that have no quota of their own; with kind="subject" a
+                subject or a pattern.
+            bytes_per_s: bytes of messages sent and received per second, for a subject of messages
+                stored at each broker; 0: no limit, here and below.
+            requests_per_s: requests per second.
+            connections: connections at a time.
+            subjects: with kind="subject", the number of subjects that may match a pattern.
+            scheduled_bytes: with kind="subject", bytes of scheduled messages at each broker, of all
+                subjects of a pattern together.
+            sessions: consumers of a principal at a time, in all groups together.
+            kind: "principal" or "subject".
 
         Raises:
             OverloadedError: there are too many quotas.
@@ -1463,13 +1491,13 @@ class Admin(Resident):
         await self._meta.call(endpoints.SET_QUOTA, body)
 
     async def unset_quota(self, name: str, *, kind: QuotaKind = "principal") -> None:
-        """End the limits of a principal or of subjects; a repeat changes nothing."""
+        """Remove the limits of a principal or of subjects; a repeat changes nothing."""
         await self._meta.call(
             endpoints.UNSET_QUOTA, checked(UnsetQuota, {"kind": kind, "name": name})
         )
 
     async def list_quotas(self) -> QuotaList:
-        """The limits of principals and subjects."""
+        """List the limits of principals and subjects."""
         return await self._meta.call(endpoints.QUOTAS)
 
     async def list_audit(
@@ -1483,14 +1511,14 @@ class Admin(Resident):
         limit: int = 100,
     ) -> AuditPage:
         """
-        Who did what to subjects, groups, rights and messages, and who was refused; the newest
-        first.
+        List the calls of principals on subjects, groups, rights and messages, done or refused, the
+        newest first.
 
         Args:
             outcome: "done" or "refused".
-            since: with a time zone.
-            before: `before` of the page with newer ones.
-            limit: events in the page, 1 to 500.
+            since: the earliest time, with a time zone.
+            before: `before` of the page with the next newer events; None: the newest page.
+            limit: most events in the page, 1 to 500.
         """
         query = {
             "who": who,
@@ -1504,7 +1532,7 @@ class Admin(Resident):
 
     # ── brokers ───────────────────────────────────────────────────────────────────────────────────
     async def list_brokers(self) -> BrokerList:
-        """Every broker group that ever reported itself, and the brokers that are refused."""
+        """List every broker group that ever reported itself, and the brokers that are refused."""
         details = (await self._meta.health()).details
         return BrokerList(
             brokers=msgspec.convert(details.get("brokers", []), list[BrokerView]),
@@ -1513,19 +1541,19 @@ class Admin(Resident):
 
     async def cordon(self, broker_group: str) -> BrokerView:
         """
-        Keep a broker group from new partitions; those it has stay.
+        Cordon a broker group: it gets no new partitions, and keeps those that it has.
 
         Raises:
-            BrokerGroupUnknownError
+            NotFoundError
         """
         return await self._cordon(broker_group, cordoned=True)
 
     async def uncordon(self, broker_group: str) -> BrokerView:
         """
-        Let a broker group have new partitions again.
+        Allow new partitions on a broker group again.
 
         Raises:
-            BrokerGroupUnknownError
+            NotFoundError
         """
         return await self._cordon(broker_group, cordoned=False)
 
@@ -1533,15 +1561,15 @@ class Admin(Resident):
         self, broker_group: str, *, address: str = "", dry_run: bool = False
     ) -> RefusedBroker:
         """
-        Let a broker serve although its data folder is behind the broker group's last report; what
-        it lacks is lost.
+        Allow a broker to serve although its data folder is older than the broker group's last
+        report; messages that the folder lacks are lost.
 
         Args:
-            address: which broker, if several of the group are refused.
-            dry_run: only answer which folder would be accepted.
+            address: the broker, if several of the group are refused.
+            dry_run: only return which folder would be accepted.
 
         Raises:
-            BrokerGroupUnknownError
+            NotFoundError
         """
         check_name("broker group", broker_group)
         body = checked(AcceptFolder, {"address": address, "dry_run": dry_run})
@@ -1549,30 +1577,31 @@ class Admin(Resident):
 
     async def broker_health(self, address: str) -> Health:
         """
-        Whether the broker at `address` takes writes, and why not.  No metaserver is asked.
+        Return whether the broker at `address` accepts writes, and if not, why. No metaserver is
+        asked.
 
         Raises:
             ConfigError: `address` is not one address.
-            InvalidRequestError: a metaserver answers there.
+            InvalidRequestError: the server there is a metaserver.
         """
         self._connections.home.check()
         addresses = addresses_of(address)
         if len(addresses) > 1:
-            raise ConfigError(f"the health of one broker is asked for, not of {address!r:.80}")
+            raise ConfigError(f"give the address of one broker, not {address!r:.80}")
         return await self._connections.broker_at(addresses[0]).health()
 
     # ── the cluster ───────────────────────────────────────────────────────────────────────────────
     async def health(self) -> Health:
         """
-        Whether the metaserver is ready, and why not.
+        Return whether the metaserver is ready, and if not, why.
 
         Raises:
-            InvalidRequestError: a broker answers there.
+            InvalidRequestError: the server there is a broker.
         """
         return await self._meta.health()
 
     async def verify(self) -> Verification:
-        """Compare the metaserver's database with the brokers; returns each check with its
+        """Compare the metaserver's database with the brokers, and return each check with its
         violations.
         """
         return await self._meta.call(endpoints.VERIFY)
@@ -1582,13 +1611,13 @@ class Admin(Resident):
         Return the cluster's name, its version, and the version of each member.
 
         Raises:
-            ForeignServerError: the answer is none of a metaserver.
+            ForeignServerError: the answer is not one of a metaserver.
         """
         details = (await self._meta.health()).details
         try:
             return msgspec.convert(details["cluster"], ClusterView)
         except (KeyError, msgspec.ValidationError) as error:
-            raise ForeignServerError("the metaserver does not tell versions") from error
+            raise ForeignServerError("the metaserver does not report versions") from error
 
     # ── inside: calls ─────────────────────────────────────────────────────────────────────────────
     @property
@@ -1604,7 +1633,7 @@ class Admin(Resident):
     async def _of_group(
         self, endpoint: Endpoint[T], subject: str, group: str, body: object = None
     ) -> T:
-        """A call about one consumer group."""
+        """Call the metaserver about one consumer group."""
         check_name("subject", subject)
         check_name("consumer group", group)
         return await self._meta.call(endpoint, body, subject=subject, group=group)
@@ -1627,12 +1656,12 @@ class Admin(Resident):
         return await self._of_group(endpoints.SUSPEND_GROUP, subject, group, body)
 
     async def _status(self, partition: Partition) -> PartitionStatus:
-        """Raises NotSentError and what the broker answers."""
+        """Ask a partition's broker for its status. Raises NotSentError and the broker's errors."""
         broker = self._broker(partition)
         return await broker.control(endpoints.PARTITION, id=partition.partition_id)
 
     async def _statuses(self, partitions: Iterable[Partition]) -> dict[int, PartitionStatus | str]:
-        """Partition id → its status, or why there is none."""
+        """Return partition id → its status, or the reason why there is none."""
 
         async def ask(partition: Partition) -> tuple[int, PartitionStatus | str]:
             try:
@@ -1647,12 +1676,14 @@ class Admin(Resident):
         return (await broker.control(endpoints.HOLD, body, id=partition.partition_id)).holds
 
     async def _brokers_to_ask(self, broker: str | None) -> tuple[Sequence[str], dict[str, str]]:
-        """The addresses of the brokers to ask, and why others are not."""
+        """Return the addresses of the brokers to ask, and broker group → reason why it is not
+        asked.
+        """
         if broker is not None:
             self._connections.home.check()
             addresses = addresses_of(broker)
             if len(addresses) > 1:
-                raise ConfigError(f"one broker is asked, not {broker!r:.80}")
+                raise ConfigError(f"give the address of one broker, not {broker!r:.80}")
             return addresses, {}
         brokers = (await self._meta.health()).details.get("brokers", [])
         silent = {
@@ -1674,8 +1705,8 @@ class Admin(Resident):
         retrying: bool = False,
         by_error: bool = False,
     ) -> AsyncIterator[ParkedKeyView]:
-        """The keys of `parked`; `passed_on` gets the sealed partitions whose children have what
-        they had, or take it now.
+        """Yield the keys of `parked`, and add to `passed_on` the sealed partitions whose children
+        have adopted their parked messages, or are adopting them.
         """
         for partition in await self._partitions(subject, group, partition_id):
             views = await self._parked_on(partition, group, retrying=retrying)
@@ -1702,20 +1733,20 @@ class Admin(Resident):
         view: ParkedKeyView,
         wanted: WantedKeys,
     ) -> ParkedKeyView | None:
-        """Have a broker redrive what is wanted of a key; None if it was skipped, or redriven and
-        handled, since.
+        """Redrive the selected messages of a key; returns None if they were skipped, or redriven
+        and handled, since.
         """
         bodies = [ChangeParkedKey(group=group, key_hex=_hex(view.key))]
         if wanted.picks(view):
             rows = await self._selected(subject, group, view, wanted)
             bodies = [
                 ChangeParkedKey(group=group, key_hex=_hex(view.key), retry=some)
-                for some in in_parts([row[:3] for row in rows])
+                for some in chunks([row[:3] for row in rows])
             ]
         try:
             for body in bodies:
                 await broker.control(endpoints.CHANGE_PARKED, body, id=view.partition_id)
-        except ParkedKeyUnknownError:
+        except NotFoundError:
             return None
         return view
 
@@ -1729,7 +1760,7 @@ class Admin(Resident):
         key: bytes | None,
         dead: bool | None,
     ) -> tuple[int, int]:
-        """The partition and the offset of a message that is named by them, or by its key."""
+        """Return the partition and the offset of a message that is named by them or by its key."""
         refuse_call([] if dead is None else flag_problems(dead=dead))
         if key is None:
             if partition_id is None or offset is None:
@@ -1739,7 +1770,7 @@ class Admin(Resident):
             return partition_id, offset
         if offset is not None or not key:
             raise InvalidRequestError(
-                "an offset names a message by itself"
+                "give an offset or a key, not both"
                 if key
                 else "messages without a key have no order: name one by its "
                 "partition and its offset"
@@ -1753,7 +1784,7 @@ class Admin(Resident):
     async def _partitions(
         self, subject: str, group: str, partition_id: int | None
     ) -> Sequence[Partition]:
-        """The partitions of a subject that have data, or one of them."""
+        """Return the partitions of a subject that have data, or one of them."""
         partitions = [
             owner.partition
             for owner in (await self._of_group(endpoints.GROUP, subject, group)).owners
@@ -1772,8 +1803,8 @@ class Admin(Resident):
     async def _broker_of(
         self, subject: str, group: str, view: ParkedKeyView, served: Mapping[int, Partition]
     ) -> BrokerClient:
-        """The broker that has a view; one of a partition that was opened since `served` was read is
-        asked for.
+        """Return the broker of a view; the metaserver is asked if the partition was opened after
+        `served` was read.
         """
         partition = served.get(view.partition_id)
         if partition is None:
@@ -1783,8 +1814,8 @@ class Admin(Resident):
     async def _parked_on(
         self, partition: Partition, group: str, *, retrying: bool = False
     ) -> list[ParkedKeyView] | None:
-        """What a group has parked on a partition; None where its children have adopted it, or do so
-        now.
+        """Return what a group has parked on a partition; None if the children have adopted it, or
+        are adopting it.
         """
         broker, number = self._broker(partition), partition.partition_id
         asked = {"group": group, "count": PARKED_PAGE, "retrying": 1 if retrying else None}
@@ -1811,8 +1842,8 @@ class Admin(Resident):
     async def _one_parked(
         self, subject: str, group: str, partition_id: int, offset: int
     ) -> tuple[ParkedMessage, ParkedKeyView]:
-        """A parked message, with what was edited, and the key under which it is parked.  Raises
-        ParkedMessageUnknownError.
+        """Return a parked message with its edit, and the key under which it is parked. Raises
+        NotFoundError.
         """
         if not is_within(offset, 0, MAX_I64):
             raise InvalidRequestError(f"not an offset: {offset!r:.40}")
@@ -1821,7 +1852,8 @@ class Admin(Resident):
             each.partition_id: each for each in await self._partitions(subject, group, None)
         }
         read = await ParkedReader(subject, served, self._broker).read(partition_id, offset)
-        unknown = ParkedMessageUnknownError(
+        unknown = NotFoundError(
+            Reason.PARKED_MESSAGE_UNKNOWN,
             f"offset {offset} of partition {partition_id}: {read.problem or 'it is not parked'}",
             partition_id=partition_id,
             offset=offset,
@@ -1831,14 +1863,14 @@ class Admin(Resident):
         for key in dict.fromkeys((read.message.key, None)):
             async for view in self.parked(subject, group, key=key):
                 broker = await self._broker_of(subject, group, view, served)
-                with contextlib.suppress(ParkedMessageUnknownError):
+                with contextlib.suppress(NotFoundError):
                     return await with_edit(broker, group, view, read), view
         raise unknown
 
     async def _views(
         self, subject: str, group: str, wanted: WantedKeys, partition_id: int | None
     ) -> list[ParkedKeyView]:
-        """The keys that are asked for, where they are parked.  Raises ParkedKeyUnknownError."""
+        """Return the views of the selected keys. Raises NotFoundError."""
         until_s = asyncio.get_running_loop().time() + ADOPTION_S
         while True:
             passed_on: set[int] = set()
@@ -1850,12 +1882,14 @@ class Admin(Resident):
                 break
             await asyncio.sleep(ADOPTION_PAUSE_S)
         what = "these keys" if isinstance(wanted.key, EllipsisType) else _named(wanted.key)
-        raise ParkedKeyUnknownError(f"{what} of group {group!r}: nothing is parked")
+        raise NotFoundError(
+            Reason.PARKED_KEY_UNKNOWN, f"{what} of group {group!r}: nothing is parked"
+        )
 
     async def _messages_of(
         self, subject: str, group: str, view: ParkedKeyView, wanted: WantedKeys
     ) -> AsyncIterator[ParkedMessage]:
-        """The messages of a view that are asked for."""
+        """Yield the selected messages of a view."""
         broker, reader = await self._reader(subject, group, view)
         async for row in chosen_rows(broker, reader, group, view, wanted):
             for offset in range(row.start, row.end):
@@ -1863,21 +1897,21 @@ class Admin(Resident):
                 if (row.source, offset) in row.edited:
                     try:
                         read = await with_edit(broker, group, view, read)
-                    except ParkedMessageUnknownError:
+                    except NotFoundError:
                         continue  # it has ended since
                 yield replace(read, failure=row.failure, since_ms=row.since_ms, next_ms=row.next_ms)
 
     async def _selected(
         self, subject: str, group: str, view: ParkedKeyView, wanted: WantedKeys
     ) -> list[ParkedRow]:
-        """Where the messages of a view are that are asked for."""
+        """Return the places of the selected messages of a view."""
         broker, reader = await self._reader(subject, group, view)
         return [row async for row in chosen_rows(broker, reader, group, view, wanted)]
 
     async def _reader(
         self, subject: str, group: str, view: ParkedKeyView
     ) -> tuple[BrokerClient, ParkedReader]:
-        """The broker that has a view, and what reads its messages."""
+        """Return the broker of a view, and a reader of its messages."""
         served: dict[int, Partition] = {
             partition.partition_id: partition
             for partition in await self._partitions(subject, group, None)
@@ -1913,6 +1947,6 @@ def _wanted(
     return WantedKeys(key, dead=dead, older_than_ms=older_than_ms, error=error, now_ms=now_ms)
 
 
-def _said(key: AnyKey, *others: object) -> bool:
+def _selects(key: AnyKey, *others: object) -> bool:
     """True if anything says which keys."""
     return key is not ... or any(each is not None for each in others)

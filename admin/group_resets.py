@@ -1,5 +1,6 @@
-"""A group's cursors set: a shift is planned, and its plan set, so that a repeat does not shift
-again.  I/O: the call.
+"""Resets the cursors of a group. I/O: the call.
+
+A shift is first planned and then set as absolute cursors, so that a repeat does not shift again.
 """
 
 from __future__ import annotations
@@ -7,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from ..protocol.errors import ResetUnfinishedError
+from ..protocol.errors import Reason, UnfinishedError
 from ..protocol.progress import GroupReset, ResetGroup, ResetTo
 from ..protocol.reading.instants import check_unit
 from .arguments import check_where, checked, mapping_of
@@ -20,13 +21,14 @@ async def reset_group(
     Set the cursors of a group.
 
     Args:
-        call: asks the metaserver.
-        fields: of ResetGroup, unchecked.
+        call: sends the request to the metaserver.
+        fields: the fields of ResetGroup, unchecked.
 
     Raises:
         InvalidRequestError: a field cannot be used.
-        ResetUnfinishedError: after a shift, the text has the cursors that finish it.
-        What `call` raises.
+        UnfinishedError: some cursors are set; after a shift the text has the cursors that
+            finish it.
+        Any error that `call` raises.
     """
     check_where("to", fields["to"], offset="offset", time="at_ms", shift="shift", cursors="cursors")
     check_unit("at_ms", fields["at_ms"])
@@ -46,8 +48,9 @@ async def reset_group(
                 live=fields["live"],
             )
         )
-    except ResetUnfinishedError as error:
-        raise ResetUnfinishedError(
+    except UnfinishedError as error:
+        raise UnfinishedError(
+            Reason.RESET_UNFINISHED,
             f"{error.message}; to finish it: reset_group(…, 'cursors', cursors={cursors})",
             **error.details,
         ) from error

@@ -1,6 +1,4 @@
-"""Reads parked messages by offset, from the brokers that have them, and chooses those a caller asks
-for.
-"""
+"""Reads parked messages by offset from the brokers that store them, and filters them."""
 
 from __future__ import annotations
 
@@ -21,34 +19,34 @@ from ..rpc.client import BrokerClient
 from .parked_views import ParkedKeyView, ParkedMessage, WantedKeys
 
 READ_BYTES = 1 << 16
-_GONE = "it is not stored any more"
+_GONE = "it is no longer stored"
 _LACKING = f"its broker does not store it, and {MAYBE_OLDER_COPY}"
 
 
 class ParkedRow(NamedTuple):
-    """Messages that are parked side by side, and failed in the same way."""
+    """Consecutive parked messages of one source partition that failed in the same way."""
 
     source: int
     start: int
     end: int
     since_ms: int | None = None
-    """When they were set aside; None: that of their key, or not known."""
+    """Time of parking, milliseconds since 1970; None: the same as the key's, or unknown."""
     failure: Failure | None = None
     next_ms: int | None = None
     edited: frozenset[tuple[int, int]] = frozenset()
-    """Sources and offsets of messages that were edited: these, and others."""
+    """(source partition, offset) of edited messages, some of which may be in other rows."""
 
     @property
     def messages(self) -> int:
-        """Their number."""
+        """Number of messages in the row."""
         return self.end - self.start
 
 
 async def rows_of(
     broker: BrokerClient, group: str, view: ParkedKeyView
 ) -> AsyncIterator[ParkedRow]:
-    """Where the messages of a key are, the oldest first, and how they failed if they are without an
-    order.
+    """Yield the places of a key's parked messages, the oldest first; rows of messages without an
+    order also have their failures.
     """
     asked = {} if view.key is None else {"key": view.key.hex()}
     if view.tries is not None:
@@ -65,7 +63,7 @@ async def rows_of(
 
 
 def view_of_rows(view: ParkedKeyView, rows: Sequence[ParkedRow]) -> ParkedKeyView:
-    """A view of some of the messages of a key, with the last failure of these."""
+    """Narrow a view to some of its messages, with the latest failure among them."""
     failures = [row.failure for row in rows if row.failure is not None]
     tries = [row.next_ms for row in rows if row.next_ms is not None]
     return replace(
@@ -80,8 +78,8 @@ def view_of_rows(view: ParkedKeyView, rows: Sequence[ParkedRow]) -> ParkedKeyVie
 
 
 def views_by_error(view: ParkedKeyView, rows: Sequence[ParkedRow]) -> list[ParkedKeyView]:
-    """A view for each type and text of failures, the most messages first; those whose failure is
-    not known come last.
+    """Return one view for each type and text of failure, the most messages first; a view of
+    messages whose failure is unknown comes last.
     """
     by_error: dict[tuple[str, str] | None, list[ParkedRow]] = {}
     for row in rows:
@@ -114,7 +112,7 @@ def _rows(page: ParkedOffsets) -> list[ParkedRow]:
 
 
 class ParkedReader:
-    """Reads messages by offset; those that came with the ones before are not read again."""
+    """Reads messages by offset, and keeps the last batches that it read of one partition."""
 
     def __init__(
         self,
@@ -129,7 +127,7 @@ class ParkedReader:
         self._source = 0
 
     async def read(self, source: int, offset: int) -> ParkedMessage:
-        """A message, or why there is none."""
+        """Return the message, or the reason why it cannot be read."""
         problem = ""
         if source != self._source or offset not in self._read:
             self._source, self._read = source, {}
@@ -142,10 +140,12 @@ class ParkedReader:
 
     async def _fetch(self, source: int, offset: int) -> str:
         """
-        Read messages from this offset on; why there is none, or "".
+        Read messages from this offset on into `_read`.
 
-        Gone is what retention has removed, and what no broker serves: a broker that lacks more may
-        be about to be replaced.
+        Returns:
+            The reason why the message was not read, or "". A message counts as gone only if
+            retention removed it or no broker serves its partition; a broker that lacks other
+            messages may be an older copy that is about to be replaced.
         """
         partition = self._served.get(source)
         if partition is None:
@@ -187,7 +187,7 @@ def _messages(subject: str, partition_id: int, payload: bytes) -> list[Message[b
 async def chosen_rows(
     broker: BrokerClient, reader: ParkedReader, group: str, view: ParkedKeyView, wanted: WantedKeys
 ) -> AsyncIterator[ParkedRow]:
-    """Where those messages of a view are that a caller asks for."""
+    """Yield the places of those messages of a view that the caller asks for."""
     inside = wanted.inside(view)
     async for row in rows_of(broker, group, view):
         if view.is_loose and not wanted.chooses(row.since_ms, row.failure):
@@ -204,8 +204,8 @@ async def chosen_rows(
 async def with_edit(
     broker: BrokerClient, group: str, view: ParkedKeyView, read: ParkedMessage
 ) -> ParkedMessage:
-    """A parked message with what an operator has put in its place.  Raises
-    ParkedMessageUnknownError.
+    """Return a parked message with the edit that an operator made, if there is one. Raises
+    NotFoundError.
     """
     ask = ReadEdited(view.partition_id, group, view.key, read.partition_id, read.offset)
     answer, value = await broker.call(ask)
@@ -214,7 +214,7 @@ async def with_edit(
 
 
 def edited(read: ParkedMessage, value: bytes, packed_properties: bytes) -> ParkedMessage:
-    """A parked message with another value and other properties."""
+    """Return a parked message with another value and other properties."""
     if read.message is None:
         return read
     message = replace(read.message, value=value, packed_properties=packed_properties)
@@ -222,7 +222,7 @@ def edited(read: ParkedMessage, value: bytes, packed_properties: bytes) -> Parke
 
 
 def kept_properties(given: Mapping[str, str | bytes], message: Message[bytes]) -> list[str]:
-    """The names of properties that a message has already, with these values."""
+    """Return the names of the given properties that the message already has with the same value."""
     try:
         stored = message.properties
     except CorruptBatchError:

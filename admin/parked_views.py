@@ -1,4 +1,4 @@
-"""What an admin tells of parked keys and messages, and which of them a caller asks for.  Pure."""
+"""Views of parked keys and messages, and the filter by which a caller selects them. Pure."""
 
 from __future__ import annotations
 
@@ -8,11 +8,7 @@ from types import EllipsisType
 
 from msgspec import Struct
 
-from ..protocol.errors import (
-    InvalidRequestError,
-    ParkedKeyAmbiguousError,
-    ParkedKeyUnknownError,
-)
+from ..protocol.errors import ConflictError, InvalidRequestError, NotFoundError, Reason
 from ..protocol.ids import MAX_I64
 from ..protocol.limits import KEY_BYTES_MAX
 from ..protocol.message import Message
@@ -21,85 +17,89 @@ from ..protocol.settings import flag_problems, is_within, refuse_call
 
 AnyKey = bytes | EllipsisType | None
 Row = tuple[int, int, int]
-"""The partition, the first offset, and one past the last, of messages that follow one another."""
+"""(partition id, first offset, end offset) of consecutive messages; the end is exclusive."""
 
 
 class ParkedKeyView(Struct, frozen=True, kw_only=True):
-    """A key that a consumer group has parked on a partition."""
+    """The parked messages of one key, of one consumer group on one partition."""
 
     partition_id: int
     key: bytes | None
-    """b"": messages without a key; None: dead letters, of any key, or what waits for retry: see
-    `tries`.
+    """The order key; b"": messages without a key; None: dead letters of any key, or messages that
+    wait for retry: see `tries`.
     """
     state: ParkState
     messages: int
     since_ms: int
-    """When its first message was parked, by the broker's calendar."""
+    """Time when the first message was parked, milliseconds since 1970 by the broker's calendar."""
     failure: Failure | None
-    """The last one: type, text, consumer, time and number of tries; of messages without an order
-    that were chosen, theirs.
+    """The last failure: type, text, consumer, time and number of tries; for a selection of messages
+    without an order, the last failure among the selected ones.
     """
     first_source: int
-    """The partition that has the first message: this one, or an ancestor of it."""
+    """Partition that stores the first message: this one, or an ancestor of it."""
     first_offset: int
-    """Its offset there; -1: no message is left, and the consumer will free the key."""
+    """Offset of the first message in its source; -1: no message is left, and the consumer will free
+    the key.
+    """
     tries: int | None = None
-    """These messages, of any key, wait for retry, and have failed so often; None: they do not wait
-    for retry. 0: dead letters that were chosen to be handled again.
+    """Number of failed tries of messages, of any key, that wait for retry; 0: dead letters that
+    were chosen to be handled again; None: the messages do not wait for retry.
     """
     next_ms: int | None = None
-    """When the next of them is tried again, milliseconds since 1970, as its consumer said; None:
-    not known.
+    """Time of the next retry, milliseconds since 1970 by the consumer's calendar; None: not known.
     """
 
     @property
     def is_loose(self) -> bool:
-        """True for messages without an order: each has a failure of its own."""
+        """True for messages without an order, each of which has a failure of its own."""
         return not self.key
 
     @property
     def is_dead(self) -> bool:
-        """True for dead letters: of any key, or all messages of a key that found no room among the
+        """True for dead letters: of any key, or all messages of a key that did not fit among the
         parked ones.
         """
         return self.tries is None and (self.key is None or self.state is ParkState.DEAD)
 
 
 class ParkedMessage(Struct, frozen=True, kw_only=True):
-    """A parked message, as the partition has it where it was stored."""
+    """A parked message, as it is stored in its source partition."""
 
     partition_id: int
     offset: int
     message: Message[bytes] | None
     problem: str = ""
-    """Why there is no message, as when retention has removed it."""
+    """Reason why there is no message, for example that retention has removed it."""
     edited: bool = False
-    """An operator has edited it: value and properties are the new ones."""
+    """True if an operator has edited it: value and properties are the new ones."""
     failure: Failure | None = None
-    """Its own last failure, of a dead letter or a message without a key; None: not known, or it
-    waits behind one of its key.
+    """Last failure of a dead letter or of a message without a key; None: not known, or the message
+    waits behind an earlier one of its key.
     """
     since_ms: int | None = None
-    """When it was set aside, by the broker's calendar, in the same way."""
+    """Time of parking, milliseconds since 1970 by the broker's calendar; None as for `failure`."""
     next_ms: int | None = None
-    """When it is tried again, if it waits for retry, as its consumer said."""
+    """Time of the next retry, milliseconds since 1970 by the consumer's calendar; None: it does not
+    wait for retry.
+    """
 
 
 class WantedKeys:
     """
-    Which parked keys a caller asks for.
+    The filter of a call on parked keys.
 
     Args:
         key: this key; None: dead letters; `...`: any.
-        dead: True: dead letters alone, also those of `key` among dead letters of any key; False:
-            all others.
-        older_than_ms: parked for at least this time; of messages without an order each for itself.
-        error: a text in the type or in the text of the last failure, in the same way.
-        now_ms: the calendar, in milliseconds since 1970.
+        dead: True: only dead letters, including those of `key` among dead letters of any key;
+            False: all others.
+        older_than_ms: minimum time since parking, in milliseconds; each message without an order is
+            compared by itself.
+        error: a substring of the type or the text of the last failure, compared in the same way.
+        now_ms: the present time, milliseconds since 1970.
 
     Raises:
-        InvalidRequestError: a value that cannot be.
+        InvalidRequestError: an argument has a wrong type or is out of its range.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class WantedKeys:
         self._until_ms = MAX_I64 if older_than_ms is None else now_ms - older_than_ms
 
     def matches(self, view: ParkedKeyView) -> bool:
-        """True if the key is asked for, or messages of it may be among these."""
+        """True if the key is asked for, or if some messages of the view may be."""
         if self._dead is not None and view.is_dead is not self._dead:
             return False
         if view.tries is not None and self.key is not ...:
@@ -137,8 +137,9 @@ class WantedKeys:
         return self.chooses(view.since_ms, view.failure)
 
     def chooses(self, since_ms: int | None, failure: Failure | None) -> bool:
-        """True if a key, or a message without an order, is asked for that failed so; what is not
-        known is not chosen by it.
+        """True if the filter selects a key, or a message without an order, with this failure.
+
+        A filter does not select what it cannot compare: an unknown time or an unknown failure.
         """
         text = "" if failure is None else f"{failure.kind}: {failure.text}"
         if self._error is not None and (failure is None or self._error not in text):
@@ -146,13 +147,13 @@ class WantedKeys:
         return self._until_ms == MAX_I64 or (since_ms is not None and since_ms <= self._until_ms)
 
     def picks(self, view: ParkedKeyView) -> bool:
-        """True if only some messages of a view may be asked for, each for itself."""
+        """True if the filter may select only some messages of a view, each by itself."""
         by_failure = self._error is not None or self._until_ms < MAX_I64
         return (view.is_loose and by_failure) or self.inside(view) is not None
 
     def inside(self, view: ParkedKeyView) -> bytes | None:
-        """The key of the messages that are asked for among dead letters of any key; None: all
-        messages of the view.
+        """Return the key to look for inside a view of dead letters of any key; None: the whole view
+        is meant.
         """
         among = self._dead or (self._dead is None and self.key == b"")
         if among and view.key is None and view.tries is None and isinstance(self.key, bytes):
@@ -161,7 +162,7 @@ class WantedKeys:
 
 
 def view_of(partition_id: int, view: ParkedView) -> ParkedKeyView:
-    """A broker's view of a parked key, as an admin tells it."""
+    """Convert a broker's view of a parked key."""
     return ParkedKeyView(
         partition_id=partition_id,
         key=None if view.key_hex is None else bytes.fromhex(view.key_hex),
@@ -180,25 +181,25 @@ def first_in_lineage(
     views: Sequence[ParkedKeyView], parents: Mapping[int, Sequence[int]]
 ) -> ParkedKeyView:
     """
-    Of views of one key, the one with its oldest message: each other is on the same partition, or on
-    one that continues it.
+    Return the view, among views of one key, that has the oldest message.
 
     Args:
-        parents: of each partition that has data.
+        parents: partition id → its parents, for every partition that has data.
 
     Raises:
-        ParkedKeyUnknownError: no message of the key is left.
-        ParkedKeyAmbiguousError: partitions that do not follow each other have it, as of a
-            best_tried subject.
+        NotFoundError: no message of the key is left.
+        ConflictError: partitions that are not in one line of descent have it, which is
+            possible in a best_tried subject.
     """
     left = [view for view in views if view.first_offset >= 0]
     if not left:
-        raise ParkedKeyUnknownError
+        raise NotFoundError(Reason.PARKED_KEY_UNKNOWN)
     holders = sorted({view.partition_id for view in left})
     for earlier, later in pairwise(holders):
         if earlier not in _ancestors(later, parents):
             ids = ", ".join(map(str, holders))
-            raise ParkedKeyAmbiguousError(
+            raise ConflictError(
+                Reason.PARKED_KEY_AMBIGUOUS,
                 f"the key is parked on partitions {ids}, and none of them comes first",
                 partition_ids=ids,
             )
@@ -217,14 +218,14 @@ def _ancestors(partition_id: int, parents: Mapping[int, Sequence[int]]) -> set[i
 
 
 def checked_key(key: object) -> None:
-    """Raises InvalidRequestError: it is no key."""
+    """Check an order key as a caller gave it. Raises InvalidRequestError."""
     if key is not None and not isinstance(key, bytes):
         raise InvalidRequestError(f"a key is bytes, or None for dead letters, not {key!r:.80}")
     if key is not None and len(key) > KEY_BYTES_MAX:
         raise InvalidRequestError(f"a key of {len(key)} bytes: at most {KEY_BYTES_MAX}")
 
 
-def in_parts(rows: Sequence[Row]) -> list[list[Row]]:
+def chunks(rows: Sequence[Row]) -> list[list[Row]]:
     """Rows of parked messages in lists that one call takes."""
     return [
         list(rows[begin : begin + PARKED_ROWS_MAX])

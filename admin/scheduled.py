@@ -1,4 +1,4 @@
-"""What an admin says of scheduled messages: which wait at which broker.  Pure."""
+"""The view of scheduled messages over all brokers. Pure."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ class ScheduledMessages(Struct, frozen=True, kw_only=True):
     """Messages that brokers keep for a later delivery."""
 
     count: int
-    """All of them, at the brokers that answered."""
+    """Number of waiting messages at the brokers that answered."""
     messages: list[ScheduledView]
-    """Those that are delivered next, by their times."""
+    """The messages that are delivered next, in order of delivery time."""
     problems: dict[str, str]
-    """Broker group, or address → why it was not asked, or did not answer."""
+    """Broker group or address → reason why it was not asked or did not answer."""
 
 
 def is_scheduled_id(text: str) -> bool:

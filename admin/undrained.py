@@ -1,5 +1,5 @@
-"""Sealed partitions that a consumer group has not acked to the end: the partitions that continue
-them wait for that.
+"""Finds sealed partitions that a consumer group has not acked to the end, so that the group cannot
+read the partitions that continue them.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ from ..protocol.routing import Partition
 
 
 class UndrainedPartition(Struct, frozen=True, kw_only=True):
-    """A sealed partition whose end a consumer group has not reached, or whose broker does not
+    """A sealed partition that a consumer group has not acked to its end, or whose broker does not
     answer.
     """
 
     partition_id: int
     name: str
     group: str | None
-    """None with a `problem`."""
+    """The consumer group; None if there is a `problem`."""
     offset: int | None
-    """The cursor: the first message that is not acked."""
+    """The cursor: offset of the first message that is not acked."""
     end_offset: int | None
     lag: int | None
-    """Messages that are not acked."""
+    """Number of messages that are not acked."""
     failing: FailingMessage | None = None
-    """The oldest of them that fails."""
+    """The oldest message that fails."""
     problem: str | None = None
-    """Why the broker's fields are unknown."""
+    """Reason why the broker's fields are unknown."""
 
 
 def undrained_partitions(
     sealed: Iterable[Partition], statuses: Mapping[int, PartitionStatus | str]
 ) -> list[UndrainedPartition]:
     """
-    Of sealed partitions those that a group has not acked to the end.
+    Return the sealed partitions that a group has not acked to the end.
 
     Args:
-        statuses: partition id → its status, or why there is none.
+        statuses: partition id → its status, or the reason why there is none.
     """
     undrained = []
     for partition in sealed:

@@ -1,4 +1,4 @@
-"""What an administrator sees: facts of the metaserver joined with what the brokers say.  Pure."""
+"""Views that join facts of the metaserver with the state that brokers report. Pure."""
 
 from __future__ import annotations
 
@@ -32,45 +32,47 @@ class BrokerList(Struct, frozen=True, kw_only=True):
 
 
 class PartitionDescription(Struct, frozen=True, kw_only=True):
-    """A partition: its place in the route, and its offsets, which are None while its broker does
-    not answer.
+    """A partition's place in the route, and its offsets, which are None while its broker does not
+    answer.
     """
 
     partition_id: int
     name: str
     queue: int
     logic_start: int
-    """Offset in its logic queue of its first message, in a static subject."""
+    """Logic offset of the partition's first message; used in static subjects only."""
     range_start: int
     range_end: int
-    """Its logical partitions are `[range_start, range_end)`."""
+    """The partition has the logical partitions `[range_start, range_end)`."""
     broker_group: str
     state: PartitionState
     parents: tuple[int, ...]
     address: str | None
     """host:port of the broker; None while the broker group is not available."""
     first_offset: int | None
-    """The oldest message that is stored."""
+    """Offset of the oldest message that is stored."""
     next_offset: int | None
-    """One past the newest message."""
+    """Offset that the next message will get."""
     problem: str | None
-    """Why the offsets are unknown."""
+    """Reason why the offsets are unknown."""
     holds: tuple[HoldView, ...] = ()
-    """What jobs hold against retention."""
+    """Holds of jobs, which keep messages from retention."""
 
 
 class SubjectChange(Struct, frozen=True, kw_only=True):
-    """A change of a subject's settings, by name: before and after."""
+    """A subject's settings by name, before and after a change."""
 
     subject: str
     before: dict[str, str]
     after: dict[str, str]
     operation: OperationView
-    """It continues by itself; `operation_id` 0: nothing changes, or it is only planned."""
+    """The operation that makes the change, and continues by itself; `operation_id` 0: nothing
+    changes, or it is only planned.
+    """
 
 
 class SubjectDescription(Struct, frozen=True, kw_only=True):
-    """A subject's settings and its partitions that have data, by range."""
+    """A subject's settings, and its partitions that have data, in the order of their ranges."""
 
     subject: str
     order_strategy: OrderStrategy
@@ -79,45 +81,45 @@ class SubjectDescription(Struct, frozen=True, kw_only=True):
     route_version: int
     partitions: tuple[PartitionDescription, ...]
     message_bytes_max: int
-    """Key, value and properties of one message."""
+    """Largest size of one message: key, value and properties together."""
 
 
 class PartitionProgress(Struct, frozen=True, kw_only=True):
-    """A consumer group on a partition.  The broker's fields are None while the broker does not
-    answer.
+    """A consumer group's owner and progress on a partition; the broker's fields are None while the
+    broker does not answer.
     """
 
     partition_id: int
     name: str
     broker_group: str
     owner: str | None
-    """The name that the consumer gave itself, else its session; None without an owner."""
+    """The consumer's client name, or its session if it has no name; None without an owner."""
     session: str | None
     token: int
     expires_in_ms: int | None
-    """Time left of the owner's lease; None without an owner."""
+    """Remaining time of the owner's lease; None without an owner."""
     offset: int | None
-    """The cursor: the first message that is not acked."""
+    """The cursor: offset of the first message that is not acked."""
     acked_above: int | None
-    """Messages acked above the cursor."""
+    """Number of messages acked above the cursor."""
     next_offset: int | None
     lag: int | None
-    """Messages that are stored and not acked."""
+    """Number of messages that are stored and not acked."""
     removed_unread: int | None = None
-    """Messages that retention by time removed before the group had acked them."""
+    """Number of messages that retention by time removed before the group had acked them."""
     problem: str | None = None
-    """Why the broker's fields are unknown."""
+    """Reason why the broker's fields are unknown."""
     parked: int | None = None
-    """Messages that the group has set aside, those that wait for retry included."""
+    """Number of messages that the group has set aside, including those that wait for retry."""
     retrying: int | None = None
-    """Those of them that wait for retry."""
+    """Number of messages that wait for retry."""
     failing: FailingMessage | None = None
-    """The oldest message that fails and is not handled, with the last error; later messages of its
+    """The oldest message that fails and is not handled, with its last error; later messages of its
     key wait for it.
     """
     suspects: int = 0
-    """Messages that two owners had when they ended without handing over: the next one handles them
-    one at a time, for up to 30 s.
+    """Number of messages that two owners in turn had pulled when they ended without handing over;
+    the next owner handles them one at a time, for up to 30 s.
     """
 
 
@@ -128,30 +130,30 @@ class GroupDescription(Struct, frozen=True, kw_only=True):
     group: str
     strategy: ConsumeStrategy
     sessions: int
-    """Live consumers."""
+    """Number of live consumers."""
     lag: int | None
-    """Sum over the partitions; None if one of them is unknown."""
+    """Sum of the partitions' lags; None if one of them is unknown."""
     partitions: tuple[PartitionProgress, ...]
     settings: GroupSettings | None = None
-    """What is stored of the group: its failure policy, its start, what an operator has
+    """Stored settings of the group: its failure policy, its start, and what an operator has
     suspended.
     """
     reset: PendingReset | None = None
-    """A reset with live consumers that is under way."""
+    """A reset with live consumers that is not finished."""
     silent_ms: int | None = None
-    """How long ago a metaserver found that no consumer is heard any more; None: not yet, not said,
-    or one is heard.
+    """Time since a metaserver found that the group has no live consumer; None: it has one, or no
+    metaserver has noticed or reported it.
     """
     revision: str = ""
-    """Where no consumer lives, the cursors are these as long as it is the same; see
-    `Admin.publish_subject`.
+    """Revision of the cursors: while no consumer is alive and the revision is the same, the cursors
+    have not changed; see `Admin.publish_subject`.
     """
     given_up: tuple[GivenUpPartition, ...] = ()
-    """What it had not read of partitions whose loss an operator has accepted, by partition."""
+    """Unread messages of partitions whose loss an operator has accepted, by partition."""
 
 
 def by_range(partitions: Iterable[Partition]) -> list[Partition]:
-    """Partitions in the order of their ranges, parents before children."""
+    """Sort partitions by range, parents before children."""
     return sorted(partitions, key=lambda partition: (partition.range_start, partition.partition_id))
 
 
@@ -159,10 +161,10 @@ def describe_subject(
     view: SubjectView, statuses: dict[int, PartitionStatus | str]
 ) -> SubjectDescription:
     """
-    Join a subject with what its brokers say.
+    Join a subject with the state that its brokers report.
 
     Args:
-        statuses: partition id → its status, or why there is none.
+        statuses: partition id → its status, or the reason why there is none.
     """
     return SubjectDescription(
         subject=view.subject,
@@ -182,19 +184,19 @@ def subject_change(
     view: SubjectView, asked: Mapping[str, object], operation: OperationView
 ) -> SubjectChange:
     """
-    The settings of a subject before a change and after it.
+    Compare the settings of a subject before and after a change.
 
     Args:
-        asked: by name; None: as it is.
+        asked: setting → its new value; None: unchanged.
     """
     before = {
         "order_strategy": view.order_strategy.value,
         "retention": view.retention.value,
         "message_bytes_max": str(view.message_bytes_max),
     }
-    said = {name: str(value) for name, value in asked.items() if value is not None}
+    changed = {name: str(value) for name, value in asked.items() if value is not None}
     return SubjectChange(
-        subject=view.subject, before=before, after=before | said, operation=operation
+        subject=view.subject, before=before, after=before | changed, operation=operation
     )
 
 
@@ -222,10 +224,10 @@ def _describe_partition(
 
 def describe_group(view: GroupView, statuses: dict[int, PartitionStatus | str]) -> GroupDescription:
     """
-    Join a consumer group with what the brokers of its partitions say.
+    Join a consumer group with the state that the brokers of its partitions report.
 
     Args:
-        statuses: partition id → its status, or why there is none.
+        statuses: partition id → its status, or the reason why there is none.
     """
     partitions = tuple(
         _progress(view.group, owner, statuses[owner.partition.partition_id])
@@ -251,7 +253,7 @@ def _progress(group: str, owner: OwnerView, status: PartitionStatus | str) -> Pa
     offset = above = following = lag = removed = parked = retrying = failing = None
     suspects = 0
     if isinstance(status, PartitionStatus):
-        # A broker does not know a group before its first pull, which begins at the first message.
+        # A broker learns of a group at its first pull, which begins at the first stored message.
         offset, above, following = status.first_offset, 0, status.next_offset
         lag, removed, parked, retrying = following - offset, 0, 0, 0
         for progress in status.groups:

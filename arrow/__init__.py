@@ -1,7 +1,7 @@
-"""Batches of brokers as Arrow columns, and readers of ranges of subjects; it needs pyarrow and
-numpy.
+"""Turns batches of brokers into Arrow columns, and reads ranges of subjects.  Needs pyarrow, numpy.
 
-keylane.arrow.read(meta, subject)   the messages of a subject as a pyarrow.RecordBatchReader; see `reading.py`
+keylane.arrow.read(meta, subject)    returns the messages of a subject as a
+                                     pyarrow.RecordBatchReader; see `reading.py`
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["read"]
 
 
 def __getattr__(name: str) -> object:
-    # Not before it is asked for: producers use modules of this package where pyarrow is not
+    # Imported when it is first used: producers import modules of this package where pyarrow is not
     # installed.
     if name == "read":
         from .reading import read

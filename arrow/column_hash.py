@@ -1,8 +1,8 @@
-"""xxh3_64 of a column of byte strings, all rows at once.  Pure.
+"""Computes xxh3_64 of a column of byte strings, all rows at once.  Pure.
 
-The hash of a key decides its partition, so these must be the very hashes that
-`xxhash.xxh3_64_intdigest` gives.  Rows are hashed in classes of their length, as XXH3 itself does;
-keys above `LONG` bytes are hashed one by one.
+The hash of a key decides its partition, so these hashes must equal those of
+`xxhash.xxh3_64_intdigest`.  XXH3 has a formula for each class of lengths, so the rows of one class
+are hashed together; keys above `LONG` bytes are hashed one by one.
 
 Source: the XXH3 specification (xxHash 0.8, `doc/xxhash_spec.md`), seed 0, for up to 64 bytes.
 """
@@ -19,9 +19,11 @@ import xxhash
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
 LONG = 64
-"""Above it, hashing by column is no faster than by row."""
+"""Length in bytes above which hashing by column is no faster than by row."""
 BLOCK_ROWS = 8_192
-"""Rows hashed at once: few enough for a core's cache, three times as fast as 65,536."""
+"""Number of rows hashed at once: they fit into a core's cache, which is three times as fast as
+65,536 rows.
+"""
 _SECRET = bytes.fromhex(
     "b8fe6c3923a44bbe7c01812cf721ad1cded46de9839097db7240a4a4b7b3671f"
     "cb79e64eccc0e578825ad07dccff7221b8084674f743248ee03590e6813a264c"
@@ -44,11 +46,12 @@ def _secret(position: int) -> int:
 
 def hash_column(blob: npt.NDArray[np.uint8], edges: I64) -> U64:
     """
-    The hash of each row.
+    Return the hash of each row.
 
     Args:
         blob: the rows' bytes, one after another.
-        edges: one more than there are rows; row i is `blob[edges[i]:edges[i + 1]]`.
+        edges: the edges of the rows, one more than there are rows; row i is
+            `blob[edges[i]:edges[i + 1]]`.
     """
     rows = len(edges) - 1
     if rows <= BLOCK_ROWS:
@@ -67,8 +70,7 @@ def _hash_block(blob: npt.NDArray[np.uint8], edges: I64) -> U64:
     hashes = np.empty(len(starts), np.uint64)
     if not len(starts):
         return hashes
-    # A row is read in words of 8 bytes from any byte on; the padding lets the last ones be read
-    # whole.
+    # Words of 8 bytes are read from any byte on; the padding lets the last words be read whole.
     first = int(edges[0])
     padded = np.zeros(int(edges[-1]) - first + 8, np.uint8)
     padded[:-8] = blob[first : int(edges[-1])]
@@ -92,7 +94,7 @@ def _hash_block(blob: npt.NDArray[np.uint8], edges: I64) -> U64:
 
 
 def _words(padded: npt.NDArray[np.uint8], dtype: str) -> npt.NDArray[Any]:
-    """The words that begin at each byte."""
+    """Return a view of the words that begin at each byte."""
     size = np.dtype(dtype).itemsize
     return np.ndarray((len(padded) - size + 1,), dtype, padded.data, 0, (1,))
 
@@ -132,7 +134,7 @@ def _hash_9_to_16(padded: npt.NDArray[np.uint8], starts: I64, lengths: I64) -> U
 
 
 def _hash_17_to_64(padded: npt.NDArray[np.uint8], starts: I64, lengths: I64) -> U64:
-    """All `lengths` lie in the same of the classes 17 to 32 and 33 to 64."""
+    """Hash rows whose lengths are all in one of the classes 17 to 32 and 33 to 64."""
     words = _words(padded, "<u8")
     mixed = lengths.astype(np.uint64) * _PRIME_1
     ends = starts + lengths
@@ -159,7 +161,7 @@ def _mix_16(words: U64, starts: I64, secret_at: int) -> U64:
 
 
 def _folded_product(left: U64, right: U64) -> U64:
-    """The low half of each product of 128 bits, xor its high half."""
+    """Return the low half of each 128-bit product, xor its high half."""
     left_low, left_high = left & _LOW, left >> _u(32)
     right_low, right_high = right & _LOW, right >> _u(32)
     cross = left_high * right_low + ((left_low * right_low) >> _u(32))

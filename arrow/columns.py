@@ -1,7 +1,7 @@
-"""Batch columns become Arrow columns: buffers are cut and joined, no Python runs per message.
-Pure.
+"""Turns the columns of batches into Arrow columns: it slices and joins buffers, and runs no Python
+code per message.  Pure.
 
-    record   times i64×n │ lengths u32×3n │ keys │ values │ properties        one batch of the broker
+    record   times i64×n │ lengths u32×3n │ keys │ values │ properties       one batch of the broker
                  │             │              │       │
                  ▼             ▼ cumsum       ▼       ▼  joined over the batches of one Arrow batch
     Arrow    timestamp      edges i32      key    value
@@ -9,16 +9,16 @@ Pure.
     offset      long                 index in the partition, without gaps
     key         binary               order key; empty when the message was sent without one
     value       binary
-    timestamp   timestamp            sent, by the sender's calendar, UTC
-    properties  map<string, string>  empty when the message has none; a value of bytes comes as base64
+    timestamp   timestamp            time of sending by the sender's clock, UTC
+    properties  map<string, string>  empty when the message has none; bytes are shown as base64
 
-    on request: stored (by the broker's calendar, UTC), logical_partition (null without a key),
-    producer
+    on request: stored (time of storing by the broker's clock, UTC), logical_partition (null
+    without a key), producer
 
-Arrays are made by `from_buffers`: `pa.array` and `pa.scalar` import pandas where it is installed,
-0.24 s and 47 MB.
+Arrays are made with `from_buffers`, because `pa.array` and `pa.scalar` import pandas where it is
+installed, which takes 0.24 s and 47 MB.
 
-Source: the body of a batch is columnar for readers of columns; see protocol/batch.py.
+Source: the body of a batch is columnar, so that it can be read by columns; see protocol/batch.py.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# ships no types; our settings know that
+# pyarrow has no types; the settings of our type checker know that
 import pyarrow as pa  # type: ignore[import-untyped, unused-ignore]
 
 from ..protocol.batch import BYTES_PER_MESSAGE
@@ -52,9 +52,7 @@ SCHEMA = pa.schema([pa.field(name, kind) for name, kind in TYPES.items()])
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some messages of one batch, one after another: lengths as u32 arrays, blobs as views of the
-    frame.
-    """
+    """Consecutive messages of one batch: lengths are u32 arrays, blobs are views of the frame."""
 
     sent_at_ns: np.ndarray
     key_lengths: np.ndarray
@@ -65,21 +63,20 @@ class Piece:
     properties: memoryview
     stored_at_ms: int
     producer: str
-    """Identity of the producer's session: its number as 16 hexadecimal digits, and its epoch."""
+    """The identity of the producer's session: its id as 16 hexadecimal digits, and its epoch."""
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of keys, values and properties."""
+        """The number of bytes of keys, values and properties."""
         return len(self.keys) + len(self.values) + len(self.properties)
 
 
 def column(name: str, pieces: Sequence[Piece], first_offset: int) -> pa.Array:
     """
-    The column that is called `name`, over all `pieces`, whose offsets follow each other from
-    `first_offset`.
+    Return a column of all `pieces`, which are consecutive and begin at `first_offset`.
 
     Args:
-        name: of TYPES, or "stored", "producer", "logical_partition".
+        name: a name in TYPES, or "stored", "producer", "logical_partition".
     """
     match name:
         case "offset":
@@ -109,40 +106,40 @@ def column(name: str, pieces: Sequence[Piece], first_offset: int) -> pa.Array:
 
 
 def row_count(pieces: Sequence[Piece]) -> int:
-    """Rows of all `pieces`."""
+    """Return the number of rows of all `pieces`."""
     return sum(len(piece.sent_at_ns) for piece in pieces)
 
 
 def numbers(kind: pa.DataType, values: np.ndarray) -> pa.Array:
-    """A column of a type of fixed width, whose values are those of `values`, without nulls."""
+    """Return `values` as a column of a type with a fixed width, without nulls."""
     assert values.dtype.itemsize * 8 == kind.bit_width
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)], null_count=0)
 
 
 def offsets(first: int, rows: int) -> pa.Array:
-    """The numbers from `first` on."""
+    """Return a column of `rows` numbers that begin with `first`."""
     return numbers(pa.int64(), np.arange(first, first + rows, dtype=np.int64))
 
 
 def same_number(value: int, rows: int) -> pa.Array:
-    """`value` in each row, as an int."""
+    """Return a column with the int `value` in each row."""
     return numbers(pa.int32(), np.full(rows, value, np.int32))
 
 
 def same_text(text: str, rows: int) -> pa.Array:
-    """`text` in each row."""
+    """Return a column with `text` in each row."""
     return _repeated([text], [rows])
 
 
 def record_batch(pieces: Sequence[Piece], first_offset: int) -> pa.RecordBatch:
-    """All columns of `pieces`."""
+    """Return all columns of `pieces`."""
     return pa.RecordBatch.from_arrays(
         [column(name, pieces, first_offset) for name in SCHEMA.names], schema=SCHEMA
     )
 
 
 def cut(record: memoryview, header: Header, first: int, last: int) -> Piece:
-    """Messages `[first, last)` of a batch, by their place in it."""
+    """Return the messages `[first, last)` of a batch, counted from its beginning."""
     count = header.count
     times = np.frombuffer(record, "<i8", count, HEADER_BYTES)
     lengths = np.frombuffer(record, "<u4", 3 * count, HEADER_BYTES + 8 * count)
@@ -191,7 +188,7 @@ def _edges(lengths: list[np.ndarray]) -> np.ndarray:
 
 def _blobs(lengths: list[np.ndarray], blobs: list[memoryview]) -> pa.Array:
     edges = _edges(lengths)
-    # One batch alone is not copied: its column is a view of the frame it came in.
+    # A single batch is not copied: its column is a view of the received frame.
     data = blobs[0] if len(blobs) == 1 else b"".join(blobs)
     return pa.Array.from_buffers(
         pa.binary(), len(edges) - 1, [None, pa.py_buffer(edges), pa.py_buffer(data)], null_count=0
@@ -207,7 +204,7 @@ def _texts(texts: Sequence[str]) -> pa.Array:
 
 
 def _repeated(texts: Sequence[str], counts: Sequence[int]) -> pa.Array:
-    """Each text as often as its count says."""
+    """Return a column with each text repeated as often as its count says."""
     packed = [text.encode() for text in texts]
     lengths = np.repeat(np.array([len(text) for text in packed], np.uint32), counts)
     edges = _edges([lengths])
@@ -227,12 +224,12 @@ def _logical_partitions(pieces: Sequence[Piece]) -> pa.Array:
 
 
 def _shown(value: str | bytes) -> str:
-    """A property as text; of bytes, base64."""
+    """Return a property as text; bytes are encoded as base64."""
     return value if isinstance(value, str) else b64encode(value).decode()
 
 
 def _maps(lengths: list[np.ndarray], blobs: list[memoryview]) -> pa.Array:
-    """Properties as maps; only the messages that have any are decoded."""
+    """Return properties as maps; only messages with properties are decoded."""
     together = _joined(lengths)
     edges = np.zeros(len(together) + 1, dtype=np.int32)
     names: list[str] = []

@@ -1,10 +1,9 @@
-"""The schema of values that are JSON: from the DDL text that Spark's users write, or as an Arrow
-schema.  Pure.
+"""Parses the schema of JSON values, given as DDL text of Spark or as an Arrow schema.  Pure.
 
     carrier STRING, delay INT, legs ARRAY<STRUCT<origin: STRING, minutes: DOUBLE>>
 
-Source: the types of Spark SQL's DDL that have a form in JSON; maps and dates are read as STRING,
-because pyarrow's reader of JSON knows neither.
+Source: the types of Spark SQL's DDL that have a form in JSON.  Maps and dates are read as STRING,
+because pyarrow's JSON reader knows neither.
 """
 
 from __future__ import annotations
@@ -40,13 +39,13 @@ FIELDS_MAX = 1_000
 
 def json_type(schema: str | pa.Schema) -> pa.StructType:
     """
-    The type of a value with this schema.
+    Return the type of a value with this schema.
 
     Raises:
         ConfigError: the text is no schema, or a type has no form in JSON.
     """
     if not isinstance(schema, str | pa.Schema | pa.StructType):
-        raise ConfigError(f"schema: NAME TYPE, … or a pyarrow.Schema is wanted, not {schema!r:.60}")
+        raise ConfigError(f"schema: give NAME TYPE, … or a pyarrow.Schema, not {schema!r:.60}")
     if not isinstance(schema, str):
         for field in schema:
             _check(field.type, 1)
@@ -59,24 +58,24 @@ def json_type(schema: str | pa.Schema) -> pa.StructType:
 
 
 class _Tokens:
-    """The words and marks of a text, one after another."""
+    """The tokens of a text, taken from the front."""
 
     def __init__(self, text: str) -> None:
         self._left = list(_tokens(text))
         self.count = 0
 
     def peek(self) -> str:
-        """The next one in lower case; empty at the end."""
+        """Return the next token in lower case; empty at the end."""
         return self._left[0].lower() if self._left else ""
 
     def take(self, wanted: str = "") -> str:
-        """The next one; raises if it is not `wanted`."""
+        """Remove and return the next token; raise ConfigError if it is not `wanted`."""
         if not self._left or wanted not in {"", self._left[0]}:
             raise self.problem(repr(wanted) if wanted else "a name")
         return self._left.pop(0)
 
     def name(self) -> str:
-        """A name."""
+        """Remove and return a name."""
         name = self.take().strip("`")
         if not re.fullmatch(r"[\w .$-]+", name):
             raise self.problem("a name")
@@ -86,10 +85,10 @@ class _Tokens:
         return name
 
     def problem(self, wanted: str) -> ConfigError:
-        """The error of a text that does not go on as it has to."""
+        """Return the error of a text that does not continue with what is `wanted`."""
         at = " ".join(self._left)
         return ConfigError(
-            f"schema: {wanted} is wanted at {at!r:.40}: give NAME TYPE, …, as "
+            f"schema: {wanted} is expected at {at!r:.40}: give NAME TYPE, …, for example "
             f"'carrier STRING, delay INT'"
         )
 
@@ -134,7 +133,7 @@ def _type(tokens: _Tokens, depth: int) -> pa.DataType:
 
 
 def _check(kind: pa.DataType, depth: int) -> None:
-    """Raises ConfigError: a type that the reader of JSON does not know."""
+    """Raise ConfigError if the JSON reader does not know the type."""
     if depth > DEPTH_MAX:
         raise ConfigError(f"schema: nested more than {DEPTH_MAX} deep")
     if pa.types.is_struct(kind):
@@ -143,4 +142,4 @@ def _check(kind: pa.DataType, depth: int) -> None:
     elif pa.types.is_list(kind):
         _check(kind.value_type, depth + 1)
     elif kind not in _TYPES.values():
-        raise ConfigError(f"schema: a value of type {kind} is not read from JSON")
+        raise ConfigError(f"schema: a value of type {kind} cannot be read from JSON")

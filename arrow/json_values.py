@@ -1,23 +1,23 @@
-"""Values that are JSON become columns, a batch at a time, by pyarrow's reader of JSON.  Pure.
+"""Decodes JSON values into columns, a batch at a time, with pyarrow's JSON reader.  Pure.
 
-    values   {"carrier":"AA","delay":3}  {"carrier":"BA"}  {"carrier":            the third is cut
-                    │ joined by newlines, parsed at once; halved where that fails, then value by value
-                    ▼
-    struct   {AA, 3}                     {BA, null}        null, or a JsonValueError
+    values   {"carrier":"AA","delay":3}  {"carrier":"BA"}  {"carrier":      the third is truncated
+                    │ joined by newlines and parsed together;
+                    ▼ if that fails, each half is parsed alone, at last each value
+    struct   {AA, 3}                     {BA, null}        null, or a CodecError
 
-A field that the schema lacks is left out; one that a value lacks is null.
+Fields of a value that are not in the schema are ignored; fields that a value lacks become null.
 
-What pyarrow refuses is read value by value as Spark's `from_json` does, as far as it is JSON and
-fits: any JSON as a string, the last of two fields of one name, seconds since 1970 and fractions
-beyond microseconds as a timestamp, NaN and infinity.
+Values that pyarrow refuses are read one by one, in the way of Spark's `from_json`, as far as they
+are JSON and fit: any JSON as a string, the last of two fields of the same name, seconds since 1970
+and fractions beyond microseconds as a timestamp, NaN and infinity.
 
 Invariants
     Row i of the result is the value of row i: a value that is not exactly one JSON object never
-    shifts another. A text becomes what its JSON says, or its value does not fit: no byte of it is
-    changed.
+    shifts other rows.
+    A text is decoded exactly as its JSON says, or its value does not fit: no byte of it is changed.
 
-Source: a line that begins with { and ends with } cannot go on in the next line: no JSON has {
-behind }.
+Source: a value that begins with { and ends with } cannot continue in the next line, because in JSON
+no { follows a }.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from ..protocol.errors import ConfigError, JsonValueError
+from ..protocol.errors import CodecError, ConfigError, Reason
 from .json_schema import json_type
 from .selection import ReadOptions
 
 FAIL, NULL = "fail", "null"
 SINGLY_ROWS = 256
-"""Where pyarrow refuses fewer rows together, each is read by itself."""
+"""Number of rows up to which each value is read alone, after pyarrow has refused them together."""
 _SPACE = b" \t\r\n"
 _EMPTY, _NEWLINE = pa.Array.from_buffers(
     pa.binary(),
@@ -53,13 +53,14 @@ _EMPTY, _NEWLINE = pa.Array.from_buffers(
 
 
 class JsonValues:
-    """Decodes columns of values."""
+    """Decodes columns of JSON values."""
 
     def __init__(self, schema: str | pa.Schema, bad_values: str) -> None:
         """
         Args:
             schema: see `json_schema`.
-            bad_values: what a value that does not fit becomes: "fail", an error; "null", a null.
+            bad_values: the treatment of a value that does not fit: "fail" raises an error, "null"
+                makes it null.
 
         Raises:
             ConfigError
@@ -73,20 +74,21 @@ class JsonValues:
 
     def decode(self, values: pa.Array, partition_id: int, first_offset: int) -> pa.Array:
         """
-        The values as structs.
+        Return the values as structs.
 
         Args:
             values: a binary column without nulls, not empty.
-            partition_id, first_offset: where the first of them comes from, for errors.
+            partition_id, first_offset: the origin of the first value, for errors.
 
         Raises:
-            JsonValueError: a value does not fit, and `bad_values` is "fail".
+            CodecError: a value does not fit, and `bad_values` is "fail".
         """
         try:
             chunks = self._chunks(values, 0)
         except _BadValueError as bad:
             offset = first_offset + bad.row
-            raise JsonValueError(
+            raise CodecError(
+                Reason.JSON_VALUE,
                 f"partition {partition_id}, offset {offset}: the value is not JSON of the schema: "
                 f"{bad.reason}",
                 partition_id=partition_id,
@@ -95,7 +97,7 @@ class JsonValues:
         return chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)
 
     def _chunks(self, values: pa.Array, row: int) -> list[pa.Array]:
-        """`values`, decoded, in pieces; the first of them is row `row`."""
+        """Decode `values`, which begin at row `row`, and return them in pieces."""
         try:
             return [self._parsed(values)]
         except (pa.ArrowInvalid, UnicodeDecodeError):
@@ -109,7 +111,7 @@ class JsonValues:
             return list(self._singly(values, row))
 
     def _singly(self, values: pa.Array, row: int) -> Iterator[pa.Array]:
-        """`values`, each read by itself, in pieces.  Raises _BadValueError."""
+        """Decode `values` one by one, and yield them in pieces; raise _BadValueError."""
         plain: list[bytes] = []
         for number, value in enumerate(values.to_pylist()):
             try:
@@ -149,25 +151,27 @@ class JsonValues:
             column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
             for column in table.columns
         ]
-        made = pa.StructArray.from_arrays(columns, fields=list(self.type))
-        made.validate(full=True)  # a text may be no UTF-8
-        return made
+        decoded = pa.StructArray.from_arrays(columns, fields=list(self.type))
+        decoded.validate(full=True)  # a text may be no UTF-8
+        return decoded
 
 
 def json_values(options: ReadOptions) -> JsonValues | None:
-    """The decoder that the options ask for; None: values stay bytes.  Raises ConfigError."""
+    """Return the decoder that the options ask for, or None if values stay bytes; raise
+    ConfigError.
+    """
     _check_bad_values(options.bad_values)
     if options.json_schema is None:
         if options.bad_values != FAIL:
-            raise ConfigError("bad_values: it goes with a schema, and no value is decoded without")
+            raise ConfigError("bad_values: no value is decoded without a schema: give one too")
         return None
     return JsonValues(options.json_schema, options.bad_values)
 
 
 def _check_bad_values(bad_values: object) -> None:
-    """Raises ConfigError, also where no schema is given that it would be of."""
+    """Raise ConfigError unless the option has one of its two values."""
     if bad_values not in (FAIL, NULL):
-        raise ConfigError(f"bad_values: {FAIL} or {NULL} is wanted, not {bad_values!r:.40}")
+        raise ConfigError(f"bad_values: give {FAIL} or {NULL}, not {bad_values!r:.40}")
 
 
 class _BadValueError(Exception):
@@ -183,13 +187,13 @@ class _UnfitError(Exception):
 
 
 class _Number(str):
-    """A number as it stands in the JSON."""
+    """A number as it is written in the JSON."""
 
     __slots__ = ()
 
 
 class _Object(list[tuple[str, Any]]):
-    """The fields of an object, also those of one name."""
+    """The fields of an object, several of the same name included."""
 
     __slots__ = ()
 
@@ -208,11 +212,11 @@ _BEYOND = {
     **dict.fromkeys(("Infinity", "+Infinity", "+INF"), "Infinity"),
     **dict.fromkeys(("-Infinity", "-INF"), "-Infinity"),
 }
-"""A text for a number that JSON lacks → the number as pyarrow reads it."""
+"""Texts for numbers that JSON lacks, with the forms that pyarrow reads."""
 
 
 def _plain(value: bytes, kind: pa.StructType) -> bytes:
-    """The value as JSON whose fields have the types of the schema, as pyarrow reads it.  Raises
+    """Rewrite a value as JSON that pyarrow can read with the types of the schema; raise
     _UnfitError.
     """
     try:
@@ -240,7 +244,7 @@ def _fields_of(given: _Object, kind: pa.StructType) -> _Object:
 
 
 def _read_as(given: Any, kind: pa.DataType) -> Any:
-    """A part of a value as JSON of this type.  Raises _UnfitError."""
+    """Convert a part of a value to this type; raise _UnfitError."""
     if given is None:
         return None
     if pa.types.is_string(kind):
@@ -271,11 +275,7 @@ def _read_as(given: Any, kind: pa.DataType) -> Any:
 
 
 def _time_of(given: Any) -> datetime | None:
-    """
-    A time in UTC, of which what is finer than microseconds is cut; without a zone it is of UTC.
-
-    None where it is no time, or one before the year 1 or behind 9999 in UTC.
-    """
+    """Return a time, cut to microseconds, in UTC if it names no zone; None if it is no time."""
     try:
         if isinstance(given, _Number) and _WHOLE.fullmatch(given):
             return _BEGIN + timedelta(seconds=int(given))
@@ -288,7 +288,7 @@ def _time_of(given: Any) -> datetime | None:
 
 
 def _text_of(given: Any) -> str:
-    """A part of a value as JSON without white space; a number as it was written."""
+    """Return a part of a value as JSON without white space; numbers keep their written form."""
     if type(given) is str:
         return encode_basestring(given)
     if isinstance(given, _Number):
@@ -310,7 +310,9 @@ def _column(texts: list[bytes]) -> pa.Array:
 
 
 def _trimmed(values: pa.Array) -> pa.Array:
-    """The values without white space around them; raises ArrowInvalid if one is no JSON object."""
+    """Return the values without white space around them; raise ArrowInvalid if one is no JSON
+    object.
+    """
     edges = np.frombuffer(values.buffers()[1], np.int32)
     edges = edges[values.offset : values.offset + len(values) + 1]
     data = np.frombuffer(values.buffers()[2] or b"", np.uint8)
@@ -323,7 +325,7 @@ def _trimmed(values: pa.Array) -> pa.Array:
 
 
 def _are_objects(data: np.ndarray, edges: np.ndarray) -> bool:
-    """True if every value begins with { and ends with }."""
+    """Return True if every value begins with { and ends with }."""
     if np.any(np.diff(edges) < 2):
         return False
     return bool(np.all(data[edges[:-1]] == ord("{")) and np.all(data[edges[1:] - 1] == ord("}")))

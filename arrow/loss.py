@@ -1,6 +1,4 @@
-"""Rows that were asked for and that retention has removed: which, how many, and since when.
-Pure.
-"""
+"""Builds the error that reports requested rows which retention has removed.  Pure."""
 
 from __future__ import annotations
 
@@ -12,19 +10,21 @@ from ..protocol.text import counted
 
 def loss_error(subject: str, now: PartitionBounds, start: int, end: int) -> DataLossError:
     """
-    The error of the lost offsets `[start, end)`.
+    Return the error of the lost offsets `[start, end)`.
 
     Args:
-        now: the bounds that the partition has now.
+        now: the present bounds of the partition.
     """
     rows = end - start
-    before = "" if now.first_at_ms is None else f" what was stored before {shown(now.first_at_ms)}"
+    stored = "them"
+    if now.first_at_ms is not None:
+        stored = f"messages that were stored before {shown(now.first_at_ms)}"
     text = (
         f"partition {now.partition_id} of subject {subject} has lost [{start}, {end}), "
-        f"{counted(rows, 'row')}: retention has removed{before or ' them'}"
+        f"{counted(rows, 'row')}: retention has removed {stored}"
     )
     return DataLossError(
-        f"{text}; it begins at {now.first_offset} now",
+        f"{text}; it now begins at {now.first_offset}",
         partition_id=now.partition_id,
         subject=subject,
         offset=start,

@@ -1,4 +1,4 @@
-"""Opens the network of a reader or a writer, secured as its options say.  Network only."""
+"""Opens the network of a reader or writer, with the TLS and token of its options.  Network only."""
 
 from __future__ import annotations
 
@@ -14,34 +14,42 @@ from .secured import Secured
 
 
 class InForce(NamedTuple):
-    """What secures a connection that is opened now: a reader after a change of the environment
-    shares none of before.
+    """
+    The TLS and token under which a connection is opened now.
+
+    After a change of the environment it differs, so that a reader does not share earlier
+    connections.
     """
 
     secured: Secured
     tls: TlsSettings | None
     environment: tuple[str, str]
-    """The file with a token and the token, where neither is given."""
+    """The token file and the token of the environment; both empty where the options name one."""
 
 
 def in_force(secured: Secured) -> InForce:
-    """Raises ConfigError: the environment has a client certificate without an authority."""
+    """
+    Combine the options with the environment.
+
+    Raises:
+        ConfigError: the environment has a client certificate without an authority.
+    """
     has_token = bool(secured.token or secured.token_file)
-    told = ("", "") if has_token else told_by_environment()
-    return InForce(secured, secured.tls or tls_of_environment(), told)
+    environment = ("", "") if has_token else told_by_environment()
+    return InForce(secured, secured.tls or tls_of_environment(), environment)
 
 
 def open_network(secured: Secured) -> HttpNetwork:
     """
-    A network of its own, for its caller to close; call it inside a running event loop.
+    Open a network, which the caller has to close; an event loop must be running.
 
     Raises:
-        ConfigError: a file cannot be used; the text says on which machine.
+        ConfigError: a file cannot be used; the text names the machine.
     """
     try:
         return client_network(secured.tls, _source_of(secured))
     except ConfigError as error:
-        raise type(error)(f"{error.message}, on {platform.node()}", **error.details) from error
+        raise error.copy(message=f"{error.message}, on {platform.node()}") from error
 
 
 def _source_of(secured: Secured) -> TokenSource | None:

@@ -1,9 +1,9 @@
-"""When the next read of a reader with `bytes_per_second` may begin, and how large it is.  Pure.
+"""Decides when the next read of a reader with `bytes_per_second` may begin, and its size.  Pure.
 
     bytes received ──▶ debt ── falls by bytes_per_second ──▶ 0: the next read
 
 Invariants
-    Over any time the reader receives at most `bytes_per_second` and one answer.
+    In any period the reader receives at most `bytes_per_second` times its seconds, and one answer.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from __future__ import annotations
 from ..protocol.limits import PULL_BYTES_MAX
 
 ANSWER_BYTES_MIN = 64 << 10
-"""An answer is never asked to be smaller: many small answers cost more than they smooth."""
+"""Smallest size in bytes of a request: the cost of many small answers outweighs an even pace."""
 ANSWERS_PER_SECOND = 4
-"""So that a slow pace is even."""
+"""Number of answers a second at a slow pace, which keeps it even."""
 
 
 class Pace:
-    """The debt of a reader, in seconds; clocks are passed in, in seconds."""
+    """The debt of a reader; the caller passes the present time in seconds."""
 
     def __init__(self, bytes_per_second: int | None) -> None:
         assert bytes_per_second is None or bytes_per_second > 0
@@ -26,14 +26,14 @@ class Pace:
 
     @property
     def bytes_max(self) -> int:
-        """Bytes to ask for in one read."""
+        """The number of bytes to request in one read."""
         if self._bytes_per_second is None:
             return PULL_BYTES_MAX
         even = self._bytes_per_second // ANSWERS_PER_SECOND
         return max(ANSWER_BYTES_MIN, min(PULL_BYTES_MAX, even))
 
     def wait_s(self, now_s: float) -> float:
-        """Seconds until the next read may begin."""
+        """Return the seconds until the next read may begin."""
         return max(0.0, self._free_at_s - now_s)
 
     def received(self, count: int, now_s: float) -> None:

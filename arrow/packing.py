@@ -1,15 +1,13 @@
-"""Which ranges a task reads, one after another: small ones share a task, large ones are cut only on
-request.  Pure.
+"""Divides ranges among tasks: small ranges share one, large ranges are cut only on request.  Pure.
 
     ranges of a lineage:  ▂ ▂ ▂    ▂ ▂    █████████        ▂ ▂
                           └─┬─┘    └┬┘    └───┬───┘         │
     tasks:                  1   …   1         2             3
 
 Invariants
-    Every row of the ranges is in exactly one task.  Empty ranges are in none.
-    In a task no row comes before one of its partition with a lower offset, and no row of a
-    partition before those of its parents. Without `min_partitions` and `task_bytes` each partition
-    is in one task.
+    Every row of the ranges is in exactly one task; empty ranges are in none.
+    In a task the rows of a partition are in the order of their offsets, after those of its parents.
+    Without `min_partitions` and `task_bytes` each partition is in one task.
 
 Source: a task costs 32 ms of wall time, whatever it reads (measured; docs/PERFORMANCE.md).
 """
@@ -24,17 +22,17 @@ from .planner import PlannedRange
 from .selection import ReadOptions
 
 TASK_ROWS = 250_000
-"""Small ranges share a task up to these rows: its own cost is then below a tenth of what reading
-them takes.
+"""Number of rows up to which small ranges share a task: its own cost is then below a tenth of the
+time for reading them.
 """
 TASK_BYTES = 64 << 20
-"""And up to these bytes, so that large messages are read by several tasks."""
+"""Number of bytes up to which ranges share a task, so that several tasks read large messages."""
 
 Task = tuple[PlannedRange, ...]
 
 
 def pack(ranges: Iterable[PlannedRange], options: ReadOptions) -> list[Task]:
-    """The ranges of each task, in the order of reading."""
+    """Return the ranges of each task, in the order of reading."""
     filled = sorted((each for each in ranges if each.rows), key=_in_lineage)
     rows, size = _limits(filled, options)
     if options.min_partitions is not None or options.task_bytes is not None:
@@ -63,7 +61,7 @@ def _in_lineage(planned: PlannedRange) -> tuple[str, int, int, int, int]:
 
 
 def _limits(ranges: Sequence[PlannedRange], options: ReadOptions) -> tuple[int, int]:
-    """The rows and the bytes of a task, at most."""
+    """Return the limits of a task: rows and bytes."""
     rows, size = TASK_ROWS, options.task_bytes or TASK_BYTES
     if options.min_partitions is not None:
         rows = min(rows, max(1, sum(each.rows for each in ranges) // options.min_partitions))
@@ -71,7 +69,7 @@ def _limits(ranges: Sequence[PlannedRange], options: ReadOptions) -> tuple[int, 
 
 
 def _cut(planned: PlannedRange, rows: int, size: int) -> Iterator[PlannedRange]:
-    """Pieces of about equal size."""
+    """Cut a range into pieces of about equal size."""
     pieces = max(-(-planned.rows // rows), -(-planned.size_bytes // size))
     pieces = min(pieces, planned.rows)
     edges = [planned.start + index * planned.rows // pieces for index in range(pieces + 1)]
@@ -82,8 +80,8 @@ def _cut(planned: PlannedRange, rows: int, size: int) -> Iterator[PlannedRange]:
 def _units(
     ranges: Sequence[PlannedRange], rows: int, size: int, *, whole: bool
 ) -> Iterator[list[PlannedRange]]:
-    """What is not divided between tasks: a lineage that fits into one or has to be `whole`, else
-    each range.
+    """Yield groups of ranges that stay together in a task: a lineage that fits or has to be
+    `whole`, otherwise each range.
     """
     for _, group in groupby(ranges, key=lambda each: (each.subject, each.lineage)):
         lineage = list(group)

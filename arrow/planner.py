@@ -1,15 +1,17 @@
-"""Which offsets of which physical partitions are read: fixed once, from the route and the brokers'
-answers.  Pure.
+"""Plans which offsets of which physical partitions are read; the plan is fixed once, from the route
+and the brokers' answers.  Pure.
 
-    routes ──select──▶ partitions that have data, may hold the keys, and are asked for
-                           │ question_of: their times and groups go with one call to each broker
+    routes ──select──▶ partitions that have data, may hold the keys, and are requested
+                           │ question_of: one call to each broker asks for their times and groups
     bounds of each ────────┴─plan──▶ one PlannedRange each, half-open [start, end)
 
 Invariants
-    The ends are numbers by the time a reader exists: a retry, a second action and a second plan
-    read the same rows, or fail with OffsetOutOfRangeError. A range that is asked for by number and
-    is not there is refused, never cut to what is, unless the options allow data loss. Bounds that
-    are times are placed in order: no message of a key is passed over behind one that is read.
+    The ends are numbers before a reader exists: a retry, a second action and a second plan read the
+    same rows, or fail with OffsetOutOfRangeError.
+    A range that is requested by number and is not stored is refused, never shortened, unless the
+    options allow data loss.
+    Bounds that are times are placed in order: no message of a key is skipped if a later one of the
+    key is read.
 
 Source: Kafka's batch reader binds its end late in each task; a retry can then see another end.
 """
@@ -53,28 +55,28 @@ class PlannedRange:
     logic_start: int
     """Logic offset of the partition's offset 0."""
     epoch: int
-    """Depth in the lineage: 0 without parents, else one more than theirs, as far as the route knows
-    them.
+    """Depth in the lineage: 0 without parents, otherwise one more than theirs, as far as the route
+    knows them.
     """
     lineage: int = 0
-    """Equal for partitions that continue one another, in one step or several: the lowest of their
-    ids.
+    """The lowest id among the partitions that are connected with this one as parents and
+    children, in one step or several.
     """
     message_bytes: int = 0
-    """Bytes of log that a message takes, about."""
+    """Approximate number of bytes of log for one message."""
     removed_from_ms: int | None = None
-    """When retention removes its first messages, at the earliest, unless they are held; None:
-    never, as things are.
+    """Earliest time at which retention removes the first messages, unless they are held; None if
+    they are not removed.
     """
 
     @property
     def rows(self) -> int:
-        """How many rows it has."""
+        """The number of rows."""
         return self.end - self.start
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of log that it takes, about."""
+        """The approximate number of bytes of log."""
         return self.rows * self.message_bytes
 
 
@@ -87,13 +89,15 @@ class SelectedPartition:
     epoch: int
     lineage: int
     continues: frozenset[int] = frozenset()
-    """Of the selected ones those that it continues, at once or through others that the route
+    """The selected partitions that this one continues, directly or through others that the route
     knows.
     """
 
 
 def depths(route: Route) -> dict[int, int]:
-    """Partition id → depth in the lineage: below every parent that the route knows."""
+    """Return the depth of each partition id in the lineage: below every parent that the route
+    knows.
+    """
     parents = {each.partition_id: each.parents for each in route.partitions}
     depth: dict[int, int] = {}
     for partition_id in TopologicalSorter(parents).static_order():
@@ -104,8 +108,8 @@ def depths(route: Route) -> dict[int, int]:
 
 
 def lineages(route: Route) -> dict[int, int]:
-    """Partition id → the lowest id of all partitions that it is connected with by parents that the
-    route knows.
+    """Return, for each partition id, the lowest id of all partitions that are connected with it by
+    parents that the route knows.
     """
     lowest = {int(each.partition_id): int(each.partition_id) for each in route.partitions}
 
@@ -124,29 +128,28 @@ def lineages(route: Route) -> dict[int, int]:
 
 
 def check_batch(options: ReadOptions) -> None:
-    """Raises ConfigError: the options are of a stream."""
+    """Raise ConfigError if the options are valid only for a stream."""
     if options.start.manifest:
         raise ConfigError(
-            "start: manifest:DIR is where a stream or a consumer group begins; a batch begins at "
-            "offsets, times or a "
-            "group's cursor"
+            "start: only a stream or a consumer group can begin at manifest:DIR; a batch begins at "
+            "offsets, times or a group's cursor"
         )
     if options.commit_group is not None:
         raise ConfigError(
-            "commitGroup: a group follows a stream; a batch of Spark says nothing of its sink"
+            "commitGroup: a group can follow only a stream; a batch of Spark does not report "
+            "whether its sink has committed"
         )
     if options.max_rows_per_trigger is not None:
         raise ConfigError(
-            "maxRowsPerTrigger: limits the batches of a stream; spark.read reads everything from "
-            "`start` to `end`: leave the "
-            "option out, and set these where fewer rows are wanted"
+            "maxRowsPerTrigger: the option limits the batches of a stream; spark.read reads "
+            "everything from `start` to `end`: remove the option, and set these to read fewer rows"
         )
 
 
 def select_partitions(routes: Sequence[Route], options: ReadOptions) -> list[SelectedPartition]:
     """
-    The partitions to read, by subject and id: those with data that may hold the keys, or those
-    named by the options.
+    Return the partitions to read, sorted by subject and id: those with data that may hold the keys,
+    among them only those that the options name.
 
     Raises:
         NotSentError: the broker group of a partition is not available.
@@ -183,8 +186,8 @@ def select_partitions(routes: Sequence[Route], options: ReadOptions) -> list[Sel
 
 
 def check_named(routes: Sequence[Route], options: ReadOptions) -> None:
-    """Raises PartitionUnknownError: the options name a partition that the subjects lack, or whose
-    data is gone.
+    """Raise PartitionUnknownError if the options name a partition that the subjects lack, or whose
+    data was removed.
     """
     stored = {
         int(partition.partition_id)
@@ -207,8 +210,8 @@ def check_named(routes: Sequence[Route], options: ReadOptions) -> None:
 
 
 def _holders(route: Route, options: ReadOptions) -> set[int]:
-    """The ids of the partitions that may hold messages of the keys."""
-    # A keyed message of such a subject may lie in any partition.
+    """Return the ids of the partitions that may hold messages of the keys."""
+    # If keys may leave their partitions, a message may be in any partition of the subject.
     if options.keys is None or route.may_leave:
         return {int(each.partition_id) for each in route.partitions}
     numbers = {logical_partition(key) for key in options.keys}
@@ -226,15 +229,16 @@ def _check_readable(partition: Partition) -> None:
         )
     if partition.address is None:
         raise NotSentError(
-            f"broker group {partition.broker_group} is not available, which has partition "
-            f"{partition.partition_id}; with the option `partitions` others can be read without it",
+            f"broker group {partition.broker_group}, which has partition "
+            f"{partition.partition_id}, is not available; name other partitions in the option "
+            "`partitions` to read without it",
             partition_id=partition.partition_id,
             broker_group=partition.broker_group,
         )
 
 
 def question_of(partition: Partition, options: ReadOptions) -> BoundsOf:
-    """What the partition's broker is asked to fix the range."""
+    """Return the request to a partition's broker whose answer fixes the range."""
     points = [bound.at(partition.partition_id) for bound in (options.start, options.end)]
     return BoundsOf(
         partition_id=partition.partition_id,
@@ -249,11 +253,11 @@ def plan_ranges(
     options: ReadOptions,
 ) -> list[PlannedRange]:
     """
-    One range per partition, empty ones too, in the order of `selected`.
+    Return one range for each partition, empty ones included, in the order of `selected`.
 
     Args:
-        selected: as `select_partitions` gives them.
-        answers: partition id → the answer to `question_of`, from the brokers.
+        selected: the result of `select_partitions`.
+        answers: the brokers' answers to `question_of`, by partition id.
 
     Raises:
         PartitionUnknownError: no broker has the partition.
@@ -271,7 +275,7 @@ def plan_ranges(
                 partition_id=number, broker_group=each.partition.broker_group
             )
         bounds[number] = answer
-        # The answer has the times and the groups of the start first, then those of the end.
+        # An answer lists the times and the groups of the start first, then those of the end.
         offsets_at, cursors = list(answer.offsets_at), list(answer.cursors)
         starts[number] = _offset("start", options.start.at(number), answer, offsets_at, cursors)
         ends[number] = _offset("end", options.end.at(number), answer, offsets_at, cursors)
@@ -290,7 +294,7 @@ def _place_times(
     bounds: Mapping[int, PartitionBounds],
     selected: Sequence[SelectedPartition],
 ) -> None:
-    """Place those points of a bound in order that are times."""
+    """Place the points of a bound that are times, so that the order of keys holds."""
     own = {
         number: OwnPlace(bounds[number].first_offset, bounds[number].next_offset, place)
         for number, place in places.items()
@@ -341,7 +345,9 @@ def _offset(
     offsets_at: list[int | None],
     cursors: list[int | None],
 ) -> int:
-    """The offset of a point; those of times and groups are taken from the front of the lists."""
+    """Return the offset of a point; the offsets of times and groups are removed from the front of
+    the lists.
+    """
     match point:
         case Edge.EARLIEST:
             return answer.first_offset
@@ -349,7 +355,7 @@ def _offset(
             return answer.next_offset
         case StoredAt():
             offset_at = offsets_at.pop(0)
-            # Retention may have passed the offset since it was found.
+            # Retention may have removed the offset since the broker found it.
             return answer.next_offset if offset_at is None else max(offset_at, answer.first_offset)
         case CursorOf():
             cursor = cursors.pop(0)

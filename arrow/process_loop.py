@@ -1,12 +1,13 @@
-"""One event loop a process, in a thread of its own, with one connection to each broker, for all
-readers of the process.
+"""The event loop of all readers of a process, in a thread of its own, with one connection to each
+broker.
 
-    reader's thread ── submit ──▶ loop: connections of brokers, each opened with its first call, again after it broke
+    reader's thread ── submit ──▶ loop: one connection to each broker, opened by its first call
+                                        and opened again after it broke
 
-A reader's thread may stand still as long as it likes: pings of brokers are answered by the loop.
+A reader's thread may pause as long as it likes, because the loop answers the pings of brokers.
 
 Invariants
-    A child of a fork never uses its parent's loop or connections: it makes its own.
+    A forked child never uses its parent's loop or connections: it creates its own.
     The connections are closed at the exit of the process.
 """
 
@@ -27,7 +28,7 @@ from .secured import Secured
 
 T = TypeVar("T")
 CLOSE_S = 3.0
-"""How long the exit of a process waits for its connections to close."""
+"""Seconds that the exit of a process waits until its connections are closed."""
 
 
 class ProcessLoop:
@@ -49,7 +50,7 @@ class ProcessLoop:
 
     @classmethod
     def current(cls) -> ProcessLoop:
-        """The loop of this process; the first call starts it."""
+        """Return the loop of this process; the first call starts it."""
         with cls._starting:
             if cls._current is None:
                 cls._current = cls()
@@ -66,8 +67,11 @@ class ProcessLoop:
         self._home.enter((self._networks, self._brokers, self._loop), ProcessLoop._in_child)
 
     def network(self, secured: Secured) -> Network:
-        """The network of all readers that are secured in this way; call it in the loop.  Raises
-        ConfigError.
+        """
+        Return the network that readers with this TLS and token share; call it in the loop.
+
+        Raises:
+            ConfigError: a file cannot be used.
         """
         now = in_force(secured)
         network = self._networks.get(now)
@@ -76,7 +80,12 @@ class ProcessLoop:
         return network
 
     def broker(self, secured: Secured, address: str) -> BrokerClient:
-        """The client of a broker; call it in the loop.  Raises ConfigError."""
+        """
+        Return the client of a broker; call it in the loop.
+
+        Raises:
+            ConfigError: a file cannot be used.
+        """
         place = in_force(secured), address
         client = self._brokers.get(place)
         if client is None:
@@ -96,12 +105,12 @@ class ProcessLoop:
         return self.run(begin())
 
     def soon(self, call: Any, *arguments: object) -> None:
-        """Have a function called in the loop; after the end of the loop nothing is called."""
+        """Call a function in the loop soon; do nothing after the loop has ended."""
         if self._home.here and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(call, *arguments)
 
     def close(self) -> None:
-        """Close the connections and end the loop; in a child of a fork nothing is closed."""
+        """Close the connections and end the loop; do nothing in a forked child."""
         if not self._home.here:
             return
         if ProcessLoop._current is self:
@@ -116,12 +125,12 @@ class ProcessLoop:
                 self._loop.close()
 
     async def _close(self) -> None:
-        under_way = asyncio.all_tasks() - {asyncio.current_task()}
+        pending = asyncio.all_tasks() - {asyncio.current_task()}
         for client in self._brokers.values():
             await client.close()
-        for task in under_way:
+        for task in pending:
             task.cancel()
-        await asyncio.gather(*under_way, return_exceptions=True)
+        await asyncio.gather(*pending, return_exceptions=True)
         for network in self._networks.values():
             await network.close()
         self._home.leave()

@@ -1,13 +1,16 @@
-"""Reads planned ranges from their brokers, one after another; the next reads are under way while
+"""Reads planned ranges from their brokers, one after another; the next answers are received while
 rows are built.  Network only.
 
-    event loop of the process:   Read ──▶ answer ──▶ Read ──▶ answer ──▶ …     connections are kept between ranges and tasks
+    event loop of the process:   Read ──▶ answer ──▶ Read ──▶ answer ──▶ …
                                             │ at most FRAMES_AHEAD
     thread of the caller:                   ╰──▶ checked ──▶ Arrow batches
 
+Connections are kept between ranges and tasks.
+
 Invariants
-    The rows yielded are those of the ranges, in their order, each once; or a typed error, never
-    fewer. A read takes no lock and acks nothing, so it may be repeated freely, here and by Spark.
+    A reader yields exactly the rows of the ranges, in their order, each once, or raises a typed
+    error.
+    A read takes no lock and acks nothing, so it may be repeated freely, here and by Spark.
 """
 
 from __future__ import annotations
@@ -24,8 +27,9 @@ from ..protocol.errors import (
     CorruptBatchError,
     KeylaneError,
     OffsetOutOfRangeError,
-    RangeUnreadableError,
+    Reason,
     RetryRule,
+    UnreachableError,
 )
 from ..protocol.frames import Batches, Read
 from ..protocol.limits import PULL_BYTES_MAX
@@ -38,10 +42,10 @@ from .rows import RowBuilder, joined
 from .selection import ReadOptions
 
 PATIENCE_S = 60.0
-"""How long a broker may be away: it is restarted or replaced by then."""
+"""Seconds that a broker may be unreachable; in this time it is restarted or replaced."""
 FRAMES_AHEAD = 2
-"""Answers that wait for the caller or are under way, so that receiving and building run at the same
-time.
+"""Number of answers that are being received or wait for the caller, so that receiving and building
+overlap.
 """
 _BACKOFF = Backoff()
 
@@ -55,18 +59,18 @@ def read_range(options: ReadOptions, planned: PlannedRange) -> Iterator[pa.Recor
 
 def read_ranges(options: ReadOptions, ranges: Sequence[PlannedRange]) -> Iterator[pa.RecordBatch]:
     """
-    Yield the rows of the ranges as Arrow batches, range after range in their order.  Blocks.
+    Yield the rows of the ranges as Arrow batches, range after range in their order; this blocks.
 
-    An Arrow batch may have rows of several ranges, where they are small.
-    `options.bytes_per_second` limits what this call receives.
+    An Arrow batch may have rows of several ranges, if they are small.
+    `options.bytes_per_second` limits the bytes that this call receives.
 
     Raises:
-        OffsetOutOfRangeError: rows of a range are no longer stored; its details name the partition
-            and what is.
-        CorruptBatchError: what a broker sent is damaged, or not the range.
-        RangeUnreadableError: a broker was away or refused for PATIENCE_S; the cause is the last
-            error.
-        JsonValueError: a value does not fit `options.json_schema`.
+        OffsetOutOfRangeError: rows of a range are no longer stored; the details name the partition
+            and the stored offsets.
+        CorruptBatchError: the answer of a broker is damaged, or does not contain the range.
+        UnreachableError: a broker was unreachable or refused for PATIENCE_S; the cause is the
+            last error.
+        CodecError: a value does not fit `options.json_schema`.
     """
     left = [planned for planned in ranges if planned.start < planned.end]
     if not left:
@@ -85,7 +89,7 @@ def _received(
     ranges: Sequence[PlannedRange],
     values: JsonValues | None,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of the ranges; a batch has rows of one of them."""
+    """Yield the rows of the ranges; each batch has rows of one range."""
     for planned in ranges:
         builder = RowBuilder(
             planned, columns=options.columns, batch_rows=options.batch_rows, values=values
@@ -106,16 +110,16 @@ def _check_progress(builder: RowBuilder, answer: Batches, planned: PlannedRange)
     expected = min(answer.upto, planned.end)
     if builder.next_offset != expected:
         raise CorruptBatchError(
-            f"partition {planned.partition_id}: offsets up to {expected} were announced, "
-            f"up to {builder.next_offset} came",
+            f"partition {planned.partition_id}: the broker announced offsets up to {expected}, "
+            f"and sent offsets up to {builder.next_offset}",
             partition_id=planned.partition_id,
             offset=builder.next_offset,
         )
 
 
 class RangeStream:
-    """The answers of brokers over several ranges, received ahead of the caller, in the loop of the
-    process.
+    """The answers of brokers for several ranges, which the loop of the process receives ahead of
+    the caller.
     """
 
     def __init__(
@@ -133,7 +137,7 @@ class RangeStream:
         self._task = loop.start(self._receive())
 
     def next(self) -> Answered:
-        """The next answer; waits for it, and raises what ended the receiving."""
+        """Wait for the next answer and return it; raise the error that ended the receiving."""
         answered = self._answers.get()
         if isinstance(answered, BaseException):
             raise answered
@@ -141,7 +145,7 @@ class RangeStream:
         return answered
 
     def close(self) -> None:
-        """Cancel the read under way."""
+        """Cancel the pending read."""
         self._loop.soon(self._task.cancel)
 
     async def _receive(self) -> None:
@@ -162,7 +166,9 @@ class RangeStream:
                 raise
 
     async def _fetch(self, planned: PlannedRange, offset: int) -> tuple[Batches, memoryview]:
-        """The answer to one read, tried again while its broker is away or has moved."""
+        """Return the answer to one read; retry while the broker is unreachable or the partition has
+        moved.
+        """
         pauses = _BACKOFF.pauses(self._rng)
         began_s = _now_s()
         while True:
@@ -193,7 +199,7 @@ class RangeStream:
         return answer, payload
 
     async def _look_up(self, planned: PlannedRange) -> None:
-        """Ask where the partition is now; without an answer the address stays."""
+        """Ask a metaserver for the partition's address; keep the old one if none answers."""
         if self._meta is None:
             network = self._loop.network(self._options.secured)
             self._meta = MetaClient(network, self._options.meta)
@@ -211,16 +217,17 @@ def _named(planned: PlannedRange) -> str:
 
 
 def _now_s() -> float:
-    """By the clock of the event loop."""
+    """Return the time of the event loop's clock, in seconds."""
     return asyncio.get_running_loop().time()
 
 
 def _unreadable(
     planned: PlannedRange, offset: int, seconds: float, error: KeylaneError
-) -> RangeUnreadableError:
-    return RangeUnreadableError(
-        f"{_named(planned)}: nothing came from offset {offset} on for {seconds:.0f} s; "
-        f"the last try: {error.message}",
+) -> UnreachableError:
+    return UnreachableError(
+        Reason.RANGE_UNREADABLE,
+        f"{_named(planned)}: no answer from offset {offset} on for {seconds:.0f} s; "
+        f"the last error: {error.message}",
         subject=planned.subject,
         partition_id=planned.partition_id,
         start=planned.start,

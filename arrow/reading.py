@@ -1,9 +1,9 @@
-"""`keylane.arrow.read`: the messages of a subject as Arrow batches, for DuckDB, Polars, Ray and
-pandas.  Network only.
+"""`keylane.arrow.read` returns the messages of a subject as Arrow batches, for DuckDB, Polars, Ray
+and pandas.  Network only.
 
-reader = keylane.arrow.read("127.0.0.1:7000", "orders", columns=("key", "value", "timestamp"))
-duckdb.sql("SELECT key, count(*) FROM reader GROUP BY key")
-polars.from_arrow(keylane.arrow.read("127.0.0.1:7000", "orders"))  # a reader is read once
+    reader = keylane.arrow.read("127.0.0.1:7000", "orders", columns=("key", "value", "timestamp"))
+    duckdb.sql("SELECT key, count(*) FROM reader GROUP BY key")
+    polars.from_arrow(keylane.arrow.read("127.0.0.1:7000", "orders"))  # a reader is read once
 """
 
 from __future__ import annotations
@@ -38,10 +38,13 @@ from .snapshot import ask_cluster
 from .task_reader import read_task
 
 Place = str | datetime | timedelta | Mapping[int, int]
-"""\"earliest\", \"latest\", \"group:NAME\" (its durable cursor), an instant that has passed (the
-first message stored then or later): a datetime, how long ago as \"-1h\", or a time as
-\"2024-05-31T12:00:00Z\"; or offsets by partition id: partitions that these do not name are read
-whole.
+"""
+A place at which reading begins or ends.
+
+It is "earliest", "latest", or "group:NAME" for the durable cursor of a group.  An instant in the
+past means the first message that was stored then or later; it is a datetime, an age such as "-1h",
+or a time such as "2024-05-31T12:00:00Z".  A mapping has offsets by partition id; partitions that it
+does not name are read whole.
 """
 _GROUP = "group:"
 
@@ -63,33 +66,36 @@ def read(
     token: str | None = None,
 ) -> pa.RecordBatchReader:
     """
-    Read what a subject has now; the end is fixed by this call, the rows are read as the reader is.
+    Read the present content of a subject.
 
-    Rows come by partition and offset.  No lock is taken, no group's cursor moves.  Two frames are
-    received ahead, until the reader is dropped.
+    This call fixes where reading ends; the rows are received while the reader is used.  They are
+    sorted by partition and offset.  Reading takes no lock and moves no group's cursor.  Two frames
+    are received ahead, until the reader is dropped.
 
     Args:
-        meta: "host:port" of a metaserver, several by comma.
-        partitions: ids; None: all that have data.
-        keys: only messages of these order keys; None: all.
-        columns: in this order; `arrow/schema.py` describes them.
-        batch_rows, bytes_per_second: rows of a batch, about; what is received at most, None: as
-            fast as it goes.
-        schema: of values that are JSON, as "carrier STRING, delay INT" or an Arrow schema: `value`
-            is then a struct.
-        bad_values: what a value that does not fit becomes: "fail", an error; "null", a null.
-        tls: the authority of the servers' certificates; None: KEYLANE_TLS_CA of the environment, or
-            no TLS.
-        token: of a cluster with access control; None: KEYLANE_TOKEN_FILE names its file, or
-            KEYLANE_TOKEN has it.
+        meta: "host:port" of a metaserver; several are separated by commas.
+        start, end: see `Place`.
+        partitions: ids of the partitions to read; None: all that have data.
+        keys: only messages of these order keys are read; None: all.
+        columns: names of the columns, in the wanted order; `arrow/schema.py` describes them.
+        batch_rows: approximate number of rows of a batch.
+        bytes_per_second: limit for received bytes; None: no limit.
+        schema: the schema of JSON values, for example "carrier STRING, delay INT", or an Arrow
+            schema; `value` is then a struct.
+        bad_values: the treatment of a value that does not fit: "fail" raises an error, "null" makes
+            it null.
+        tls: the authority that signed the servers' certificates; None: KEYLANE_TLS_CA of the
+            environment, or no TLS.
+        token: the access token, for a cluster with access control; None: it is read from the file
+            that KEYLANE_TOKEN_FILE names, or from KEYLANE_TOKEN.
 
     Raises:
-        ConfigError: an argument cannot be.
-        RefusedError, UnreachableError: what is asked for does not exist; a server does not answer.
-    The reader raises
-        DataLossError: rows of the range are no longer stored.
-        RangeUnreadableError: a broker was away for a minute.
-        JsonValueError: a value does not fit.
+        ConfigError: an argument is invalid.
+        RefusedError, UnreachableError: the subject, a partition or a group does not exist; a server
+            does not answer.
+        DataLossError: raised by the reader: rows of the range are no longer stored.
+        UnreachableError: raised by the reader: a broker was unreachable for a minute.
+        CodecError: raised by the reader: a value does not fit.
     """
     options = ReadOptions(
         meta=tuple(addresses_of(meta)),
@@ -108,8 +114,8 @@ def read(
     values = json_values(options)
     loop = ProcessLoop.current()
     ranges = loop.run(_plan(loop, options))
-    made = arrow_schema(options.columns, None if values is None else values.type)
-    return pa.RecordBatchReader.from_batches(made, read_task(options, ranges))
+    read_schema = arrow_schema(options.columns, None if values is None else values.type)
+    return pa.RecordBatchReader.from_batches(read_schema, read_task(options, ranges))
 
 
 async def _plan(loop: ProcessLoop, options: ReadOptions) -> list[PlannedRange]:
@@ -139,7 +145,7 @@ def _point(name: str, given: str | datetime | timedelta) -> Point:
         return Edge(given)
     words = "'earliest', 'latest', 'group:NAME' or {partition id: offset}"
     if not isinstance(given, str | datetime | timedelta):
-        raise ConfigError(f"{name}: an instant, {words} is wanted, not {given!r:.80}")
+        raise ConfigError(f"{name}: give an instant, {words}, not {given!r:.80}")
     try:
         return StoredAt(instant_ms(given, now_ms=SystemClock.wall_ms()))
     except InvalidRequestError as error:
@@ -149,19 +155,17 @@ def _point(name: str, given: str | datetime | timedelta) -> Point:
 def _partitions(partitions: Iterable[int]) -> frozenset[int]:
     given = list(partitions) if isinstance(partitions, Iterable) else []
     if not isinstance(partitions, Iterable) or any(type(each) is not int for each in given):
-        raise ConfigError(f"partitions: a list of partition ids is wanted, not {partitions!r:.80}")
+        raise ConfigError(f"partitions: give a list of partition ids, not {partitions!r:.80}")
     return frozenset(given)
 
 
 def _columns(columns: Iterable[str]) -> tuple[str, ...]:
     if isinstance(columns, str) or not isinstance(columns, Iterable):
-        raise ConfigError(f"columns: a list of names is wanted, not {columns!r:.80}")
+        raise ConfigError(f"columns: give a list of names, not {columns!r:.80}")
     names = tuple(columns)
     unknown = [name for name in names if name not in EVERY_COLUMN]
     if unknown or not names or len(set(names)) != len(names):
-        problem = (
-            f"no column {unknown[0]!r:.80}" if unknown else "some columns, each once, are wanted"
-        )
+        problem = f"no column {unknown[0]!r:.80}" if unknown else "give at least one, and each once"
         raise ConfigError(f"columns: {problem}; there are {', '.join(EVERY_COLUMN)}")
     return names
 
@@ -169,7 +173,7 @@ def _columns(columns: Iterable[str]) -> tuple[str, ...]:
 def _keys(keys: Iterable[bytes]) -> list[bytes]:
     given = list(keys) if isinstance(keys, Iterable) else [keys]
     if not all(isinstance(key, bytes) for key in given):
-        raise ConfigError("keys: a list of bytes is wanted")
+        raise ConfigError("keys: give a list of bytes")
     return given
 
 
@@ -179,5 +183,5 @@ def _pace(given: int | None) -> int | None:
 
 def _positive(name: str, given: int) -> int:
     if type(given) is not int or given < 1:
-        raise ConfigError(f"{name}: a whole number above 0 is wanted, not {given!r:.40}")
+        raise ConfigError(f"{name}: give a whole number above 0, not {given!r:.40}")
     return given

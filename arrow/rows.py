@@ -1,9 +1,9 @@
-"""Batches of a range become Arrow batches of about `batch_rows` rows, by column.  Pure.
+"""Turns the batches of a range into Arrow batches of about `batch_rows` rows, by column.  Pure.
 
 Invariants
-    Every batch is checked as a whole before anything of it is used.
-    The rows are exactly the range, dense: a hole, an overlap or another partition's batch is a
-    CorruptBatchError, never a row less or more.
+    Every batch is checked as a whole before any of its rows is used.
+    The rows are exactly those of the range: a gap, an overlap or a batch of another partition
+    raises a CorruptBatchError, and never changes the number of rows.
 
 Source: see arrow/columns.py.
 """
@@ -23,14 +23,14 @@ from .planner import PlannedRange
 from .schema import arrow_schema
 
 BATCH_BYTES_MAX = 8 << 20
-"""An Arrow batch is cut here, whatever its rows: workers have little memory, and offsets in it 31
-bits.
+"""Size in bytes at which an Arrow batch ends: workers have little memory, and the offsets in an
+Arrow column have 31 bits.
 """
 
 
 class RowBuilder:
-    """Takes the batches of one partition in order of offset, gives Arrow batches of the range
-    `[start, end)`.
+    """Builds Arrow batches of the range `[start, end)` from a partition's batches, which it takes
+    in the order of their offsets.
     """
 
     def __init__(
@@ -52,15 +52,16 @@ class RowBuilder:
         self._bytes = 0
         self._first = planned.start
         self.next_offset = planned.start
-        """The first offset not yet taken."""
+        """The first offset that was not taken yet."""
 
     def take(self, payload: memoryview) -> Iterator[pa.RecordBatch]:
         """
-        Take whole batches of the broker, and return the Arrow batches that are full.
+        Take whole batches of the broker, and yield the Arrow batches that are full.
 
         Raises:
-            CorruptBatchError: damaged, of another partition, or not the next offsets.
-            JsonValueError: a value is not JSON of the schema.
+            CorruptBatchError: a batch is damaged, is of another partition, or does not contain the
+                next offsets.
+            CodecError: a value is not JSON of the schema.
         """
         for start, header in batch_starts(payload):
             if self.next_offset >= self._end:
@@ -70,7 +71,7 @@ class RowBuilder:
                 yield from self.rest()
 
     def rest(self) -> Iterator[pa.RecordBatch]:
-        """Return the remaining rows: one batch, or none."""
+        """Yield the remaining rows as one batch, or no batch."""
         if self._rows:
             yield self._build()
             self._pieces.clear()
@@ -88,7 +89,7 @@ class RowBuilder:
         if not header.base_offset <= offset < header.next_offset:
             raise CorruptBatchError(
                 f"offset {offset} is missing in partition {self._partition_id}: "
-                f"the batch sent holds [{header.base_offset}, {header.next_offset})",
+                f"the broker sent a batch of [{header.base_offset}, {header.next_offset})",
                 partition_id=self._partition_id,
                 offset=offset,
                 found=header.base_offset,
@@ -128,10 +129,10 @@ class RowBuilder:
 
 def joined(batches: Iterable[pa.RecordBatch], batch_rows: int) -> Iterator[pa.RecordBatch]:
     """
-    The rows in their order, in batches that are not below `batch_rows` where they can be joined.
+    Join small batches until they have `batch_rows` rows, and yield the rows in their order.
 
-    A batch costs Spark's JVM as much as some thousand rows.  Before an error all rows are yielded
-    that came before it.
+    A batch costs Spark's JVM as much as some thousand rows.  If the source raises an error, all
+    rows before it are yielded first.
     """
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
@@ -146,7 +147,7 @@ def joined(batches: Iterable[pa.RecordBatch], batch_rows: int) -> Iterator[pa.Re
             rows + batch.num_rows > batch_rows or size + batch.nbytes > BATCH_BYTES_MAX
         )
         if waiting and (batch is None or full):
-            yield _one(waiting)
+            yield _whole(waiting)
             waiting, rows, size = [], 0, 0
         if failure is not None:
             raise failure
@@ -156,11 +157,11 @@ def joined(batches: Iterable[pa.RecordBatch], batch_rows: int) -> Iterator[pa.Re
         rows += batch.num_rows
         size += batch.nbytes
         if rows >= batch_rows:  # at once: its reader waits
-            yield _one(waiting)
+            yield _whole(waiting)
             waiting, rows, size = [], 0, 0
 
 
-def _one(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+def _whole(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     if len(batches) == 1:
         return batches[0]
     (whole,) = pa.Table.from_batches(batches).combine_chunks().to_batches()

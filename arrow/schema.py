@@ -1,23 +1,28 @@
-"""The columns that a reader of ranges yields, in Arrow's words.  Pure.
+"""The columns that a reader of ranges yields, with their Arrow types.  Pure.
 
-    subject            string               by default only of several subjects
-    partition          int                  physical partition: its id
+    subject            string               by default only if several subjects are read
+    partition          int                  id of the physical partition
     offset             long                 index in the partition, without gaps
     key                binary               order key; empty when the message was sent without one
     value              binary
-    timestamp          timestamp            sent, by the sender's calendar, UTC
-    properties         map<string, string>  empty when the message has none; a value of bytes comes as base64
+    timestamp          timestamp            time of sending by the sender's clock, UTC
+    properties         map<string, string>  empty when the message has none; bytes are shown as
+                                            base64
 
-    queue              int                  logic queue: its number; it has a meaning in static subjects only
-    logic_offset       long                 index in the logic queue: where the partition begins in it + offset
-    logical_partition  int                  of the order key; null when the message was sent without one
-    epoch              int                  depth of the partition in the lineage: 0 without parents, else one more than theirs
-    stored             timestamp            stored, by the broker's calendar, UTC
+    queue              int                  number of the logic queue; it has a meaning only in
+                                            static subjects
+    logic_offset       long                 index in the logic queue: the partition's first index
+                                            in it + offset
+    logical_partition  int                  logical partition of the order key; null when the
+                                            message was sent without one
+    epoch              int                  depth of the partition in the lineage: 0 without
+                                            parents, otherwise one more than theirs
+    stored             timestamp            time of storing by the broker's clock, UTC
     producer           string               identity of the producer's session
 
 The columns of the second block are yielded on request.
 
-Source: Kafka's names, so that a job moves over by a change of format and options.
+Source: Kafka's names, so that a job can be moved by a change of format and options.
 """
 
 from __future__ import annotations
@@ -44,9 +49,9 @@ _ARROW: dict[str, pa.DataType] = {
 }
 EVERY_COLUMN = tuple(_ARROW)
 COLUMNS_OF_SEVERAL = EVERY_COLUMN[:7]
-"""The columns of several subjects, where none are asked for."""
+"""The default columns when several subjects are read."""
 COLUMNS = COLUMNS_OF_SEVERAL[1:]
-"""The columns of one subject, where none are asked for."""
+"""The default columns when one subject is read."""
 PARTITION_MAX = 2**31 - 1
 
 
@@ -54,10 +59,10 @@ def arrow_schema(
     columns: Sequence[str] = COLUMNS, value_type: pa.DataType | None = None
 ) -> pa.Schema:
     """
-    The Arrow schema of these columns, in this order.
+    Return the Arrow schema of these columns, in this order.
 
     Args:
-        value_type: of the column `value`, where it is decoded.
+        value_type: the type of the column `value`, if values are decoded.
     """
     types = _ARROW if value_type is None else {**_ARROW, "value": value_type}
     return pa.schema([pa.field(name, types[name]) for name in columns])

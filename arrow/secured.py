@@ -1,10 +1,11 @@
-"""How a reader or a writer secures its connections: TLS and a token, given by options, else by the
-environment.  Pure.
+"""The TLS and the token of a reader's or writer's connections, from its options or the environment.
+Pure.
 
-    tlsCa, tlsCert, tlsKey, tokenFile   ▶   KEYLANE_TLS_CA, …, KEYLANE_TOKEN_FILE, KEYLANE_TOKEN   ▶   neither
+    tlsCa, tlsCert, tlsKey, tokenFile  ▶  KEYLANE_TLS_CA, …, KEYLANE_TOKEN_FILE, KEYLANE_TOKEN
+                                       ▶  neither TLS nor a token
 
-It travels with the options to other machines: paths of files do, which have to be there under the
-same names, and a token never does.
+The options are sent to other machines.  Only paths of files are sent, which must exist there under
+the same names; a token itself is never sent.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ from ..protocol.http.tls_settings import TlsSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Secured:
-    """The TLS and the token; what is not given comes from the environment of the process that
+    """The TLS and the token; anything missing is taken from the environment of the process that
     connects.
     """
 
     tls: TlsSettings | None = None
     token_file: str = ""
-    """The path of a file with a token, which is read anew when the token is used."""
+    """The path of a file with a token, which is read again whenever the token is used."""
     token: str = field(default="", repr=False)
-    """A token itself, checked, of a reader that stays in its process."""
+    """A valid token, for a reader that stays in its process."""
 
     def __reduce__(self) -> tuple[object, ...]:
         if self.token:
-            raise InvalidRequestError("a token does not travel: give its file")
+            raise InvalidRequestError("a token is not sent to other processes: give its file")
         return _of_files, (self.tls, self.token_file)
 
 
@@ -38,4 +39,4 @@ def _of_files(tls: TlsSettings | None, token_file: str) -> Secured:
 
 
 PLAIN = Secured()
-"""As the environment says."""
+"""Everything is taken from the environment."""

@@ -1,4 +1,4 @@
-"""What a reader of ranges is asked to read, checked.  Pure."""
+"""The checked options of a reader of ranges.  Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from .schema import COLUMNS
 from .secured import PLAIN, Secured
 
 BATCH_ROWS_DEFAULT = 16_384
-"""From 10,000 rows on, the cost of a batch itself no longer shows; see docs/PERFORMANCE.md."""
+"""Default rows of a batch: from 10,000 rows on the cost of a batch is negligible; see
+docs/PERFORMANCE.md.
+"""
 
 
 class Edge(enum.StrEnum):
@@ -28,8 +30,8 @@ class StoredAt:
     """
     The first offset that the broker stored at or after a time; LATEST if there is none.
 
-    EARLIEST where a partition that is read and continued by this one has such messages: they come
-    before all of its own.
+    If a parent partition that is read too has such messages, it is EARLIEST, because they precede
+    all messages of this partition.
     """
 
     at_ms: int
@@ -52,16 +54,16 @@ class ReadBound:
     """A point in each partition."""
 
     point: Point
-    """In each partition that `by_partition` does not name."""
+    """The point in each partition that `by_partition` does not name."""
     by_partition: Mapping[int, Point] = field(default_factory=dict)
-    """Partition id → point."""
+    """Points by partition id."""
     manifest: str = ""
-    """Of a stream: the folder of the backfill whose ends these are.  What it does not name was
-    opened later, or gone before.
+    """The folder of the backfill whose ends a stream continues; else empty.  Partitions that it
+    does not name were opened later, or removed before.
     """
 
     def at(self, partition_id: int) -> Point:
-        """The point in a partition."""
+        """Return the point in a partition."""
         return self.by_partition.get(partition_id, self.point)
 
 
@@ -71,53 +73,55 @@ LATEST = ReadBound(Edge.LATEST)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """What to read, checked."""
+    """The checked options of a read."""
 
     meta: tuple[str, ...]
     subjects: tuple[Subject, ...]
     partitions: frozenset[int] | None = None
-    """None: all that have data."""
+    """Ids of the partitions to read; None: all that have data."""
     keys: frozenset[bytes] | None = None
-    """None: all; else only rows of these order keys."""
+    """The order keys whose rows are read; None: all."""
     start: ReadBound = EARLIEST
     end: ReadBound = LATEST
     fail_on_data_loss: bool = True
-    """False: a row that retention has removed is left out."""
+    """False: rows that retention has removed are skipped."""
     ordered: bool = False
-    """True: one task reads all partitions that continue one another, parents first."""
+    """True: one task reads a partition and all its descendants, parents first."""
     min_partitions: int | None = None
-    """Large ranges are cut until there are at least these tasks, if there are as many rows; None:
-    none is cut.
+    """Number of tasks; large ranges are cut until there are as many, if there are as many rows.
+    None: no range is cut.
     """
     task_bytes: int | None = None
-    """About the bytes that a task reads; larger ranges are cut.  None: none is cut."""
+    """Approximate number of bytes that a task reads; larger ranges are cut.  None: no range is
+    cut.
+    """
     retry_s: float = 60
-    """How long planning asks brokers that are away."""
+    """Seconds for which planning retries unreachable brokers."""
     columns: tuple[str, ...] = COLUMNS
     batch_rows: int = BATCH_ROWS_DEFAULT
     bytes_per_second: int | None = None
-    """What one call of a reader, which is one task of Spark, receives at most; None: as fast as it
-    goes.
-    """
+    """Limit for the bytes that one reader, which is one task of Spark, receives; None: no limit."""
     json_schema: str | pa.Schema | None = None
-    """A schema as DDL text or of Arrow: the value is JSON, and the column `value` a struct of these
-    fields.
+    """The schema of JSON values, as DDL text or an Arrow schema; the column `value` is then a
+    struct of its fields.
     """
     bad_values: str = "fail"
-    """What a value that does not fit `json_schema` becomes: "fail", an error; "null", a null."""
+    """The treatment of a value that does not fit `json_schema`: "fail" raises an error, "null"
+    makes it null.
+    """
     gc_freeze: bool = True
     secured: Secured = PLAIN
     """TLS and token of every connection, on the driver and in tasks."""
     max_rows_per_trigger: int | None = None
-    """The most rows in a batch of a stream; None: no limit."""
+    """Limit for the rows in a batch of a stream; None: no limit."""
 
     commit_group: str | None = None
-    """A consumer group whose cursors follow what the sink of a stream has committed; None: no
-    cursor moves.
+    """The consumer group whose cursors follow the commits of a stream's sink; None: no cursor
+    moves.
     """
 
     def groups(self) -> list[str]:
-        """The consumer groups whose cursors are bounds."""
+        """Return the consumer groups whose cursors are bounds."""
         points = [
             point
             for bound in (self.start, self.end)

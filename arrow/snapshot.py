@@ -1,8 +1,9 @@
-"""Asks the metaserver and the brokers what there is to read, once.  Network only.
+"""Asks a metaserver and the brokers once what there is to read.  Network only.
 
-metaserver: the routes ──▶ brokers, one call each for the partitions in question, all at once ──▶ `planner.plan_ranges`
+    metaserver: routes ──▶ brokers: bounds, one call each, at the same time ──▶ plan_ranges
 
-A metaserver or a broker that is away is asked again for a while: a restart does not fail a plan.
+If a metaserver or a broker is unreachable, the calls are repeated for a while, so that a restart
+does not fail a plan.
 """
 
 from __future__ import annotations
@@ -35,29 +36,32 @@ from .planner import (
 from .selection import ReadOptions
 
 META_RETRY_S = 10.0
-"""A metaserver is started again by then; a wrong address is told no later."""
+"""Seconds for which an unreachable metaserver is retried: a restart takes less, and a wrong address
+is reported soon.
+"""
 _BACKOFF = Backoff()
 
 
 def take_snapshot(options: ReadOptions) -> list[PlannedRange]:
     """
-    The ranges to read, one for each physical partition, with their ends as of now.  Blocks; needs a
-    thread without event loop.
+    Return the ranges to read, one for each physical partition, with their present ends.
+
+    This blocks, and needs a thread without an event loop.
 
     Raises:
         RefusedError: the subject, a partition, a group or an offset does not exist, or rows are
             lost.
-        UnreachableError: the metaserver or a broker did not answer, for as long as the options say.
+        UnreachableError: the metaserver or a broker did not answer within the time of the options.
     """
     return asyncio.run(_ask(options))
 
 
 def has_expired(options: ReadOptions, partition_id: int) -> bool:
     """
-    Whether a subject of the options had this partition, and has it no more; False where the
-    metaserver does not tell.
+    Return True if a subject of the options once had this partition, and it has expired; False also
+    if the metaserver does not answer.
 
-    Blocks; needs a thread without event loop.
+    This blocks, and needs a thread without an event loop.
     """
     try:
         return asyncio.run(_has_expired(options, partition_id))
@@ -91,7 +95,7 @@ async def _ask(options: ReadOptions) -> list[PlannedRange]:
 
 
 async def ask_cluster(network: Network, options: ReadOptions) -> list[PlannedRange]:
-    """As `take_snapshot`, over a given network."""
+    """Return the ranges to read, as `take_snapshot` does, over a given network."""
     check_batch(options)
     meta = MetaClient(network, options.meta)
     patience = _Patience(options.retry_s)
@@ -109,7 +113,7 @@ async def ask_cluster(network: Network, options: ReadOptions) -> list[PlannedRan
 
 
 class _Patience:
-    """How long errors that may pass are waited for."""
+    """A time limit for retries after errors that may pass."""
 
     def __init__(self, seconds: float) -> None:
         self._loop = asyncio.get_running_loop()
@@ -117,7 +121,7 @@ class _Patience:
         self._pauses = _BACKOFF.pauses(random.Random())
 
     async def wait_or_raise(self, error: KeylaneError) -> None:
-        """Pause before the next try; raise the error if there is none."""
+        """Pause before the next try; raise the error if a retry cannot help or the time is over."""
         pause_s = self._pauses.next_ms() / 1000
         if error.retry is RetryRule.NEVER or self._loop.time() + pause_s > self._until:
             raise error
@@ -138,12 +142,15 @@ async def _routes(meta: MetaClient, options: ReadOptions) -> list[Route]:
             raise await _with_suggestion(meta, error) from None
         except UnreachableError as error:
             await patience.wait_or_raise(
-                _retold(error, f"meta: no metaserver answers at {', '.join(options.meta)}")
+                error.copy(
+                    message=f"meta: no metaserver answers at {', '.join(options.meta)}: "
+                    f"{error.message}"
+                )
             )
 
 
 async def _with_suggestion(meta: MetaClient, error: SubjectUnknownError) -> SubjectUnknownError:
-    """The error with the name of a subject that is spelt nearly like the one that was asked for."""
+    """Return the error with the name of a subject that is spelt nearly like the requested one."""
     name = error.subject or ""
     try:
         known = [each.subject for each in (await meta.call(endpoints.SUBJECTS)).subjects]
@@ -157,7 +164,7 @@ async def _with_suggestion(meta: MetaClient, error: SubjectUnknownError) -> Subj
 async def _answers(
     network: Network, selected: Sequence[SelectedPartition], options: ReadOptions
 ) -> dict[int, PartitionBounds]:
-    """Partition id → its bounds, of those that brokers have."""
+    """Return the bounds by partition id, of the partitions that brokers have."""
     by_address: dict[str, list[SelectedPartition]] = defaultdict(list)
     for each in selected:
         by_address[str(each.partition.address)].append(each)
@@ -182,15 +189,8 @@ async def _ask_broker(
     except UnreachableError as error:
         group = asked[0].partition.broker_group
         ids = [str(each.partition.partition_id) for each in asked]
-        raise _retold(
-            error,
+        text = (
             f"broker group {group} does not answer, which has partition {listed(ids)}; "
-            f"with the option `partitions` others can be read without it",
-        ) from error
-
-
-def _retold(error: UnreachableError, text: str) -> UnreachableError:
-    """The error, with what it means to the reader before its own words."""
-    told = type(error)(f"{text}: {error.message}", **error.details)
-    told.fate = error.fate
-    return told
+            "with the option `partitions` others can be read without it"
+        )
+        raise error.copy(message=f"{text}: {error.message}") from error

@@ -1,9 +1,10 @@
-"""Reads the ranges of a task: the rows of the keys asked for, and past what retention has removed.
-Network only.
+"""Reads the ranges of a task: it chooses rows by key, and skips rows that retention has removed if
+the options allow it.  Network only.
 
 Invariants
-    Lost rows are told: as a DataLossError, or, where the options allow a loss, as a warning in the
-    log. Every row that is left comes once, in the order of the ranges.
+    Lost rows are reported: as a DataLossError, or, if the options allow a loss, as a warning in the
+    log.
+    Every remaining row is yielded once, in the order of the ranges.
 """
 
 from __future__ import annotations
@@ -29,13 +30,14 @@ _LOG = logging.getLogger(__name__)
 
 def read_task(options: ReadOptions, ranges: Sequence[PlannedRange]) -> Iterator[pa.RecordBatch]:
     """
-    Yield the rows of the ranges, one range after another, as Arrow batches.  Blocks; needs a thread
-    without event loop.
+    Return an iterator over the rows of the ranges, one range after another, as Arrow batches.
+
+    It blocks, and needs a thread without an event loop.
 
     Raises:
         DataLossError: retention has removed rows, and `fail_on_data_loss` is set.
         OffsetOutOfRangeError: the partition ends before the range does.
-        CorruptBatchError: what a broker sent is damaged, or not the range.
+        CorruptBatchError: the answer of a broker is damaged, or does not contain the range.
         UnreachableError: a broker did not answer.
     """
     return _TaskReading(options, ranges)
@@ -43,28 +45,27 @@ def read_task(options: ReadOptions, ranges: Sequence[PlannedRange]) -> Iterator[
 
 class _TaskReading(Iterator[pa.RecordBatch]):
     """
-    The rows of a task.  It is no generator, which Ctrl-C would end: a later batch would then be
-    missed in silence.
+    The iterator over the rows of a task.
 
-    Args:
-        options, ranges: as of `read_task`.
+    It is no generator: Ctrl-C would end one, and a later call would silently miss the remaining
+    batches.
     """
 
     def __init__(self, options: ReadOptions, ranges: Sequence[PlannedRange]) -> None:
         self._left = list(ranges)
-        """Of which the rows are not given out."""
+        """Ranges whose rows were not returned yet, and the rows of the last batch."""
         self._given = 0
-        """Rows of the batch that was given out last, which are among those left."""
+        """Number of rows of the last batch, which are still part of the ranges left."""
         self._chosen: KeyFilter | None = None
         if options.keys is not None:
             self._chosen = KeyFilter(options.keys, options.columns)
             options = replace(options, columns=self._chosen.columns_to_read)
         self._options = options
         self._batches: Iterator[pa.RecordBatch] | None = None
-        """Gives the rows that are left; None: it has ended with an error."""
+        """The iterator over the ranges left; None before the first batch and after an error."""
 
     def __next__(self) -> pa.RecordBatch:
-        while left := _behind(self._left, self._given):
+        while left := _without_first(self._left, self._given):
             self._left, self._given = left, 0
             batches, self._batches = self._batches, None
             if batches is None:
@@ -72,7 +73,7 @@ class _TaskReading(Iterator[pa.RecordBatch]):
             try:
                 batch = next(batches)
             except OffsetOutOfRangeError as error:
-                self._left = _behind_loss(self._options, left, error)
+                self._left = _without_lost(self._options, left, error)
                 continue
             rows = batch if self._chosen is None else self._chosen.rows(batch)
             self._batches, self._given = batches, batch.num_rows
@@ -82,8 +83,8 @@ class _TaskReading(Iterator[pa.RecordBatch]):
         raise StopIteration
 
 
-def _behind(ranges: list[PlannedRange], rows: int) -> list[PlannedRange]:
-    """The ranges without their first `rows` rows."""
+def _without_first(ranges: list[PlannedRange], rows: int) -> list[PlannedRange]:
+    """Return the ranges without their first `rows` rows."""
     left = list(ranges)
     while left and rows >= left[0].rows:
         rows -= left.pop(0).rows
@@ -92,11 +93,15 @@ def _behind(ranges: list[PlannedRange], rows: int) -> list[PlannedRange]:
     return left
 
 
-def _behind_loss(
+def _without_lost(
     options: ReadOptions, ranges: list[PlannedRange], error: OffsetOutOfRangeError
 ) -> list[PlannedRange]:
-    """The ranges without the rows that are lost; raises the error of the loss, or of what is
-    none.
+    """
+    Return the ranges without the lost rows.
+
+    Raises:
+        DataLossError: the options do not allow a loss.
+        OffsetOutOfRangeError: `error` does not mean that rows were lost.
     """
     index = next(
         (at for at, each in enumerate(ranges) if error.partition_id in {None, each.partition_id}),
@@ -117,7 +122,7 @@ def _behind_loss(
 def _bounds_now(
     options: ReadOptions, planned: PlannedRange, error: OffsetOutOfRangeError
 ) -> PartitionBounds:
-    """The bounds of the partition: what its broker says of them, or what the error does."""
+    """Return the bounds of the partition, from its broker or else from the error."""
     try:
         loop = ProcessLoop.current()
         return loop.run(_ask(loop, options, planned))

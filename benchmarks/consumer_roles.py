@@ -23,7 +23,7 @@ from bare_consume import Clock, Figures, handler_of, reader_of
 from machine import peak_mb
 from roles import KEYS, VALUE
 
-from keylane import Consumer, Message, Producer
+from keylane import Consumer, ConsumerSettings, Message, Producer
 
 POISON = b"poison"
 """Keys of messages that always fail begin with it; they are as long as the others, so that batches
@@ -148,7 +148,13 @@ async def lanes(meta: str, subject: str, count: int) -> Figures:
         await asyncio.sleep(message.offset * 7 % 51 / 10_000)
         countdown.count()
 
-    async with Consumer(meta, subject=subject, group="lanes", handler=handle, concurrency=100):
+    async with Consumer(
+        meta,
+        subject=subject,
+        group="lanes",
+        handler=handle,
+        settings=ConsumerSettings(concurrency=100),
+    ):
         ready()
         await clock.done.wait()
     return clock.figures

@@ -18,7 +18,7 @@ import uvloop
 from roles import KEYS, VALUE
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 
-from keylane import Consumer, Message, Producer
+from keylane import Consumer, ConsumerSettings, Message, Producer
 from keylane.sink import FencedSession, create_tables, fenced_batch
 
 sys.path.append(str(Path(__file__).parent.parent / "tests"))
@@ -73,7 +73,11 @@ async def one_by_one(meta: str, subject: str, count: int, engine: AsyncEngine) -
 
     started = time.monotonic()
     async with Consumer(
-        meta, subject=subject, group="single", handler=handle, concurrency=CONCURRENCY
+        meta,
+        subject=subject,
+        group="single",
+        handler=handle,
+        settings=ConsumerSettings(concurrency=CONCURRENCY),
     ):
         await ended.wait()
     return time.monotonic() - started

@@ -20,7 +20,7 @@ from typing import IO, Any
 from machine import machine, peak_mb
 
 from keylane.protocol.control import CreateSubject
-from keylane.protocol.errors import NotEnoughBrokersError
+from keylane.protocol.errors import UnavailableError
 from keylane.protocol.routing import OrderStrategy
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
@@ -68,7 +68,7 @@ class BenchCluster:
                 for _ in range(100):
                     try:
                         await MetaClient(network, [self.meta]).create_subject(body)
-                    except NotEnoughBrokersError:
+                    except UnavailableError:
                         await asyncio.sleep(0.05)
                     else:
                         return

@@ -38,7 +38,7 @@ from keylane import Consumer, Message, Producer
 from keylane.consumer import ConsumerSettings
 from keylane.protocol import endpoints
 from keylane.protocol.control import CreateSubject, Heartbeat, Join
-from keylane.protocol.errors import NotEnoughBrokersError
+from keylane.protocol.errors import UnavailableError
 from keylane.protocol.operations import OperationKind, OperationState, OperationView, Reshape
 from keylane.protocol.routing import OrderStrategy, logical_partition
 from keylane.rpc.client import MetaClient
@@ -126,7 +126,7 @@ async def create(meta: MetaClient, subject: str, partitions: int) -> None:
     while True:
         try:
             await meta.create_subject(body)
-        except NotEnoughBrokersError:
+        except UnavailableError:
             await asyncio.sleep(0.05)
         else:
             return

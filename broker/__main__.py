@@ -1,4 +1,4 @@
-"""`python -m keylane.broker`: a broker as a program of its own."""
+"""Runs a broker as a program of its own: `python -m keylane.broker`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .settings import RELOADED, SOURCES, BrokerSettings
 
 
 def main(arguments: list[str] | None = None, *, prog: str = "keylane.broker") -> int:
-    """Run the program; returns its exit status."""
+    """Run the program, and return its exit status."""
     if not __debug__:
         print(
             "keylane: refuses to run with python -O: its asserts guard your data", file=sys.stderr

@@ -68,11 +68,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("keylane.broker")
 
 SWITCH_S = 0.0005
-"""How long a thread waits for a busy event loop after a disk operation; with Python's 5 ms the disk
-would idle.
+"""Time in seconds after which a thread may take over from a busy event loop when its disk operation
+has ended. With Python's default of 5 ms the disk would idle.
 """
 GC_THRESHOLDS = (10_000, 4, 200)
-"""Messages make no reference cycles, so the collector needs to run seldom."""
+"""The thresholds of the garbage collector. Messages make no reference cycles, so it rarely needs to
+run.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ class RunningBroker:
     identity: FolderIdentity
     store: Store
     adopt: Callable[[BrokerSettings], None]
-    """Takes over what may change in a running broker: `settings.RELOADED`."""
+    """Applies those settings that may change in a running broker: `settings.RELOADED`."""
 
 
 class _Folder(NamedTuple):
@@ -96,22 +98,23 @@ class _Folder(NamedTuple):
 
 
 class Pools(NamedTuple):
-    """Threads for blocking work: of the store, and of the scheduled messages."""
+    """The threads for blocking work of the store and of the scheduled messages."""
 
     commit: RunBlocking
     read: RunBlocking
     background: RunBlocking
     scheduled: RunBlocking
     quick: QuickSync | None = None
-    """Makes small commits durable without `commit`."""
+    """Makes small commits durable without the thread `commit`; None if the kernel cannot do that.
+    """
 
 
 Listen = Callable[
     [Sequence[ControlRoute], DataService, ServerMetrics, Guard | None],
     AbstractAsyncContextManager[str],
 ]
-"""Serves routes and the data plane until its block ends; gives the address, host:port.  The guard
-is None where every caller may do everything.
+"""Serves routes and the data plane until its block ends, and yields the address, host:port. The
+guard is None if every caller may do everything.
 """
 
 
@@ -127,7 +130,7 @@ async def running_broker(
     Recover the store, listen, and report to the metaserver; stop in reverse order at the end of the
     block.
 
-    The metaserver need not be reachable.  The caller has to close a `network` that it gives.
+    The metaserver need not be reachable. A caller that passes a `network` has to close it.
 
     Raises:
         DataFolderError, CorruptLogError, AddressError, ConfigError: the broker cannot start.
@@ -207,14 +210,14 @@ async def serving_broker(
     on_claimed: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[RunningBroker]:
     """
-    As `running_broker`, on given files, threads and network.
+    Run a broker like `running_broker`, but on given files, threads and network.
 
     Args:
-        rng: draws the broker's id, and pauses.
-        names: names this opening of the folder, and scheduled messages: no two openings may draw
-            the same.
-        on_claimed: called when the folder is locked and known as this broker's, before anything in
-            it is read.
+        rng: draws the broker's id, and the lengths of pauses.
+        names: draws the name of this opening of the folder, and the names of scheduled messages; no
+            two openings may draw the same names.
+        on_claimed: called when the folder is locked and known to belong to this broker, before
+            anything in it is read.
     """
     async with contextlib.AsyncExitStack() as stack:
         folder = (files, settings, clock, rng, names, pools)
@@ -267,7 +270,7 @@ async def serving_broker(
 
 
 def _begin(stack: contextlib.AsyncExitStack, loops: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Run loops until the stack ends."""
+    """Run loops until the stack is closed."""
     for loop in loops:
         stack.push_async_callback(_end, asyncio.create_task(loop))
 
@@ -282,7 +285,7 @@ def _open(
     *,
     on_claimed: Callable[[], None],
 ) -> _Folder:
-    """Lock the data folder, recover its store, and name the new opening; blocks."""
+    """Lock the data folder, recover its store, and name the new opening. Blocks."""
     files.lock()
     identity = claim_folder(files, broker_group=settings.group, rng=rng)
     on_claimed()
@@ -318,11 +321,11 @@ def _guarding(
     pools: Pools,
     address: Callable[[], str],
 ) -> BrokerGuarding | None:
-    """The access control of the broker; None: it has none."""
+    """Return the access control of the broker, or None if it has none."""
     if not settings.is_guarded:
         return None
     from .access.audit_sending import AuditSending
-    from .access.guarding import BrokerGuarding  # with a library that the others need not load
+    from .access.guarding import BrokerGuarding  # a guarded broker alone needs its library
     from .access.judge import CapabilityJudge
 
     judge = CapabilityJudge(
@@ -396,7 +399,9 @@ def _scheduling(
     clock: Clock,
     draw: DrawBits,
 ) -> Scheduling:
-    """What answers calls about scheduled messages; `service` passes their frames to it."""
+    """Return the object that answers calls about scheduled messages; `service` passes their frames
+    to it.
+    """
     scheduling = Scheduling(
         opened.scheduler,
         peers,
@@ -419,8 +424,8 @@ def _routes(
     parking: Parking,
     metrics: ServerMetrics,
 ) -> list[ControlRoute]:
-    """A route for each endpoint of `endpoints.BROKER`, one for the figures, and one for the
-    document of them all.
+    """Return a route for each endpoint of `endpoints.BROKER`, one for the metrics, and one for the
+    document that describes them all.
     """
     return [
         *control.routes(),
@@ -451,7 +456,9 @@ def _metrics(
 def _report(
     opened: _Folder, settings: BrokerSettings, address: str, *, untold: tuple[int, ...], taken: bool
 ) -> BrokerHeartbeat:
-    """The report of a broker; `taken` leaves out earlier openings, as after an accepted report."""
+    """Return the broker's report. If the last report was accepted (`taken`), earlier openings are
+    left out.
+    """
     identity, store, opening, _ = opened
     reason = store.commit.reason
     return BrokerHeartbeat(
@@ -474,7 +481,7 @@ def _report(
 def _own_network(
     stack: contextlib.AsyncExitStack, settings: BrokerSettings, served: ServedNetwork
 ) -> Network:
-    """A network with the broker's token that the stack closes."""
+    """Return a network that uses the broker's token; the stack closes it."""
     token = TokenFile(settings.token_file) if settings.token_file else None
     network = served.outgoing(token)
     stack.push_async_callback(network.close)
@@ -505,7 +512,7 @@ def _pools(stack: contextlib.AsyncExitStack, settings: BrokerSettings, clock: Cl
 def _in_pool(
     stack: contextlib.AsyncExitStack, threads: int, name: str
 ) -> Callable[..., Awaitable[Any]]:
-    """A function that runs functions in a pool of `threads` threads; the pool ends with the
+    """Return a function that runs functions in a pool of `threads` threads; the pool ends with the
     stack.
     """
     pool = ThreadPoolExecutor(threads, name)
@@ -524,8 +531,8 @@ async def _end(task: asyncio.Task[None]) -> None:
 
 
 def tune_interpreter() -> None:
-    """Tune the whole process for serving; present objects are left out of garbage collections from
-    now on.
+    """Tune the whole process for serving. Objects that exist now are left out of all later garbage
+    collections.
     """
     sys.setswitchinterval(SWITCH_S)
     gc.set_threshold(*GC_THRESHOLDS)
@@ -543,8 +550,9 @@ async def run_broker(
     Serve until `stop` is set, as the only task of the process.
 
     Args:
-        ready: called with the address when it listens; a metaserver may not have registered it yet.
-        on_running: called with the broker before that.
+        ready: called with the address once the broker listens there; a metaserver may not have
+            registered it yet.
+        on_running: called with the broker before `ready` is called.
     """
     async with running_broker(settings) as broker:
         tune_interpreter()

@@ -1,20 +1,20 @@
-"""How much of a broker the reads of jobs may take while live clients use it.  Pure.
+"""Limits how much of a broker the reads of jobs may take while live clients use it.  Pure.
 
     no live request for LIVE_MS    jobs read as fast as the broker answers
-    live requests                  small answers, LIVE_BYTES_PER_SECOND of all jobs together, live requests first
+    live requests                  answers are small, all jobs together read
+                                   LIVE_BYTES_PER_SECOND, and live requests go first
 
-A large answer holds the event loop and the socket for milliseconds, which every live request behind
-it then waits.
+A large answer occupies the event loop and the socket for milliseconds, and every live request after
+it has to wait for it.
 
 Invariants
-    A job's read waits at most WAIT_MS_MAX, so that it is answered long before its client gives it
-    up.
+    A job's read waits at most WAIT_MS_MAX, so it is answered long before its client gives up.
 """
 
 from __future__ import annotations
 
 LIVE_MS = 100
-"""A live request counts for so long."""
+"""Time in milliseconds for which a request of a live client makes the reads of jobs yield."""
 LIVE_BYTES_PER_SECOND = 64 << 20
 LIVE_ANSWER_BYTES = 256 << 10
 WAIT_MS_MAX = 1_000
@@ -25,17 +25,21 @@ class BackgroundBudget:
 
     def __init__(self) -> None:
         self.live_at_ms = -1 - LIVE_MS
-        """When the last request of a live client came."""
+        """The time of the boot clock, in milliseconds, at which the last request of a live client
+        arrived.
+        """
         self._free_at_ms = 0.0
 
     def wait_ms(self, now_ms: int) -> float:
-        """How long a job's read waits before its turn; 0: it may take it."""
+        """Return how long a job's read waits for its turn, in milliseconds; 0 means that its turn
+        is now.
+        """
         if now_ms > self.live_at_ms + LIVE_MS:
             return 0.0
         return min(max(0.0, self._free_at_ms - now_ms), WAIT_MS_MAX)
 
     def take(self, wanted_bytes: int, now_ms: int) -> int:
-        """Take a turn; returns the bytes that the answer may have."""
+        """Take a turn, and return the number of bytes that the answer may have."""
         if now_ms > self.live_at_ms + LIVE_MS:
             return wanted_bytes
         bytes_max = min(wanted_bytes, LIVE_ANSWER_BYTES)

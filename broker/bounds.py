@@ -1,5 +1,5 @@
-"""Where the messages of a partition begin and end, and where a time or a consumer group is in it,
-for plans to read.
+"""Finds where the messages of a partition begin and end, and where a time or a consumer group is in
+it. Plans read this.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from .partition.partition import HostedPartition
 from .store.store import Store
 
 LOOKS_MAX = 5
-"""Looks for a time that is still to come for this broker, where each finds messages that are
-earlier.
+"""The greatest number of searches for a time that this broker's clock has not reached, if messages
+with earlier times are stored during each search.
 """
 
 
@@ -24,13 +24,14 @@ async def bounds_of(
     removed_from_ms: Callable[[int], int | None],
 ) -> PartitionBounds:
     """
-    The bounds of a partition.
+    Return the bounds of a partition.
 
-    The index is asked first: what is stored meanwhile makes the bounds wider, so every offset found
-    lies in them.
+    The index is read first. Messages that are stored meanwhile only widen the bounds, so every
+    offset found lies within them.
 
     Args:
-        removed_from_ms: when a message that was stored then may be removed.
+        removed_from_ms: returns the time from which a message that was stored at a given time may
+            be removed.
 
     Raises:
         CorruptLogError: the index is damaged there.
@@ -55,10 +56,11 @@ async def bounds_of(
 
 async def _first_at(store: Store, partition: HostedPartition, at_ms: int) -> int:
     """
-    The first message at this time or later; without one the end, as it was then: what is stored
-    from there on is later.
+    Return the offset of the first message at this time or later. If there is none, return the end
+    offset at the time of the search: messages stored after it are later.
 
-    Where messages were stored during the look, these may be earlier or later, so it looks again.
+    If messages were stored during the search, they may be earlier or later than `at_ms`, so the
+    search is repeated.
     """
     for _ in range(LOOKS_MAX):
         end = partition.readable_offset

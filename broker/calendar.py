@@ -1,13 +1,14 @@
-"""How far a broker believes the calendar: one that is set forward at once makes nothing old or due
-before HOLD_MS have passed.
+"""Decides how far a broker trusts the calendar. If the calendar jumps forward, nothing becomes old
+or due by that before HOLD_MS have passed.
 
-    calendar agrees with the boot clock, is set back, or is set forward a little    believed
-    set forward by more than FORWARD_MS between two looks                           the calendar of before goes on, held
-    held, and the calendar is right again, within FORWARD_MS                        believed
-    held for HOLD_MS by the boot clock, or an operator says so                      believed
+    agrees with the boot clock, is set back, or is set forward a little    trusted
+    is set forward by more than FORWARD_MS between two looks               held: the earlier
+                                                                           calendar continues
+    is held, and right again within FORWARD_MS                             trusted
+    is held for HOLD_MS by the boot clock, or an operator confirms it      trusted
 
-Where a calendar was wrong for a moment, messages that no group needs yet are still there
-afterwards, and scheduled messages are delivered at their times.
+If a calendar was wrong for a moment, messages that no group needs yet are still there afterwards,
+and scheduled messages are delivered at their times.
 """
 
 from __future__ import annotations
@@ -23,18 +24,20 @@ HOLD_MS = 24 * 3_600_000
 
 
 class Calendar:
-    """The calendar that ages and times are judged by, from the one that was right when this was
-    made.
+    """The calendar by which ages and times are judged. It begins with the machine's calendar, which
+    must be right when this object is made.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._held_at_ms: int | None = None
-        """When it was set forward, by the boot clock."""
+        """The time of the boot clock, in milliseconds, at which the calendar was found to be set
+        forward; None if it is trusted.
+        """
         self.believe()
 
     def believe(self) -> None:
-        """Take the calendar for right as it is now."""
+        """Trust the calendar as it is now."""
         self._take(self._clock.wall_ms(), self._clock.boot_ms())
 
     def _take(self, wall_ms: int, boot_ms: int) -> None:
@@ -42,14 +45,14 @@ class Calendar:
         self._held_at_ms = None
 
     def now_ms(self) -> int:
-        """The time to judge by, in milliseconds since 1970; a look at the calendar, and to be taken
-        at every check.
+        """Look at the calendar, and return the time to judge by, in milliseconds since 1970. Every
+        check must call this.
         """
         wall_ms, boot_ms = self._clock.wall_ms(), self._clock.boot_ms()
         judged_ms = self._judged_ms(wall_ms, boot_ms)
         if judged_ms == wall_ms:
-            # What was judged, and not a reading of later: a calendar that is set in between would
-            # be believed.
+            # The judged reading is taken, not a later one: a calendar that is set in between would
+            # otherwise be trusted.
             self._take(wall_ms, boot_ms)
         elif self._held_at_ms is None:
             self._held_at_ms = boot_ms
@@ -57,18 +60,18 @@ class Calendar:
         return judged_ms
 
     def told_ms(self) -> int:
-        """The time to judge by, as `now_ms`, but no look: nothing changes by it."""
+        """Return the time to judge by, like `now_ms`, but without a look: it changes nothing."""
         return self.both_ms()[0]
 
     def both_ms(self) -> tuple[int, int]:
-        """The time as `told_ms`, and the one of the machine's calendar, which is later while it is
-        not believed.
+        """Return the time of `told_ms`, and the time of the machine's calendar, which is later
+        while it is not trusted.
         """
         wall_ms = self._clock.wall_ms()
         return self._judged_ms(wall_ms, self._clock.boot_ms()), wall_ms
 
     def _judged_ms(self, wall_ms: int, boot_ms: int) -> int:
-        """The time that counts; another one than `wall_ms` if the calendar is not believed."""
+        """Return the time that counts. It differs from `wall_ms` if the calendar is not trusted."""
         expected_ms = self._wall_ms + boot_ms - self._boot_ms
         held_ms = 0 if self._held_at_ms is None else boot_ms - self._held_at_ms
         if wall_ms <= expected_ms + FORWARD_MS or held_ms >= HOLD_MS:
@@ -77,7 +80,7 @@ class Calendar:
 
     @property
     def problem(self) -> str:
-        """Why another time counts; "" if they are not.  As the last look found it."""
+        """Why a different time counts, as the last look found it; "" if the calendar is trusted."""
         if self._held_at_ms is None:
             return ""
         boot_ms = self._clock.boot_ms()

@@ -1,4 +1,6 @@
-"""Control calls of a broker: host, describe and seal partitions, set cursors, health."""
+"""Answers control calls of a broker: host, describe and seal partitions, set cursors, report
+health.
+"""
 
 from __future__ import annotations
 
@@ -52,9 +54,9 @@ from .store.set_cursor import set_cursor
 from .store.store import DURABLE, Store
 
 LISTED_MAX = 500
-"""Partitions in an answer; more would block the event loop too long."""
+"""The number of partitions in an answer. More would block the event loop too long."""
 GROUPS_LISTED_MAX = 2_000
-"""Consumer groups at which an answer ends, for the same reason."""
+"""The number of consumer groups at which an answer ends, for the same reason."""
 
 
 class BrokerControl:
@@ -89,11 +91,11 @@ class BrokerControl:
         self._refusal = refusal
         self._scheduled = scheduled
         self._ids: list[int] = []
-        """Ids of hosted partitions, sorted, at the last listing."""
+        """The sorted ids of hosted partitions at the last listing."""
         self._ids_version = -1
 
     def routes(self) -> list[ControlRoute]:
-        """A route for each endpoint of `endpoints.BROKER`."""
+        """Return a route for each endpoint of `endpoints.BROKER`."""
         return [
             ControlRoute(endpoints.HOST_PARTITION, self.host),
             ControlRoute(endpoints.PARTITIONS, self.list),
@@ -112,8 +114,8 @@ class BrokerControl:
         ]
 
     async def host(self, body: HostPartition, _params: Params) -> PartitionStatus:
-        """Host a partition of this broker group, durably; a repeat succeeds while the partition is
-        unused.
+        """Host a partition of this broker group, durably. A repeated call succeeds while the
+        partition is unused.
         """
         if body.partition.broker_group != self._broker_group:
             raise WrongBrokerError(
@@ -134,8 +136,8 @@ class BrokerControl:
         return partition.status(now_ms=self._clock.boot_ms())
 
     async def list(self, _body: object, params: Params) -> PartitionStatusList:
-        """A page of hosted partitions by id: at most `limit` after `after`, fewer if they have many
-        groups.
+        """Return a page of hosted partitions by id: at most `limit` after `after`, but fewer if
+        they have many groups.
         """
         after = whole_number(params, "after", -1, low=-1)
         limit = whole_number(params, "limit", LISTED_MAX, low=1, high=LISTED_MAX)
@@ -163,7 +165,7 @@ class BrokerControl:
         )
 
     async def describe(self, _body: object, params: Params) -> PartitionStatus:
-        """A partition with its groups, or with the requested group."""
+        """Return a partition with its groups, or with the requested group."""
         partition = self._store.state.partition(partition_id_of(params))
         status = partition.status(now_ms=self._clock.boot_ms(), group=params.get("group"))
         return replace(
@@ -173,7 +175,7 @@ class BrokerControl:
         )
 
     async def offset(self, _body: object, params: Params) -> FoundOffset:
-        """The offset of a message by the time at which it was stored."""
+        """Return the offset of a message by the time at which it was stored."""
         partition = self._store.state.partition(partition_id_of(params))
         text, bound = params.get("at_ms", ""), params.get("bound", TimeBound.LOWER)
         if bound not in set(TimeBound):
@@ -189,8 +191,8 @@ class BrokerControl:
         )
 
     async def bounds(self, body: AskBounds, _params: Params) -> BoundsList:
-        """Where partitions begin and end, and where times and groups are in them; those not hosted
-        are left out.
+        """Return where partitions begin and end, and where times and groups are in them. Partitions
+        that are not hosted are left out.
         """
         return BoundsList(
             broker_group=self._broker_group,
@@ -203,9 +205,9 @@ class BrokerControl:
 
     async def seal(self, _body: object, params: Params) -> PartitionStatus:
         """
-        Seal a partition, durably; a repeat changes nothing.
+        Seal a partition, durably. A repeated call changes nothing.
 
-        With `?empty=1` a partition with messages is refused: it is not the partition that the
+        With `?empty=1` a partition with messages is refused, because it is not the one that the
         caller has hosted.
         """
         await check_standing(self._standing)
@@ -218,21 +220,23 @@ class BrokerControl:
         return replace(partition.status(now_ms=self._clock.boot_ms()), ended_at_ms=ended_ms)
 
     async def cursor(self, body: SetCursor, params: Params) -> PartitionStatus:
-        """Set a group's cursor under a new token, durably; the answer has that group only."""
+        """Set a group's cursor under a new token, durably. The answer contains only that group."""
         await check_standing(self._standing)
         partition = self._store.state.partition(partition_id_of(params))
         await set_cursor(self._store, partition, body)
         return partition.status(now_ms=self._clock.boot_ms(), group=body.group)
 
     async def groups(self, body: KnowGroups, params: Params) -> Done:
-        """Have retention keep messages for groups that have not read the partition yet, durably."""
+        """Register groups that have not read the partition yet, durably, so that retention keeps
+        messages for them.
+        """
         await check_standing(self._standing)
         await self._know(partition_id_of(params), body)
         return Done()
 
     async def tell(self, body: TellGroups, _params: Params) -> ToldGroups:
-        """As `groups` of several partitions at once, in one commit; one that refuses does not hold
-        up the others.
+        """Do the same as `groups` for several partitions at once, in one commit. If one is refused,
+        the others are still registered.
         """
         await check_standing(self._standing)
         outcomes: dict[int, BaseException | None] = {}
@@ -253,7 +257,7 @@ class BrokerControl:
         return ToldGroups(not_told=tuple(not_told))
 
     def _know(self, partition_id: int, know: KnowGroups) -> asyncio.Future[None]:
-        """As `know_groups`.  Raises PartitionUnknownError too."""
+        """Register groups like `know_groups`, but raise PartitionUnknownError too."""
         return know_groups(
             self._store,
             self._store.state.partition(partition_id),
@@ -263,7 +267,9 @@ class BrokerControl:
         )
 
     async def forget(self, body: ForgetGroup, params: Params) -> ForgottenGroup:
-        """Forget a deleted consumer group on a partition, durably; a repeat changes nothing."""
+        """Forget a deleted consumer group on a partition, durably. A repeated call changes
+        nothing.
+        """
         await check_standing(self._standing)
         partition = self._store.state.partition(partition_id_of(params))
         token, durable = forget_group(self._store, partition, body)
@@ -278,7 +284,7 @@ class BrokerControl:
         return self._store.holds.answer(partition)
 
     async def drop(self, body: DropPartition, params: Params) -> Done:
-        """Drop a partition of a deleted subject, durably; a repeat changes nothing."""
+        """Drop a partition of a deleted subject, durably. A repeated call changes nothing."""
         await check_standing(self._standing)
         await drop_partition(
             self._store, partition_id_of(params), body, now_ms=self._clock.boot_ms()
@@ -286,8 +292,8 @@ class BrokerControl:
         return Done()
 
     async def _ready(self) -> Health:
-        """Whether clients are to be sent here: as `health`, and a metaserver has accepted this
-        broker.
+        """Return whether clients should be sent here: the broker is ready by `health`, and a
+        metaserver has accepted it.
         """
         health = await self.health(None, {})
         problem = self._registration()
@@ -296,7 +302,9 @@ class BrokerControl:
         return health
 
     async def health(self, _body: object, _params: Params) -> Health:
-        """Health: a broker is ready if it takes writes and the metaserver does not refuse it."""
+        """Return the health. A broker is ready if it accepts writes and the metaserver does not
+        refuse it.
+        """
         read_only = self._store.commit.reason
         refusal = self._refusal()
         reason = read_only or (refusal and f"the metaserver refuses this broker: {refusal}")
@@ -327,7 +335,7 @@ class BrokerControl:
 
 
 def _unsealable(store: Store, partition: HostedPartition) -> str:
-    """Why a seal would be refused, overload apart; "" if it would be taken."""
+    """Return why a seal would be refused, apart from overload; "" if it would be accepted."""
     if partition.sealed:
         return ""
     try:
@@ -340,7 +348,7 @@ def _unsealable(store: Store, partition: HostedPartition) -> str:
 
 
 def partition_id_of(params: Params) -> int:
-    """The partition in the path of a call.  Raises InvalidRequestError."""
+    """Return the partition id in the path of a call, or raise InvalidRequestError."""
     partition_id = plain_number(params["id"])
     if partition_id is None:
         raise InvalidRequestError(f"not a partition id: {params['id'][:40]!r}")

@@ -1,7 +1,7 @@
-"""The figures of a broker for operators: its traffic, its disk, and how far each group is behind.
+"""The metrics of a broker for operators: its traffic, its disk, and the lag of each group.
 
 Lag is counted over at most SCANNED_MAX partitions of a scrape, a few at a time, so that it never
-holds up clients.
+delays clients.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("keylane.broker")
 SCANNED_MAX = 20_000
-"""Partitions of one scrape."""
+"""The number of partitions that are examined in one scrape."""
 AT_ONCE = 500
-"""Partitions between two turns of the event loop: about a millisecond."""
+"""The number of partitions between two turns of the event loop, which take about a millisecond."""
 AGED_MAX = 1_000
-"""Partitions of one scrape of which the age of the oldest message that is not acked is looked
-up.
+"""The number of partitions for which one scrape looks up the age of the oldest message that is not
+acked.
 """
 SERIES_MS = 10_000
-"""Between two looks for subjects that are gone."""
+"""The time in milliseconds between two searches for subjects that are gone."""
 OTHERS: Labels = (("subject", OTHER),)
 
 
@@ -49,19 +49,19 @@ class _Behind(NamedTuple):
 
 
 class _LagScan:
-    """What one pass over the partitions has found."""
+    """The results of one pass over the partitions."""
 
     def __init__(self) -> None:
         self.lag: dict[Labels, float] = {}
         self.parked: dict[Labels, float] = {}
         self.removed_unread: dict[Labels, float] = {}
         self.behind: list[_Behind] = []
-        """The AGED_MAX most behind: a heap."""
+        """A heap of the AGED_MAX partitions and groups with the greatest lag."""
         self.locks = 0
         self.scanned = 0
 
     def add(self, partition: HostedPartition, now_ms: int) -> None:
-        """Take a partition into the figures."""
+        """Add a partition to the results."""
         self.scanned += 1
         subject = partition.facts.subject
         for group in partition.groups.values():
@@ -92,8 +92,8 @@ class _LagScan:
 
 
 class _Rest:
-    """A sum of counters that loses some of them, as of a deleted subject, told as a counter that
-    never goes back.
+    """A sum of counters that may lose some of them, for example those of a deleted subject. It is
+    reported as a counter that never falls.
     """
 
     def __init__(self) -> None:
@@ -101,8 +101,8 @@ class _Rest:
         self._sum = 0.0
 
     def tell(self, present: float) -> float:
-        """What is told for the present sum: it rises as the sum does, and stays while that
-        falls.
+        """Return the value to report for the present sum: it rises as the sum does, and stays while
+        the sum falls.
         """
         self.told += max(0.0, present - self._sum)
         self._sum = present
@@ -110,29 +110,29 @@ class _Rest:
 
 
 def lag_of(partition: HostedPartition, group: Group) -> int:
-    """The messages of a partition that a group has not acked."""
+    """Return the number of messages of a partition that a group has not acked."""
     return group.acked.unacked(partition.first_offset, partition.readable_offset)
 
 
 class BrokerMetrics:
-    """Collects the figures of one broker."""
+    """Collects the metrics of one broker."""
 
     def __init__(
         self, store: Store, files: Files, *, clock: Clock, waiting: Callable[[], int] = lambda: 0
     ) -> None:
         """
         Args:
-            waiting: the number of pulls that wait for messages.
+            waiting: returns the number of pulls that wait for messages.
         """
         self._store = store
         self._files = files
         self._clock = clock
         self._waiting = waiting
         self._rests: dict[str, _Rest] = {}
-        """Family of counters → its sample of the subjects that have none of their own."""
+        """Family of counters → its sample for the subjects that have none of their own."""
 
     async def collect(self) -> Iterable[Metric]:
-        """All figures as of now."""
+        """Return all metrics as they are now."""
         scan = await self._scan()
         ages = await self._store.run_read(self._ages, scan.behind) if scan.behind else {}
         return [*self._traffic(), *self._state(), *self._groups(scan, ages)]
@@ -151,8 +151,8 @@ class BrokerMetrics:
         return scan
 
     def _ages(self, behind: list[_Behind]) -> dict[Labels, float]:
-        """(subject, group) → seconds since its oldest message that is not acked was stored;
-        blocks.
+        """Return (subject, group) → the seconds since its oldest message that is not acked was
+        stored. Blocks.
         """
         now_ms = self._clock.wall_ms()
         ages: dict[Labels, float] = {}
@@ -162,7 +162,7 @@ class BrokerMetrics:
                     left.partition_id, left.cursor, end=left.readable_offset, bytes_max=1
                 )
             except StorageError:
-                continue  # the damage is told by the read that needs the message
+                continue  # the damage is reported by the read that needs the message
             if units:
                 labels = (("subject", left.subject), ("group", left.group))
                 age_s = max(0, now_ms - units[0].appended_at_ms) / 1000
@@ -250,7 +250,7 @@ class BrokerMetrics:
 
 
 async def keep_series(store: Store, clock: Clock) -> None:
-    """Look every SERIES_MS for series of subjects that are gone, until cancelled."""
+    """Search every SERIES_MS for series of subjects that are gone, until cancelled."""
     while True:
         try:
             await free_series(store, now_ms=clock.boot_ms())
@@ -260,8 +260,8 @@ async def keep_series(store: Store, clock: Clock) -> None:
 
 
 async def free_series(store: Store, *, now_ms: int) -> None:
-    """End the series of subjects whose last partition was dropped `traffic.GONE_MS` ago; gives
-    others turns meanwhile.
+    """End the series of subjects whose last partition was dropped `traffic.GONE_MS` ago. Other
+    tasks get turns meanwhile.
     """
     due = store.traffic.due(now_ms)
     if not due:

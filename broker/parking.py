@@ -1,10 +1,12 @@
-"""Answers requests about what consumer groups have set aside: of owners by frames, of operators by
-HTTP.
+"""Answers requests about the messages that consumer groups have set aside: those of owners by
+frames, and those of operators by HTTP.
 
-    ChangeParked ─▶ check ─▶ apply ─▶ PARKED record, with the cursor behind it, in one commit ─▶ durable
+    ChangeParked ─▶ check ─▶ apply
+        ─▶ PARKED record, with the cursor after it, in one commit ─▶ durable
     TakeParked, of a child's owner ─▶ Freeze, durable ─▶ what the parent has parked, by page
     EditParked, of an operator ─▶ check ─▶ apply ─▶ PARKED record ─▶ durable
-    POST /v1/partitions/{id}/parked ─▶ the same, and the owner's waiting pull is answered: it asks for the keys again
+    POST /v1/partitions/{id}/parked
+        ─▶ the same, and the owner's waiting pull is answered: it asks for the keys again
 
 Invariant
     Nothing is answered before it is durable.
@@ -22,13 +24,14 @@ from msgspec.structs import replace
 from ..protocol.clock import Clock
 from ..protocol.endpoints import CHANGE_PARKED, PARKED, PARKED_OFFSETS
 from ..protocol.errors import (
+    BusyError,
     CorruptBatchError,
     FencedError,
-    GroupBusyError,
     GroupUnknownError,
     InvalidRequestError,
-    ParkedKeyUnknownError,
-    ParkMovedError,
+    NotFoundError,
+    Reason,
+    StaleRouteError,
 )
 from ..protocol.frames import (
     ChangeParked,
@@ -76,6 +79,7 @@ from ..protocol.scheduled.deliver_at import shown
 from ..protocol.text import MAYBE_OLDER_COPY, key_digest, plain_number
 from ..rpc.plane.prompt import Handled
 from ..rpc.server import ControlRoute, Params, check_params, whole_number
+from .answering.owners import owned
 from .control import partition_id_of
 from .partition.park_views import (
     adopted_page,
@@ -100,13 +104,12 @@ LISTED_MAX = 1_000
 
 
 class Parking:
-    """Answers requests about parked messages from a store; the frames come by way of `service`."""
+    """Answers requests about parked messages from a store. The frames arrive through `service`."""
 
     def __init__(
         self, store: Store, service: BrokerService, *, clock: Clock, standing: Standing | None
     ) -> None:
         self._store = store
-        self._service = service
         self._clock = clock
         self._standing = standing
         service.answer(ChangeParked, self._change)
@@ -118,7 +121,7 @@ class Parking:
         service.answer(ReadEdited, self._read_edited)
 
     def routes(self) -> list[ControlRoute]:
-        """A route for each call of operators."""
+        """Return a route for each call of operators."""
         return [
             ControlRoute(PARKED, self.listed),
             ControlRoute(PARKED_OFFSETS, self.offsets),
@@ -127,7 +130,7 @@ class Parking:
 
     # ── owners ────────────────────────────────────────────────────────────────────────────────────
     async def _change(self, request: ChangeParked, payload: memoryview) -> Handled:
-        partition, group = self._service.owned(request)
+        partition, group = owned(self._store.state, request, self._clock.boot_ms())
         try:
             changes = decode_changes(payload)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -136,7 +139,7 @@ class Parking:
             raise InvalidRequestError("no change of an owner")
         await self._changed(partition, group, changes, request.next_tries)
         if group.in_flight is not None and group.in_flight.acked_since(group.acked):
-            self._store.wake(partition.partition_id)  # for what waits to be handled alone
+            self._store.wake(partition.partition_id)  # for messages that wait to be handled alone
         return ParkedChanged(group.parked_version), b""
 
     def _changed(
@@ -152,12 +155,12 @@ class Parking:
         )
 
     async def _list(self, request: ListParked, _payload: memoryview) -> Handled:
-        _, group = self._service.owned(request)
+        _, group = owned(self._store.state, request, self._clock.boot_ms())
         if request.first < 0:
             raise InvalidRequestError(f"no key {request.first}")
         parked = group.parked
         if parked is not None:
-            parked.taking = set()  # its owner asks once it has taken over what parents have
+            parked.taking = set()  # its owner asks after it has taken over what its parents have
         rows = [] if parked is None else parked_keys(parked, request.first)
         following = request.first + len(rows)
         more = parked is not None and following < len(parked)
@@ -174,15 +177,15 @@ class Parking:
         return answer, encode_parked(rows)
 
     def _redrives(self, group: Group, session: str) -> bool:
-        """True if this session redrives what the group has parked: one of a shared group does, else
-        each would.
+        """Return True if this session redrives what the group has parked. In a shared group only
+        one session does, because otherwise each would.
         """
         if not group.lock.shared:
             return True
         return group.handed_out().redrives(session, self._clock.boot_ms())
 
     async def _read(self, request: ReadParked, _payload: memoryview) -> Handled:
-        _, group = self._service.owned(request)
+        _, group = owned(self._store.state, request, self._clock.boot_ms())
         if request.count < 1 or request.first < 0:
             raise InvalidRequestError("count is from 1 on, first from 0")
         if group.parked is None:
@@ -201,15 +204,16 @@ class Parking:
                 self._check_folder(partition)
             return ParkedTaken(None), encode_parked(())
         if not (partition.ended and group.drained(partition.next_offset)):
-            raise GroupBusyError(
-                f"group {group.name!r} has not handled all of partition {partition.partition_id}"
+            raise BusyError(
+                Reason.GROUP_BUSY,
+                f"group {group.name!r} has not handled all of partition {partition.partition_id}",
             )
         await self._changed(partition, group, [Freeze()])
         loose = request.start <= partition.facts.partition.range_start < request.end
 
         def wanted(key: ParkKey) -> bool:
-            # Messages without an order belong to one child: the one with the parent's first logical
-            # partition.
+            # Messages without an order belong to one child: the one that has the parent's first
+            # logical partition.
             if not isinstance(key, bytes) or not key:
                 return loose
             return request.start <= logical_partition(key) < request.end
@@ -219,16 +223,17 @@ class Parking:
 
     def _check_folder(self, partition: HostedPartition) -> None:
         """
-        Raises GroupBusyError if no metaserver has accepted this data folder: it may be an older
+        Raise BusyError if no metaserver has accepted this data folder, because it may be an older
         copy.
 
-        The child of a group that has not drained its parent here asks.  Of an accepted copy,
-        nothing more will come.
+        This is checked when the owner of a child asks about a group that has not drained the parent
+        here. In an accepted copy, nothing more will arrive.
         """
         if self._standing is not None and not self._standing.accepted:
-            raise GroupBusyError(
+            raise BusyError(
+                Reason.GROUP_BUSY,
                 f"the broker of partition {partition.partition_id} knows nothing that is parked "
-                f"there, and {MAYBE_OLDER_COPY}"
+                f"there, and {MAYBE_OLDER_COPY}",
             )
 
     async def _leave(self, request: LeaveParked, _payload: memoryview) -> Handled:
@@ -240,8 +245,8 @@ class Parking:
         if group is None or group.parked is None or not group.parked.keeps_for_children:
             return ParkedChanged(0), b""
         if request.token < group.lock.fence:
-            # The partition was reset alone since this owner was granted the child, and may have
-            # parked anew.
+            # The partition was reset alone after this owner was granted the child, and may have
+            # parked messages again.
             raise FencedError(token=request.token, current_token=group.lock.fence)
         loose = request.start <= partition.facts.partition.range_start < request.end
         change = Unneeded(request.start, request.end, loose)
@@ -250,7 +255,7 @@ class Parking:
 
     # ── operators ─────────────────────────────────────────────────────────────────────────────────
     async def listed(self, _body: object, params: Params) -> ParkedList:
-        """A page of the keys that a group has parked on a partition."""
+        """Return a page of the keys that a group has parked on a partition."""
         check_params(PARKED, params)
         first = whole_number(params, "first", 0, low=0)
         count = whole_number(params, "count", LISTED_DEFAULT, low=1, high=LISTED_MAX)
@@ -270,13 +275,13 @@ class Parking:
         )
 
     def _is_owned(self, group: Group) -> bool:
-        """True while the owner is there who said when messages are tried again; any other one tries
-        them at once.
+        """Return True while the owner that reported when messages are tried again is there. Any
+        other owner tries them at once.
         """
         return group.lock.holder(self._clock.boot_ms()) is not None
 
     async def offsets(self, _body: object, params: Params) -> ParkedOffsets:
-        """Where the parked messages of a key are."""
+        """Return where the parked messages of a key are."""
         check_params(PARKED_OFFSETS, params)
         first = whole_number(params, "first", 0, low=0)
         count = whole_number(params, "count", PARKED_ROWS_MAX, low=1)
@@ -285,7 +290,7 @@ class Parking:
         if "tries" in params:
             key = whole_number(params, "tries", 0, low=-TRIES_MAX_MAX, high=TRIES_MAX_MAX)
         if group.parked is None or group.parked.get(key) is None:
-            raise ParkedKeyUnknownError(partition_id=partition.partition_id)
+            raise NotFoundError(Reason.PARKED_KEY_UNKNOWN, partition_id=partition.partition_id)
         after = params.get("after")
         if after is None:
             return parked_offsets(group.parked, key, count=count, first=first)
@@ -295,16 +300,18 @@ class Parking:
         )
 
     async def changed(self, body: ChangeParkedKey, params: Params) -> ParkedList:
-        """Redrive a parked key, or skip some of its messages, durably; a repeat changes nothing."""
+        """Redrive a parked key, or skip some of its messages, durably. A repeated call changes
+        nothing.
+        """
         await check_standing(self._standing)
         partition, group = self._known(params, body.group)
         changes = operators_change(body)
         parked = group.parked
         if parked is None or parked.get(key_of(body.key_hex)) is None:
-            raise ParkedKeyUnknownError(partition_id=partition.partition_id)
+            raise NotFoundError(Reason.PARKED_KEY_UNKNOWN, partition_id=partition.partition_id)
         _check_whole(parked)
         await self._changed(partition, group, changes)
-        # The log's end rises over restarts, so that no version comes twice.
+        # The log's end rises over restarts, so no version is used twice.
         parked.version = max(parked.version + 1, self._store.log.end)
         self._store.wake(partition.partition_id)
         return listed_keys(parked, group.name, 0, 0)
@@ -361,11 +368,12 @@ class Parking:
 
 
 def _check_whole(parked: Parked | None) -> None:
-    """Raises ParkMovedError while a parent's messages are here in part: if the owner ends now, the
-    next takes all again.
+    """Raise StaleRouteError while only a part of a parent's messages is here: if the owner ends
+    now, the next one takes all of them over again.
     """
     if parked is not None and parked.taking:
-        raise ParkMovedError(
+        raise StaleRouteError(
+            Reason.PARK_MOVED,
             f"parked messages of partition {min(parked.taking)} are being taken over by partition "
             f"{parked.own}: ask again",
             partition_id=parked.own,
@@ -373,7 +381,7 @@ def _check_whole(parked: Parked | None) -> None:
 
 
 def _place(text: str) -> tuple[int, int]:
-    """A partition and an offset, as "7:42".  Raises InvalidRequestError."""
+    """Return a partition and an offset from a text such as "7:42", or raise InvalidRequestError."""
     source, offset = (plain_number(each) for each in text.partition(":")[::2])
     if source is None or offset is None:
         raise InvalidRequestError(f"a partition and an offset, as 7:42, not {text!r:.80}")

@@ -1,7 +1,8 @@
-"""The other brokers: which of them has a partition, by the metaserver's routes, and calls to them.
+"""The other brokers: finds by the metaserver's routes which of them has a partition, and calls
+them.
 
-HTTP requests come to any broker.  A request about a partition of this broker is answered from its
-own store, any other is made at the broker that has the partition.
+HTTP requests may arrive at any broker. A request about a partition of this broker is answered from
+its own store; for any other partition, the broker that has it is called.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from ..rpc.race import shared
 from .service import BrokerService
 
 ROUTES_MAX = 10_000
-"""Routes that are kept, those used last.  A message is stored in an open partition, so an old route
-is refused there.
+"""The number of routes that are kept; the most recently used ones stay. A message is stored in an
+open partition, so an old route is refused there.
 """
 PEERS_MAX = 1_000
-"""Connections that are kept."""
+"""The number of connections that are kept."""
 
 
 class _KnownRoute(NamedTuple):
     route: Route
     question: int
-    """The number of the question that it answers: later questions have higher ones."""
+    """The number of the question that the route answers. Later questions have higher numbers."""
 
 
 class Peers:
@@ -42,7 +43,7 @@ class Peers:
     def __init__(
         self, service: BrokerService, broker_group: str, meta: Sequence[str], network: Network
     ) -> None:
-        """`meta`: the addresses of the metaservers."""
+        """Create the peers; `meta` has the addresses of the metaservers."""
         self._service = service
         self._broker_group = broker_group
         self._meta = MetaClient(network, meta)
@@ -50,17 +51,19 @@ class Peers:
         self._routes: OrderedDict[str, _KnownRoute] = OrderedDict()
         self._questions = itertools.count()
         self._asked: dict[str, asyncio.Task[Route]] = {}
-        """First questions for the routes of subjects, each for all requests that come meanwhile."""
+        """Subject → the first question for its route, which all requests share that arrive
+        meanwhile.
+        """
         self._newest: dict[str, asyncio.Task[Route]] = {}
-        """Questions for the newest routes of subjects."""
+        """Subject → a question for its newest route."""
         self._clients: dict[str, BrokerClient] = {}
 
     async def route(self, subject: str) -> Route:
         """
-        The route of a subject, which may be out of date.
+        Return the route of a subject, which may be out of date.
 
         Raises:
-            SubjectUnknownError, InvalidNameError
+            SubjectUnknownError, InvalidRequestError
             UnreachableError: the route is not known here, and no metaserver answers.
         """
         kept = self._routes.get(subject)
@@ -73,8 +76,8 @@ class Peers:
         return await shared(asked, "the broker has stopped")
 
     async def route_to_send(self, subject: str) -> Route:
-        """The same for a sender: an unknown subject is created where the metaserver allows it, by
-        one call for all.
+        """Return the route for a sender: an unknown subject is created if the metaserver allows it,
+        by one call for all senders.
         """
         try:
             return await self.route(subject)
@@ -82,7 +85,7 @@ class Peers:
             return await self.newest_route(subject)
 
     async def newest_route(self, subject: str) -> Route:
-        """Ask for the route, to send; requests that come meanwhile share the answer."""
+        """Ask for the route in order to send. Requests that arrive meanwhile share the answer."""
         asked = self._newest.get(subject)
         if asked is None:
             asked = self._newest[subject] = asyncio.create_task(self._ask_newest(subject))
@@ -95,11 +98,11 @@ class Peers:
 
     async def route_of(self, subject: str, subject_id: int) -> Route:
         """
-        The route of one subject, not of a later one of its name; it may be out of date, and no
-        subject is created.
+        Return the route of one subject, not of a later one of its name. The route may be out of
+        date, and no subject is created.
 
         Args:
-            subject_id: its id; 0: not known.
+            subject_id: its id; 0 if it is not known.
 
         Raises:
             SubjectDeletedError: it was deleted.
@@ -119,14 +122,14 @@ class Peers:
         self, subject: str, *, known_version: int = -1, wait_ms: int = 0, subject_id: int = 0
     ) -> Route:
         """
-        Ask for the route; the answer waits up to `wait_ms` for a version other than
+        Ask for the route. The answer waits up to `wait_ms` for a version other than
         `known_version`.
 
-        A later subject of the name counts versions anew, so of a subject that is kept the id is
-        given as well.
+        A later subject of the name counts its versions from the beginning, so the id of a subject
+        whose route is kept is sent as well.
 
         Args:
-            subject_id: as of `route_of`.
+            subject_id: see `route_of`.
         """
         ask = partial(self._meta.route, subject)
         kept = self._routes.get(subject)
@@ -144,11 +147,11 @@ class Peers:
 
     def _know(self, subject: str, route: Route, question: int) -> Route:
         """
-        Keep the answer to a question, unless a newer route is kept; returns the newest known route
+        Keep the answer to a question, unless a newer route is kept. Return the newest known route
         of its subject.
 
-        Versions of one subject rise.  Those of two subjects of a name say nothing: there the later
-        question counts.
+        The versions of one subject rise. Those of two subjects of one name cannot be compared;
+        there the later question counts.
         """
         kept = self._routes.get(subject)
         if kept is not None:
@@ -164,7 +167,7 @@ class Peers:
         return route
 
     def is_here(self, partition: Partition) -> bool:
-        """True if the partition belongs to this broker."""
+        """Return True if the partition belongs to this broker."""
         return partition.broker_group == self._broker_group
 
     async def call(

@@ -1,17 +1,17 @@
-"""Stores messages that come by HTTP, each in the open partition of its key, on whichever broker
+"""Stores messages that arrive by HTTP, each in the open partition of its key, on whichever broker
 that is.
 
     body ─▶ messages, all checked ─▶ the route ─▶ a batch for each partition ─▶ here, or at its
         broker ─▶ receipts
-                                        ▲                    │ sealed, or not there: wait for a newer route
-                                        └────────────────────┘
+                                        ▲            │ sealed, or not there: wait for a newer route
+                                        └────────────┘
 
 Invariants
-    Messages of a key are in one batch, in the order of the request.  A batch is stored whole or not
+    Messages of a key are in one batch, in the order of the request. A batch is stored whole or not
     at all. With an idempotency key, every sealed partition of the messages' ranges is asked first:
-    it answers with what an earlier request stored there, and stores nothing, also where it was left
-    behind and its broker has not sealed it. What surely was no earlier request, as the first try of
-    a scheduled delivery, waits for no sealed partition.
+    it answers with what an earlier request stored there, and stores nothing, even if it was left
+    behind and its broker has not sealed it. If there was certainly no earlier request, as for the
+    first try of a scheduled delivery, no sealed partition is awaited.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ from ..protocol.clock import Clock
 from ..protocol.control import ErrorBody, PartlyPosted, Posted, PostReceipt
 from ..protocol.endpoints import POST_MESSAGES
 from ..protocol.errors import (
+    DeliveryError,
     Fate,
     KeylaneError,
     MessageTooLargeError,
-    NoPartitionError,
     NotSentError,
-    PartlyStoredError,
+    Reason,
     RetryRule,
     SequenceGapError,
+    StaleRouteError,
     UnreachableError,
 )
 from ..protocol.frames import Append, Appended
@@ -47,9 +48,11 @@ from ..rpc.server import ControlRoute, Params, Reply, check_params, status_of
 from .peers import Peers
 
 WAIT_MS = 10_000
-"""How long a request waits for a newer route, as while a partition is split."""
+"""The time in milliseconds that a request waits for a newer route, for example while a partition is
+split.
+"""
 ANYWHERE = -1
-"""Instead of a logical partition: any open partition will do."""
+"""A value in place of a logical partition: any open partition will do."""
 
 
 @dataclass(slots=True)
@@ -59,18 +62,19 @@ class _Post:
     subject: str
     messages: list[PostedMessage]
     logical: list[int]
-    """Logical partition of each message."""
+    """The logical partition of each message."""
     producer: KeyedProducer
     sent_at_ns: Sequence[int]
-    """When each message was sent."""
+    """The time at which each message was sent, in nanoseconds since 1970."""
     subject_id: int | None = None
-    """The only subject of the name that gets them, 0 if it is not known; None: the one that has the
-    name, which is created where the metaserver allows it.
+    """The id of the only subject of the name that may receive the messages, or 0 if it is not
+    known. None means the subject that has the name now, which is created if the metaserver allows
+    it.
     """
     tried: bool = True
-    """Whether an earlier request with the idempotency key may have stored some of them."""
+    """True if an earlier request with the idempotency key may have stored some of them."""
     static: bool = False
-    """Whether the subject is static, by the route that was followed last."""
+    """True if the subject is static, by the route that was followed last."""
     receipts: list[PostReceipt | None] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -82,17 +86,17 @@ class _Post:
         return self.producer.producer_id != NO_PRODUCER
 
     def pending(self) -> list[int]:
-        """The messages without a receipt, by their index in the request."""
+        """Return the messages without a receipt, by their index in the request."""
         return [index for index, receipt in enumerate(self.receipts) if receipt is None]
 
     def check_sizes(self, route: Route) -> None:
-        """Raises MessageTooLargeError: a message without a receipt is over the limit of the
+        """Raise MessageTooLargeError if a message without a receipt is over the limit of the
         subject.
         """
         check_sizes(self.messages, route.message_bytes_max, only=self.pending())
 
     def in_range(self, partition: Partition) -> list[int]:
-        """All messages in the range of a partition."""
+        """Return all messages in the range of a partition."""
         start, end = partition.range_start, partition.range_end
         return [index for index, logical in enumerate(self.logical) if start <= logical < end]
 
@@ -106,7 +110,7 @@ class MessagePosting:
         self._rng = rng
 
     def route(self) -> ControlRoute:
-        """The route of the call."""
+        """Return the route of the call."""
         return ControlRoute(POST_MESSAGES, self.post)
 
     async def post(self, body: bytes, params: Params) -> Posted | Reply:
@@ -114,7 +118,7 @@ class MessagePosting:
         Store the messages of a request, durably.
 
         Returns:
-            Their receipts; a Reply with a PartlyPosted if only some are stored.
+            Their receipts, or a Reply with a PartlyPosted if only some are stored.
 
         Raises:
             KeylaneError: nothing is stored, or its fate is UNKNOWN.
@@ -127,7 +131,7 @@ class MessagePosting:
         keyless = ANYWHERE
         if key is not None:
             producer = keyed_producer(key, messages)
-            keyless = logical_partition(key.encode())  # a repeat goes to the same partition
+            keyless = logical_partition(key.encode())  # repeats go to the same partition
         post = _Post(
             subject,
             messages,
@@ -142,8 +146,8 @@ class MessagePosting:
         return Posted(receipts=[receipt for receipt in post.receipts if receipt is not None])
 
     async def place(self, subject: str, subject_id: int) -> int:
-        """As `Subjects.place` of scheduled messages says; a partition of this broker, if it has
-        one.
+        """Implement `Subjects.place` of scheduled messages; prefer a partition of this broker, if
+        it has one.
         """
         route = await self._peers.route_of(subject, subject_id)
         partition = self._any(route.open_partitions())
@@ -151,7 +155,9 @@ class MessagePosting:
             route = await self._peers.new_route(subject, subject_id=subject_id)
             partition = self._any(route.open_partitions())
         if partition is None:
-            raise NoPartitionError(f"subject {subject!r} has no open partition now")
+            raise StaleRouteError(
+                Reason.NO_PARTITION, f"subject {subject!r} has no open partition now"
+            )
         return self._rng.randrange(partition.range_start, partition.range_end)
 
     async def store(
@@ -165,7 +171,7 @@ class MessagePosting:
         subject_id: int,
         tried: bool,
     ) -> None:
-        """As `Subjects.store` of scheduled messages says, in the partition of the logical
+        """Implement `Subjects.store` of scheduled messages, in the partition of the logical
         partition.
         """
         producer = keyed_producer(key, messages)
@@ -174,7 +180,7 @@ class MessagePosting:
         await self._store(post)
 
     async def _store(self, post: _Post) -> None:
-        """Store every message, with newer routes where the known one is out of date."""
+        """Store every message; use newer routes where the known one is out of date."""
         until_ms = self._clock.boot_ms() + WAIT_MS
         subject_id = post.subject_id or 0
         if post.subject_id is None:
@@ -187,8 +193,8 @@ class MessagePosting:
             if not errors:
                 return
             if not confirmed and all(isinstance(each, MessageTooLargeError) for each in errors):
-                # The limit may have been changed since this route, and nothing of these messages is
-                # stored.
+                # The limit may have been changed since this route was read, and nothing of these
+                # messages is stored.
                 confirmed = True
                 try:
                     route = await self._peers.new_route(post.subject, subject_id=subject_id)
@@ -199,8 +205,8 @@ class MessagePosting:
             left_ms = until_ms - self._clock.boot_ms()
             if final or left_ms <= 0:
                 raise max(final or errors, key=lambda error: error.fate is Fate.UNKNOWN)
-            # A broker that is not reached may have moved; only a partition that is sealed surely
-            # has a newer route.
+            # A broker that is not reached may have moved; only a sealed partition certainly has a
+            # newer route.
             silent = all(isinstance(error, NotSentError) for error in errors)
             newer = await self._peers.new_route(
                 post.subject,
@@ -213,7 +219,9 @@ class MessagePosting:
             route = newer
 
     async def _try(self, post: _Post, route: Route) -> list[KeylaneError]:
-        """Store what is pending by this route; the errors of the partitions that did not."""
+        """Store the pending messages by this route, and return the errors of the partitions that
+        did not store theirs.
+        """
         post.static = route.static
         if post.keyed and post.tried:
             earlier = [
@@ -232,12 +240,12 @@ class MessagePosting:
         try:
             post.check_sizes(route)
             parts = self._parts(post, route).values()
-        except (MessageTooLargeError, NoPartitionError) as error:
+        except (MessageTooLargeError, StaleRouteError) as error:
             return [error]
         return await self._append_all(post, parts)
 
     def _parts(self, post: _Post, route: Route) -> dict[int, tuple[Partition, list[int]]]:
-        """Partition id → the open partition and its pending messages."""
+        """Return partition id → the open partition and its pending messages."""
         parts: dict[int, tuple[Partition, list[int]]] = {}
         still_open = route.open_partitions()
         anywhere = self._any(still_open)
@@ -250,13 +258,15 @@ class MessagePosting:
             logical = post.logical[index]
             partition = anywhere if logical == ANYWHERE else by_logical.get(logical)
             if partition is None:
-                raise NoPartitionError(f"subject {post.subject!r} has no open partition now")
+                raise StaleRouteError(
+                    Reason.NO_PARTITION, f"subject {post.subject!r} has no open partition now"
+                )
             parts.setdefault(partition.partition_id, (partition, []))[1].append(index)
         return parts
 
     def _any(self, still_open: Iterable[Partition]) -> Partition | None:
-        """A partition for messages without a key: one of this broker, else one of a broker that is
-        available.
+        """Return a partition for messages without a key: one of this broker or, if there is none,
+        one of an available broker.
         """
         ranked: dict[int, list[Partition]] = defaultdict(list)
         for partition in still_open:
@@ -308,19 +318,20 @@ class MessagePosting:
 
 
 def _is_of_route(error: KeylaneError) -> bool:
-    """True if the messages may be stored by a newer route: nothing was stored, and the partition is
-    elsewhere.
+    """Return True if the messages may be stored by a newer route: nothing was stored, and the
+    partition is elsewhere.
     """
     return isinstance(error, NotSentError) or error.retry is RetryRule.AFTER_NEW_ROUTE
 
 
 def _partly(post: _Post, error: KeylaneError) -> Reply:
-    """The answer if some messages are stored; raises `error` if none is."""
+    """Return the answer if some messages are stored, or raise `error` if none is."""
     stored = len(post.messages) - len(post.pending())
     if not stored:
         raise error
     partly = ErrorBody.of(
-        PartlyStoredError(
+        DeliveryError(
+            Reason.PARTLY_STORED,
             f"{stored} of {counted(len(post.messages), 'message')} are stored; then: "
             f"{error.message}",
             stored=stored,

@@ -1,5 +1,5 @@
-"""Reads messages by HTTP: of a partition by offset, of a static subject's logic queue by logic
-offset.
+"""Reads messages by HTTP: those of a partition by offset, those of a static subject's logic queue
+by logic offset.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from ..protocol.batch import batch_starts, columns
 from ..protocol.control import MessagePage, MessageView
 from ..protocol.endpoints import READ_MESSAGES
 from ..protocol.errors import (
+    ConflictError,
     InvalidRequestError,
     KeylaneError,
+    NotFoundError,
     NotSentError,
     OffsetOutOfRangeError,
     PartitionUnknownError,
-    QueueUnknownError,
+    Reason,
     RetryRule,
-    SubjectNotStaticError,
 )
 from ..protocol.frames import Batches, Read
 from ..protocol.http.message_json import bytes_field, properties_fields
@@ -34,20 +35,22 @@ from .peers import Peers
 
 COUNT_DEFAULT = 100
 READ_BYTES = 1 << 20
-"""Bytes of the batches for one answer; one larger batch is read whole."""
+"""The number of bytes of the batches for one answer. One larger batch is read whole."""
 FIRST = -1
-"""Instead of an offset: the first one that is stored."""
+"""A value in place of an offset: the first one that is stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What a request asks for; exactly one of `partition_id` and `queue` is not None."""
+    """The parameters of a request; exactly one of `partition_id` and `queue` is not None."""
 
     subject: str
     partition_id: int | None
     queue: int | None
     offset: int
-    """Logic, if a queue is asked for; FIRST: the first one that is stored."""
+    """The offset, which is a logic offset if a queue is asked for. FIRST means the first one that
+    is stored.
+    """
     count: int
 
 
@@ -58,18 +61,19 @@ class MessageReading:
         self._peers = peers
 
     def route(self) -> ControlRoute:
-        """The route of the call."""
+        """Return the route of the call."""
         return ControlRoute(READ_MESSAGES, self.read)
 
     async def read(self, _body: object, params: Params) -> MessagePage:
         """
-        A page of messages.
+        Return a page of messages.
 
         Raises:
-            InvalidRequestError, SubjectUnknownError, PartitionUnknownError, SubjectNotStaticError,
-            QueueUnknownError OffsetOutOfRangeError: nothing is stored at this offset; its details
-            have the first one and the end. UnreachableError: the broker of the partition does not
-            answer.
+            InvalidRequestError, SubjectUnknownError, PartitionUnknownError, ConflictError,
+            NotFoundError
+            OffsetOutOfRangeError: nothing is stored at this offset; its details have the first one
+                and the end.
+            UnreachableError: the broker of the partition does not answer.
         """
         asked = _asked(params)
         await take_room(2 * READ_BYTES)
@@ -77,7 +81,7 @@ class MessageReading:
         try:
             page = await self._read_by(route, asked)
         except KeylaneError as error:
-            stale = isinstance(error, NotSentError | QueueUnknownError | OffsetOutOfRangeError)
+            stale = isinstance(error, NotSentError | NotFoundError | OffsetOutOfRangeError)
             if not stale and error.retry is not RetryRule.AFTER_NEW_ROUTE:
                 raise
             newer = await self._peers.new_route(asked.subject)
@@ -117,7 +121,7 @@ class MessageReading:
         )
 
     async def _read_from(self, partition: Partition, offset: int) -> tuple[Batches, bytes]:
-        """Batches from an offset on; FIRST: from the first one that is stored."""
+        """Return batches from an offset on. FIRST means the first one that is stored."""
         try:
             request = Read(partition.partition_id, max(offset, 0), READ_BYTES)
             answer, data = await self._peers.call(partition, request)
@@ -147,8 +151,8 @@ def _asked(params: Params) -> _Asked:
 
 
 def _located(route: Route, asked: _Asked) -> tuple[Partition, int]:
-    """The partition that has what is asked for, and the offset there: logic, if a queue is asked
-    for.
+    """Return the partition that contains what is asked for, and the offset there, which is a logic
+    offset if a queue is asked for.
     """
     if asked.queue is not None:
         return _located_in_queue(route, asked.queue, asked.offset)
@@ -170,11 +174,12 @@ def _located(route: Route, asked: _Asked) -> tuple[Partition, int]:
 
 def _located_in_queue(route: Route, queue: int, offset: int) -> tuple[Partition, int]:
     if not route.static:
-        raise SubjectNotStaticError(subject=route.subject)
+        raise ConflictError(Reason.SUBJECT_NOT_STATIC, subject=route.subject)
     chain = _chain(route, queue)
     if not chain:
         queues = {partition.queue for partition in route.partitions}
-        raise QueueUnknownError(
+        raise NotFoundError(
+            Reason.QUEUE_UNKNOWN,
             f"subject {route.subject!r} has queues 0 to {max(queues, default=0)}, not {queue}",
             subject=route.subject,
             queue=queue,
@@ -186,7 +191,7 @@ def _located_in_queue(route: Route, queue: int, offset: int) -> tuple[Partition,
 
 
 def _chain(route: Route, queue: int) -> list[Partition]:
-    """The partitions of a queue that have data, by logic offset."""
+    """Return the partitions of a queue that have data, by logic offset."""
     chain = [
         partition
         for partition in route.partitions
@@ -199,7 +204,9 @@ def _chain(route: Route, queue: int) -> list[Partition]:
 def _behind_loss(
     route: Route, partition: Partition, asked: _Asked, following: int, answer: Batches
 ) -> int | None:
-    """The logic offset behind a loss, if the next read of a queue is there."""
+    """Return the logic offset after a loss, if the next read of a queue is there; otherwise
+    None.
+    """
     if asked.queue is None or not answer.sealed or following < answer.next_offset:
         return None
     chain = _chain(route, asked.queue)
@@ -208,7 +215,7 @@ def _behind_loss(
 
 
 def _messages(data: bytes, partition: Partition, *, start: int, count: int) -> list[MessageView]:
-    """At most `count` messages of batches, from offset `start` on."""
+    """Return at most `count` messages of batches, from offset `start` on."""
     views: list[MessageView] = []
     for position, header in batch_starts(data):
         batch = columns(data, header, position)

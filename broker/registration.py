@@ -1,7 +1,7 @@
 """Reports a broker to the metaserver, at regular intervals.  Network, through `MetaClient`.
 
-something new, or a quarter of the ttl since the last report ─▶ reported at the next interval
-nothing new ─▶ that report is left out
+news, or a quarter of the ttl since the last report ─▶ reported at the next interval
+no news ─▶ that report is left out
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ from ..protocol.backoff import Backoff
 from ..protocol.clock import Clock, SystemClock
 from ..protocol.control import BrokerHeartbeat, BrokerWelcome, quiet_limit_ms
 from ..protocol.errors import (
-    BrokerGroupTakenError,
-    FolderBehindError,
-    FolderGivenUpError,
+    FolderRefusedError,
     KeylaneError,
     RefusedError,
     RetryRule,
@@ -34,12 +32,8 @@ WAITS = Backoff(first_ms=50, max_ms=1_000)
 FIRST_REPORT_MS_MAX = 2_000
 """The longest time that a client's call waits for the broker's first report."""
 START_MS = 5_000
-"""For this time after the start, a metaserver that does not answer is logged at INFO, not
-WARNING.
-"""
-_SET_ASIDE = (BrokerGroupTakenError, FolderBehindError, FolderGivenUpError)
-"""Refusals because the broker group belongs to another data folder; only an operator can end them,
-and the hint says how.
+"""The time after the start, in milliseconds, during which a metaserver that does not answer is
+logged at INFO, not WARNING.
 """
 
 
@@ -49,7 +43,7 @@ class Metaserver(Protocol):
     async def broker_heartbeat(
         self, body: BrokerHeartbeat, *, within_ms: int | None = None
     ) -> BrokerWelcome:
-        """Report a broker; each metaserver gets its share of `within_ms`."""
+        """Report a broker. Each metaserver gets its share of `within_ms`."""
         ...
 
 
@@ -73,7 +67,7 @@ class Registration:
             on_accepted: called once, when a metaserver has accepted the first report.
             on_missed: called when the metaserver says that this broker may lack a consumer group.
             on_fence: called with the highest token that was granted before an operator accepted
-                this data folder; clients are served after it.
+                this data folder; clients are served after the call.
             on_access: called with what every answer says about access control.
         """
         self._meta = meta
@@ -89,22 +83,24 @@ class Registration:
         self._reported = False
         self._troubles = LogFilter()
         self._level = logging.INFO
-        """The level of the last line about a failure, which its end has too."""
+        """The level of the last log line about a failure; the line about its end has the same
+        level.
+        """
         self.problem = "not reported yet"
         self.refusal = ""
-        """Why the metaserver refuses this broker and sends no client to it; "" if it does not, or
-        does not answer.
+        """Why the metaserver refuses this broker and sends no client to it; "" if it does not
+        refuse it, or does not answer.
         """
         self.set_aside = ""
         """Why the broker group belongs to another data folder; "" unless the metaserver says so."""
         self.cluster_version = ""
-        """The lowest version of all members, by the last answer; "": not known."""
+        """The lowest version of all members, by the last answer; "" if it is not known."""
         self.asked = False
         """True once the first report was answered or has failed; before that `set_aside` is not
         known.
         """
         self._heard = asyncio.Event()
-        """Set when `asked` is; it is for who waits."""
+        """An event that is set together with `asked`, for callers that wait."""
 
     @property
     def accepted(self) -> bool:
@@ -116,8 +112,8 @@ class Registration:
         await self._accepted.wait()
 
     async def wait_asked(self) -> None:
-        """Wait for the end of the first report, FIRST_REPORT_MS_MAX at most; then serve without a
-        metaserver.
+        """Wait for the end of the first report, but at most FIRST_REPORT_MS_MAX; then serve without
+        a metaserver.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FIRST_REPORT_MS_MAX / 1000):
@@ -129,8 +125,8 @@ class Registration:
         self._heard.set()
 
     async def run(self) -> None:
-        """Report at once, then at the interval that the metaserver gives while there is news, until
-        cancelled.
+        """Report at once, and then, while there is news, at the interval that the metaserver gives,
+        until cancelled.
         """
         pauses = WAITS.pauses(self._rng)
         within_ms = None
@@ -145,13 +141,12 @@ class Registration:
                     await self._on_fence(welcome.fence)
             except KeylaneError as error:
                 self.problem = error.message
-                if isinstance(error, _SET_ASIDE):
+                if isinstance(error, FolderRefusedError):
                     self.problem += f"; {_way_out(error)}"
-                refused = isinstance(error, RefusedError | BrokerGroupTakenError)
-                if refused and error.retry is RetryRule.NEVER:
+                if isinstance(error, RefusedError) and error.retry is RetryRule.NEVER:
                     self.refusal = self.problem
                 self._tell(error)
-                if isinstance(error, _SET_ASIDE):
+                if isinstance(error, FolderRefusedError):
                     self.set_aside = error.message
                     self._accepted.clear()
                 self._note_asked()
@@ -174,8 +169,8 @@ class Registration:
                     quiet_ms = quiet_limit_ms(ttl_ms)
             report = await self._next_report(report, wait_ms, quiet_ms=quiet_ms)
             if ttl_ms:
-                # If all metaservers but one hang, that one must get the report before the broker's
-                # ttl ends.
+                # If all metaservers but one hang, that one must receive the report before the
+                # broker's ttl ends.
                 left_ms = ttl_ms - max(wait_ms, quiet_ms) - wait_ms
                 within_ms = max(left_ms, ttl_ms // 4)
 
@@ -183,11 +178,11 @@ class Registration:
         self, said: BrokerHeartbeat, wait_ms: int, *, quiet_ms: int
     ) -> BrokerHeartbeat:
         """
-        Return the next report after `wait_ms`; one that says what `said` did is left out until
-        `quiet_ms` are over.
+        Return the next report after `wait_ms`. A report that equals `said` is left out until
+        `quiet_ms` have passed.
 
-        A metaserver reads more in a report with earlier openings or with partitions that lack
-        groups, so none is left out.
+        A report with earlier openings, or with partitions that lack groups, is never left out,
+        because a metaserver acts on it.
         """
         began_ms = self._boot_ms()
         await asyncio.sleep(wait_ms / 1000)
@@ -202,15 +197,15 @@ class Registration:
         return report
 
     def _tell(self, error: KeylaneError) -> None:
-        """Log each problem once.  A broker may start before its metaserver, so at first no answer
-        is logged at INFO.
+        """Log each problem once. A broker may start before its metaserver, so at first a missing
+        answer is logged at INFO.
         """
         starting = not self._reported and self._boot_ms() - self._began_ms < START_MS
         level = self._level = (
             logging.INFO if starting and isinstance(error, UnreachableError) else logging.WARNING
         )
         if line := self._troubles.met(error.message, self._boot_ms(), level):
-            hint = f"; {_way_out(error)}" if isinstance(error, _SET_ASIDE) else ""
+            hint = f"; {_way_out(error)}" if isinstance(error, FolderRefusedError) else ""
             log.log(level, "cannot register with the metaserver: %s%s", line, hint)
 
     def _note_registered(self) -> None:
@@ -220,5 +215,5 @@ class Registration:
 
 
 def _way_out(error: KeylaneError) -> str:
-    """The hint of a refusal, with the broker group that it is about."""
+    """Return the hint of a refusal, with the name of the broker group that it concerns."""
     return error.hint.replace("GROUP", str(error.details.get("broker_group", "GROUP")))

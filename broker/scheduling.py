@@ -7,8 +7,9 @@
 The scheduler keeps the messages and delivers them.
 
 Invariant
-    A repeat of messages that the broker has is answered as they were, whatever would refuse them
-    now: a refusal says that nothing is kept, and its sender would send them again under other ids.
+    A repeated request for messages that the broker has is answered like the first one, even if they
+    would be refused now: a refusal says that nothing is kept, and the sender would send them again
+    under other ids.
 """
 
 from __future__ import annotations
@@ -21,11 +22,10 @@ from ..protocol.batch import SENDER_HINT, check_batch, check_lengths, columns
 from ..protocol.clock import Clock
 from ..protocol.endpoints import CANCEL_SCHEDULED, SCHEDULE_MESSAGES, SCHEDULED
 from ..protocol.errors import (
-    DeliverAtError,
-    DeliverAtKeyError,
     InvalidRequestError,
     KeylaneError,
     NotSentError,
+    Reason,
     SubjectDeletedError,
     UnpackError,
     UnreachableError,
@@ -62,10 +62,10 @@ from .store.store import DURABLE
 ID_BYTES = 16
 LISTED_DEFAULT = 100
 ASKED_AT_ONCE_MAX = 16
-"""Subjects of listed messages about which a metaserver is asked at the same time."""
+"""The number of subjects of listed messages about which a metaserver is asked at the same time."""
 LATE_MS_MAX = 60_000
-"""How far a time in a frame may have passed: the producer has checked it by its own calendar, and
-may have tried for a while.
+"""The time in milliseconds by which a time in a frame may have passed: the producer has checked it
+by its own calendar, and may have tried for a while.
 """
 
 
@@ -85,8 +85,8 @@ class Scheduling:
     ) -> None:
         """
         Args:
-            draw: draws a number at random, of the given length in bits, for ids.
-            check_writable: raises BrokerReadOnlyError while the broker takes no messages.
+            draw: draws a random number of the given length in bits, for ids.
+            check_writable: raises BrokerReadOnlyError while the broker accepts no messages.
         """
         self._scheduler = scheduler
         self._peers = peers
@@ -97,7 +97,7 @@ class Scheduling:
         self._check_writable = check_writable
 
     def routes(self) -> list[ControlRoute]:
-        """The routes of the calls by HTTP."""
+        """Return the routes of the HTTP calls."""
         return [
             ControlRoute(SCHEDULE_MESSAGES, self.post),
             ControlRoute(CANCEL_SCHEDULED, self.post_cancel),
@@ -110,7 +110,7 @@ class Scheduling:
         Keep the message in the payload until its time, durably.
 
         Raises:
-            DeliverAtError, DeliverAtKeyError, MessageTooLargeError, ScheduleFullError,
+            InvalidRequestError, MessageTooLargeError, OverloadedError,
             SubjectUnknownError, BrokerReadOnlyError: it is not kept.
         """
         subject = check_name("subject", request.subject)
@@ -132,7 +132,7 @@ class Scheduling:
             for edges in (cut.key_edges, cut.value_edges, cut.property_edges)
         )
         if key:
-            raise DeliverAtKeyError
+            raise InvalidRequestError(Reason.DELIVER_AT_KEY)
         check_message_size(0, len(value), len(packed))
         message = Waits(
             request.scheduled_id, request.deliver_at_ms, subject, cut.sent_at_ns[0], value, packed
@@ -141,17 +141,20 @@ class Scheduling:
         return Scheduled(self._broker_group, DURABLE), b""
 
     async def cancel(self, request: CancelScheduled, _payload: memoryview) -> Handled:
-        """Never deliver a message, unless it is delivered.  Raises ScheduledUnknownError."""
+        """Cancel a message, so that it is never delivered, unless it already is, or raise
+        NotFoundError.
+        """
         _check_id(request.scheduled_id)
         outcome = await self._scheduler.cancel(request.scheduled_id)
         return ScheduledCanceled(outcome.value), b""
 
     def _check_time(self, deliver_at_ms: int) -> None:
-        # While a calendar that was set forward is not believed, a time that is right by either is
-        # taken.
+        # While a calendar that was set forward is not trusted, a time that is right by either
+        # calendar is accepted.
         now_ms, latest_ms = self._scheduler.calendar.both_ms()
         if not now_ms - LATE_MS_MAX <= deliver_at_ms <= latest_ms + AHEAD_MS_MAX + LATE_MS_MAX:
-            raise DeliverAtError(
+            raise InvalidRequestError(
+                Reason.DELIVER_AT,
                 f"deliver_at is {shown(deliver_at_ms)}, and by the broker's calendar it is "
                 f"{shown(now_ms)}",
                 deliver_at_ms=deliver_at_ms,
@@ -159,7 +162,7 @@ class Scheduling:
             )
 
     async def _keep(self, subject: str, messages: list[Waits]) -> list[bool]:
-        """Keep messages; for each of them whether it was kept before."""
+        """Keep messages. Return for each of them whether it was already kept."""
         self._check_writable()
         try:
             route = await self._peers.newest_route(subject)  # the subject exists
@@ -183,11 +186,14 @@ class Scheduling:
         await check_standing(self._standing)
         subject = check_name("subject", params["subject"])
         if "deliver_at" not in params:
-            raise DeliverAtError("the time is missing: …/scheduled?deliver_at=2030-01-31T08:00:00Z")
+            raise InvalidRequestError(
+                Reason.DELIVER_AT,
+                "the time is missing: …/scheduled?deliver_at=2030-01-31T08:00:00Z",
+            )
         deliver_at_ms = read_instant_ms(params["deliver_at"])
         posted = posted_messages(body, params)
         if any(message.key for message in posted):
-            raise DeliverAtKeyError
+            raise InvalidRequestError(Reason.DELIVER_AT_KEY)
         ids = self._ids(subject, posted, deliver_at_ms, params.get(IDEMPOTENCY_KEY))
         sent_at_ns = self._clock.wall_ns()
         messages = [
@@ -219,18 +225,18 @@ class Scheduling:
     def _ids(
         self, subject: str, messages: list[PostedMessage], deliver_at_ms: int, key: str | None
     ) -> list[bytes]:
-        """The ids of messages: of a repeat with the same subject, idempotency key, messages and
-        time the same ids.
+        """Return the ids of messages. A repeated request with the same subject, idempotency key,
+        messages and time gets the same ids.
         """
         if key is None:
             return [self._draw(8 * ID_BYTES).to_bytes(ID_BYTES) for _ in messages]
-        # Keys are of a subject: a caller who sends to another one may choose the same key, messages
-        # and time.
+        # Keys belong to a subject: a caller who sends to another one may choose the same key,
+        # messages and time.
         named = f"{subject} {keyed_producer(key, messages)} {deliver_at_ms}"
         return _derived_ids(named, len(messages))
 
     async def soonest(self, _body: object, params: Params) -> ScheduledPage:
-        """The next `limit` messages by their times, of all subjects or one."""
+        """Return the next `limit` messages by their times, of all subjects or of one."""
         check_params(SCHEDULED, params)
         limit = whole_number(params, "limit", LISTED_DEFAULT, low=1, high=SCHEDULED_LISTED_MAX)
         now_ms = self._scheduler.calendar.told_ms()
@@ -254,8 +260,8 @@ class Scheduling:
         )
 
     async def _drops(self, entries: Sequence[ScheduledEntry]) -> dict[bytes, str]:
-        """Why messages will be dropped, by their ids; the metaserver is asked once for each
-        subject, while it answers.
+        """Return why messages will be dropped, by their ids. The metaserver is asked once for each
+        subject, as long as it answers.
         """
         slots, silent = asyncio.Semaphore(ASKED_AT_ONCE_MAX), asyncio.Event()
 
@@ -280,7 +286,9 @@ class Scheduling:
         }
 
     async def post_cancel(self, _body: object, params: Params) -> CanceledScheduled:
-        """Never deliver a message, unless it is delivered.  Raises ScheduledUnknownError."""
+        """Cancel a message, so that it is never delivered, unless it already is, or raise
+        NotFoundError.
+        """
         await check_standing(self._standing)
         try:
             number = bytes.fromhex(params["id"])
@@ -291,7 +299,9 @@ class Scheduling:
 
 
 def _derived_ids(named: str, count: int) -> list[bytes]:
-    """The ids of `count` messages of a request; of the same one the same each time."""
+    """Return the ids of `count` messages of a request. The same request always gets the same
+    ids.
+    """
     return [
         blake2b(f"{named} {number}".encode(), digest_size=ID_BYTES).digest()
         for number in range(count)
@@ -299,8 +309,8 @@ def _derived_ids(named: str, count: int) -> list[bytes]:
 
 
 def _why_dropped(entry: ScheduledEntry, told: Route | KeylaneError) -> str:
-    """Why a message will be dropped at its time, "" if it will not, by what is known of its
-    subject.
+    """Return why a message will be dropped at its time, by what is known of its subject; "" if it
+    will not be.
     """
     if isinstance(told, KeylaneError):
         return "its subject is deleted" if isinstance(told, SubjectDeletedError) else ""

@@ -1,27 +1,24 @@
 """Answers the frames of the data plane.
 
-The server begins the frames of a connection in the order of their arrival, and appends and acks are
-decided before the first await, so they are decided in that order.  Only at the start of a broker
-frames wait before that, until a metaserver has answered whether the broker group belongs to this
-data folder.  If appends overtake each other then, the check of sequences refuses them.
+The server begins the frames of a connection in the order of their arrival. Appends and acks are
+decided before the first await, and therefore in that order. Only while a broker starts do frames
+wait earlier than that, until a metaserver has answered whether the broker group belongs to this
+data folder. If appends overtake each other then, the check of their sequence numbers refuses them.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
-
-from msgspec.structs import replace
 
 from ..protocol.clock import Clock
 from ..protocol.errors import (
     FencedError,
     InvalidRequestError,
-    OffsetOutOfRangeError,
+    KeylaneError,
     OverloadedError,
-    TokenUnknownError,
 )
 from ..protocol.frames import (
     Ack,
@@ -31,39 +28,34 @@ from ..protocol.frames import (
     AcquireShared,
     Append,
     Appended,
-    Batches,
     ChangeParked,
     EditParked,
     Handed,
-    ListParked,
     Pull,
     PullShared,
     Read,
-    ReadParked,
     Release,
     Released,
     Request,
     Schedule,
 )
-from ..protocol.ids import check_offset
 from ..protocol.limits import (
     ACK_RANGES_MAX,
-    PULL_ANSWERS_MAX,
-    PULL_BYTES_MAX,
-    PULL_WAIT_MS_MAX,
 )
-from ..protocol.offsets import IntervalSet, Range
+from ..protocol.offsets import IntervalSet
 from ..rpc.answer_room import take_room
 from ..rpc.plane.prompt import Handled, PromptCall
-from .answering.prompt import PromptAnswers
+from .answering.awaited_call import AwaitedCall
+from .answering.open_pulls import OpenPulls
+from .answering.owners import OwnersRequest, owned
 from .answering.request_checks import (
     check_begun,
     check_failed,
     check_failing,
     check_held,
     check_shared,
-    wanted_tags,
 )
+from .answering.stored_batches import check_read, note_handed, read_batches
 from .answering.unpack_checks import UnpackChecks
 from .answering.waiting import LongPolls
 from .background import BackgroundBudget
@@ -75,23 +67,21 @@ from .partition.pull_lock import (
     check_session,
     decide_acquire,
     release,
-    renew,
     take,
 )
 from .standing import Standing, check_standing
 from .store.group_commit import Ended
 from .store.known_groups import check_told
 from .store.store import DURABLE, Store
-from .tags import leave_out
 
 FrameHandler = Callable[[Any, memoryview], Awaitable[Handled]]
+Beginning = Callable[[Any, memoryview, PromptCall, int], bool]
+"""A callable like `DataService.begin`; its last argument is the time of the boot clock, in
+nanoseconds, at which the request arrived.
+"""
 _WITH_PAYLOAD = (Append, Schedule, ChangeParked, EditParked)
 _LIVE = frozenset({Append, Pull, PullShared, Ack})
-"""What live clients ask for all the time."""
-LEFT_OUT_BYTES_MAX = 8 << 20
-"""Bytes that one pull reads and leaves out, before it answers without any message."""
-OwnersRequest = Pull | PullShared | Ack | Release | ChangeParked | ListParked | ReadParked
-"""What only the owner of a pull lock may ask."""
+"""The requests that live clients send all the time."""
 
 
 class BrokerService:
@@ -106,7 +96,7 @@ class BrokerService:
         self._budget = BackgroundBudget()
         self._background = asyncio.Lock()
         self._unpack_checks = UnpackChecks(store.run_read)
-        self._prompt = PromptAnswers(self, store, self._waiting, clock, self._unpack_checks)
+        self._pulls = OpenPulls(store, self._waiting, clock)
         store.on_change(self._waiting.wake)
         self._handlers: dict[type[Any], FrameHandler] = {
             Append: self._append,
@@ -118,14 +108,19 @@ class BrokerService:
             Release: self._release,
             Read: self._read,
         }
+        self._beginnings: dict[type[Request], Beginning] = {
+            Append: self._begin_append,
+            Pull: self._begin_pull,
+            Ack: self._begin_ack,
+        }
 
     def answer(self, kind: type[Request], handler: FrameHandler) -> None:
-        """Have `handler` answer the requests of a kind that is not about a partition."""
+        """Register `handler` for the requests of a kind that does not concern a partition."""
         self._handlers[kind] = handler
 
     async def handle(self, request: Request, payload: memoryview) -> Handled:
         """
-        The answer to a request, and the answer's payload.
+        Return the answer to a request, and the answer's payload.
 
         Raises:
             RefusedError and its subclasses: nothing was done.
@@ -147,7 +142,7 @@ class BrokerService:
         kind = type(request)
         if payload and kind not in _WITH_PAYLOAD:
             self._check_payload(kind, payload)
-        beginning = self._prompt.beginnings.get(kind)
+        beginning = self._beginnings.get(kind)
         if beginning is None:
             return False
         now_ns = self._boot_ns()
@@ -159,17 +154,47 @@ class BrokerService:
         if payload and kind not in _WITH_PAYLOAD:
             raise InvalidRequestError(f"{kind.__name__} has no payload")
 
+    def _begin_append(
+        self, request: Append, payload: memoryview, call: PromptCall, began_ns: int
+    ) -> bool:
+        if not self._store.commit.takes_now(len(payload)):
+            return False
+        if self._unpack_checks.waits(request.partition_id, payload):
+            return False
+        self._take_append(request, payload, call, began_ns)
+        return True
+
     async def _append(self, request: Append, payload: memoryview) -> Handled:
-        began_ns = self._clock.boot_ns()
+        call, began_ns = AwaitedCall(self.handle), self._boot_ns()
         unpacks = await self._unpack_checks.wait(request.partition_id, payload)
         async with self._store.commit.turn(len(payload)):
-            append = partial(
-                self._store.append, request.partition_id, payload, in_turn=True, unpacks=unpacks
-            )
-            durable, (base_offset, duplicate) = self._store.commit.waited_for(append)
-        await durable
-        self._store.traffic.appends.observe(self._clock.boot_ns() - began_ns)
-        return Appended(base_offset, DURABLE, duplicate), b""
+            self._take_append(request, payload, call, began_ns, unpacks=unpacks)
+        return await call.answered()
+
+    def _take_append(
+        self,
+        request: Append,
+        payload: memoryview,
+        call: PromptCall,
+        began_ns: int,
+        *,
+        unpacks: bool = False,
+    ) -> None:
+        """Decide on a batch that has room, and answer once it is durable; `unpacks` means that the
+        batch was already checked to unpack.
+        """
+        store = self._store
+
+        def ended(error: KeylaneError | None) -> None:
+            if error is not None:
+                call.refuse(error)
+                return
+            store.traffic.appends.observe(self._boot_ns() - began_ns)
+            call.answer(Appended(base_offset, DURABLE, duplicate))
+
+        base_offset, duplicate = store.append(
+            request.partition_id, payload, ended, in_turn=True, unpacks=unpacks
+        )
 
     async def _acquire(self, request: Acquire | AcquireShared, _payload: memoryview) -> Handled:
         check_session(request.session)
@@ -186,8 +211,8 @@ class BrokerService:
         if request.group not in partition.groups:
             check_told(partition, request.group)
         if decide_acquire(group.lock, token=token, session=session, ttl_ms=request.ttl_ms):
-            # What sessions of a shared group had in flight is no measure once the group is
-            # exclusive: none had it alone.
+            # The messages that sessions of a shared group had in flight say nothing about the group
+            # once it is exclusive: none of those sessions was the only owner.
             switched = group.lock.shared and not shared
             ended_well = switched or group.lock.released or group.lock.session == session
             durable = self._store.raise_fence(partition, group, token=token, session=session)
@@ -227,130 +252,20 @@ class BrokerService:
             group.handed_out().enter(request.session, ttl_ms=request.ttl_ms, now_ms=now_ms)
         return answer, b""
 
+    def _begin_pull(
+        self, request: Pull, _payload: memoryview, call: PromptCall, now_ns: int
+    ) -> bool:
+        return self._pulls.begin(request, call, now_ns // 1_000_000)
+
     async def _pull(self, request: Pull, _payload: memoryview) -> Handled:
-        wanted = wanted_tags(request)
-        now_ms = self._clock.boot_ms()
-        partition, group, bytes_max, waits = self.check_pull(request, now_ms)
-        if waits:
-            self.hold(group, request, now_ms + request.wait_ms)
-            try:
-                await self._waiting.wait(partition.partition_id, request.wait_ms, group)
-            except asyncio.CancelledError:  # the client has left
-                self.hold(group, request, self._clock.boot_ms())
-                raise
-            partition, group = self.owned(request)
-        answer, data = await self._batches(
-            request, partition, bytes_max, parked_version=group.parked_version
-        )
-        if wanted and data:
-            answer, data = await self._of_tags(request, partition, wanted, answer, data)
-        check_holder(group.lock, token=request.token, session=request.session)
-        self.note_pulled(request, partition, group, answer.upto, len(data))
-        return answer, data
-
-    def check_pull(self, request: Pull, now_ms: int) -> tuple[HostedPartition, Group, int, bool]:
-        """
-        Check a pull.
-
-        Returns:
-            The partition, the group, the bytes that the answer may have, and whether it waits for
-            messages.
-        """
-        partition, group = self.owned(request, now_ms)
-        if not 0 <= request.wait_ms <= PULL_WAIT_MS_MAX:
-            raise InvalidRequestError(f"cannot wait {request.wait_ms} ms")
-        if not 1 <= request.answers_max <= PULL_ANSWERS_MAX:
-            raise InvalidRequestError(f"cannot give {request.answers_max} answers")
-        bytes_max = self.check_read(partition, request.offset, request.bytes_max)
-        # Also what was pulled before a restart of this broker.
-        group.suspects.pulled(request.offset)
-        drained = partition.ended and request.offset == partition.next_offset
-        waits = request.wait_ms > 0 and request.offset == partition.readable_offset and not drained
-        return partition, group, bytes_max, waits
-
-    def hold(self, group: Group, request: Pull, until_ms: int) -> None:
-        """Renew the pull lock of an owner whose pull waits until then, if it is still the owner."""
-        lock = group.lock
-        if lock.fence == request.token and lock.session == request.session:
-            renew(lock, now_ms=until_ms)
-
-    @staticmethod
-    def check_read(partition: HostedPartition, offset: int, bytes_max: int) -> int:
-        """The bytes that the answer may have.  Raises OffsetOutOfRangeError,
-        InvalidRequestError.
-        """
-        stored = partition.first_offset <= offset <= partition.readable_offset
-        if not stored:
-            check_offset(offset)
-        if bytes_max < 1:
-            raise InvalidRequestError(f"cannot read {bytes_max} bytes")
-        if not stored:
-            raise OffsetOutOfRangeError(
-                offset=offset,
-                first_offset=partition.first_offset,
-                next_offset=partition.readable_offset,
-            )
-        if partition.lost:
-            partition.readable_end(offset)
-        return min(bytes_max, PULL_BYTES_MAX)
-
-    def note_pulled(
-        self, request: Pull, partition: HostedPartition, group: Group, upto: int, size_bytes: int
-    ) -> None:
-        """Note that the owner gets what is stored up to `upto`."""
-        group.suspects.pulled(upto)
-        self._note_handed(partition, upto - request.offset, size_bytes)
-
-    @staticmethod
-    def batches(
-        partition: HostedPartition, upto: int, parked_version: int, *, more: bool = False
-    ) -> Batches:
-        """The answer to a pull or a read that got what is stored up to `upto`; `more`: another one
-        follows.
-        """
-        return Batches(
-            partition.first_offset,
-            partition.readable_offset,
-            upto,
-            partition.ended,
-            parked_version,
-            more=more,
-        )
-
-    async def _of_tags(
-        self,
-        request: Pull,
-        partition: HostedPartition,
-        wanted: Sequence[bytes],
-        answer: Batches,
-        data: bytes,
-    ) -> tuple[Batches, bytes]:
-        """
-        Leave the batches without a wanted tag out of an answer; reads on if none is left, up to
-        LEFT_OUT_BYTES_MAX.
-
-        Args:
-            wanted: the tags as UTF-8.
-        """
-        ranges: list[Range] = []
-        offset, size = request.offset, 0
-        while True:
-            size += len(data)
-            data, left_out = leave_out(data, offset, wanted)
-            ranges += left_out
-            offset = answer.upto
-            if data or offset >= partition.readable_offset or size >= LEFT_OUT_BYTES_MAX:
-                return replace(answer, left_out=tuple(IntervalSet(ranges))), data
-            bytes_max = self.check_read(partition, offset, request.bytes_max)
-            answer, data = await self._batches(
-                replace(request, offset=offset),
-                partition,
-                bytes_max,
-                parked_version=answer.parked_version,
-            )
+        if request.wait_ms:
+            call = AwaitedCall(self.handle)
+            if self._pulls.begin(request, call, self._clock.boot_ms()):
+                return await call.answered()
+        return await self._pulls.read(request)
 
     async def _pull_shared(self, request: PullShared, _payload: memoryview) -> Handled:
-        partition, group = self.owned(request)
+        partition, group = self._owned(request)
         bytes_max = check_shared(request)
         session = request.session
         until_ms = self._clock.boot_ms() + request.wait_ms
@@ -376,12 +291,12 @@ class BrokerService:
                 # The metaserver stores that the partition is drained, so a restart of this broker
                 # must not forget it.
                 await saved
-                partition, group = self.owned(request)
+                partition, group = self._owned(request)
             if ranges or drained or now_ms >= until_ms:
                 break
             due_ms = max(now_ms + 1, min(until_ms, in_flight.due_ms))
             await self._waiting.wait(partition.partition_id, due_ms - now_ms)
-            partition, group = self.owned(request)
+            partition, group = self._owned(request)
         data = b""
         if ranges:
             try:
@@ -389,7 +304,7 @@ class BrokerService:
                 partition.readable_end(start)
                 await take_room(bytes_max)
                 data, upto = await self._store.read(partition, start, bytes_max=bytes_max)
-                partition, group = self.owned(request)
+                partition, group = self._owned(request)
                 ranges = in_flight.trim(session, ranges, upto=upto)
             except BaseException:
                 in_flight.trim(session, ranges, upto=0)
@@ -404,72 +319,60 @@ class BrokerService:
             tuple(pair for pair in begun.items() if pair[0] in handed) if begun else (),
             tuple(pair for pair in tries.items() if pair[0] in handed) if tries else (),
         )
-        self._note_handed(partition, sum(end - start for start, end in ranges), len(data))
+        note_handed(self._store, partition, sum(end - start for start, end in ranges), len(data))
         return answer, data
-
-    def _note_handed(self, partition: HostedPartition, messages: int, size_bytes: int) -> None:
-        if size_bytes:
-            subject = partition.facts.subject
-            self._store.traffic.note_handed(subject, messages=messages, size_bytes=size_bytes)
 
     async def _read(self, request: Read, _payload: memoryview) -> Handled:
         partition = self._store.state.partition(request.partition_id)
-        bytes_max = self.check_read(partition, request.offset, request.bytes_max)
+        bytes_max = check_read(partition, request.offset, request.bytes_max)
         if request.wait_ms:
             partition = await self._waiting.wait_to_read(request, self._store.state.partition)
-            self.check_read(partition, request.offset, bytes_max)
+            check_read(partition, request.offset, bytes_max)
         if request.background:
             bytes_max = await self._background_turn(bytes_max)
-            self.check_read(partition, request.offset, bytes_max)
-        answer, data = await self._batches(request, partition, bytes_max)
-        self._note_handed(partition, answer.upto - request.offset, len(data))
+            check_read(partition, request.offset, bytes_max)
+        answer, data = await read_batches(self._store, partition, request, bytes_max)
+        note_handed(self._store, partition, answer.upto - request.offset, len(data))
         return answer, data
 
     async def _background_turn(self, wanted_bytes: int) -> int:
-        """Wait until a job's read has its turn; returns the bytes that its answer may have."""
+        """Wait until a job's read has its turn; return the number of bytes that its answer may
+        have.
+        """
         async with self._background:
             wait_ms = self._budget.wait_ms(self._clock.boot_ms())
             await asyncio.sleep(
                 wait_ms / 1000
-            )  # also of 0: live requests that have arrived begin first
+            )  # also if it is 0: live requests that have arrived begin first
         return self._budget.take(wanted_bytes, self._clock.boot_ms())
 
-    async def _batches(
-        self,
-        request: Pull | Read,
-        partition: HostedPartition,
-        bytes_max: int,
-        *,
-        parked_version: int = 0,
-    ) -> tuple[Batches, bytes]:
-        data, upto = b"", request.offset
-        if request.offset < partition.readable_offset:
-            await take_room(bytes_max)
-            data, upto = await self._store.read(partition, request.offset, bytes_max=bytes_max)
-        return self.batches(partition, upto, parked_version), data
+    def _begin_ack(self, request: Ack, _payload: memoryview, call: PromptCall, now_ns: int) -> bool:
+        cursor, partition, group = self._decide_ack(request, now_ns // 1_000_000)
 
-    async def _ack(self, request: Ack, _payload: memoryview) -> Handled:
-        cursor, partition, group = self.decide_ack(request)
-        if (saved := self._save(partition, group)) is not None:
-            await saved
-        return self.acked(cursor, group), b""
+        def ended(error: KeylaneError | None) -> None:
+            if error is not None:
+                call.refuse(error)
+            else:
+                call.answer(Acked(cursor, group.parked_version))
 
-    @staticmethod
-    def acked(cursor: int, group: Group) -> Acked:
-        """The answer to an ack that is durable."""
-        return Acked(cursor, group.parked_version)
+        if not self._save_then(partition, group, ended):
+            ended(None)
+        return True
 
-    def decide_ack(
-        self, request: Ack, now_ms: int | None = None
-    ) -> tuple[int, HostedPartition, Group]:
+    async def _ack(self, request: Ack, payload: memoryview) -> Handled:
+        call = AwaitedCall(self.handle)
+        self._begin_ack(request, payload, call, self._boot_ns())
+        return await call.answered()
+
+    def _decide_ack(self, request: Ack, now_ms: int) -> tuple[int, HostedPartition, Group]:
         """
-        Decide on an ack; `now_ms` is as of `owned`.
+        Decide on an ack; `now_ms` is the same as in `owned`.
 
         Returns:
-            The cursor, and the partition and the group whose progress is to be saved before the
-            cursor is told.
+            The cursor, the partition and the group. The progress of the group is to be saved before
+            the cursor is reported.
         """
-        partition, group = self.owned(request, now_ms)
+        partition, group = owned(self._store.state, request, now_ms)
         ranges = request.ranges
         if request.held:
             check_held(request, partition)
@@ -496,8 +399,6 @@ class BrokerService:
             self._store.commit.check_room(0, own=True)
             group.begins(request.begun)
         if request.held and group.lock.session == SHARED:
-            if now_ms is None:
-                now_ms = self._clock.boot_ms()
             group.handed_out().hold(
                 group.acked,
                 request.session,
@@ -507,12 +408,14 @@ class BrokerService:
             )
         return group.acked.cursor, partition, group
 
-    def save(self, partition: HostedPartition, group: Group, ended: Ended) -> bool:
+    def _save_then(self, partition: HostedPartition, group: Group, ended: Ended) -> bool:
         """
-        Save a group's progress if it is not durable, as after an ack that met a full disk.
+        Save a group's progress if it is not durable, for example after an ack that found the disk
+        full.
 
         Returns:
-            False if it is durable.  True: `ended` is called before the progress may be told.
+            False if the progress is durable. True if `ended` will be called; until then the
+            progress must not be reported.
 
         Raises:
             BrokerReadOnlyError: the progress cannot be made durable now.
@@ -524,12 +427,17 @@ class BrokerService:
         return True
 
     def _save(self, partition: HostedPartition, group: Group) -> asyncio.Future[None] | None:
-        """As `save`, with a future to await in place of `ended`; None: the progress is durable."""
-        durable, saves = self._store.commit.waited_for(partial(self.save, partition, group))
+        """Save like `_save_then`, but return a future instead of calling `ended`; None means that
+        the progress is durable.
+        """
+        durable, saves = self._store.commit.waited_for(partial(self._save_then, partition, group))
         return durable if saves else None
 
+    def _owned(self, request: OwnersRequest) -> tuple[HostedPartition, Group]:
+        return owned(self._store.state, request, self._clock.boot_ms())
+
     async def _release(self, request: Release, _payload: memoryview) -> Handled:
-        partition, group = self.owned(request)
+        partition, group = self._owned(request)
         if group.lock.shared:
             group.handed_out().give_back(request.session)
         else:
@@ -544,45 +452,11 @@ class BrokerService:
                 await saved
         return Released(), b""
 
-    def owned(
-        self, request: OwnersRequest, now_ms: int | None = None
-    ) -> tuple[HostedPartition, Group]:
-        """
-        Check that a request comes from the owner of the pull lock, and renew the lock.
-
-        Args:
-            now_ms: the boot clock in this turn of the event loop; None: it is read.
-
-        Returns:
-            The partition and the group.
-        """
-        session = request.session
-        partition = self._store.state.partition(request.partition_id)
-        if partition.fences_lost:
-            partition.check_owners()
-        group = partition.groups.get(request.group)
-        if group is None:
-            raise TokenUnknownError("the group never acquired this partition", token=request.token)
-        lock, kind = group.lock, type(request)
-        shared = lock.session == SHARED
-        if shared or session != lock.session or not lock.fence:
-            check_session(session)  # the session that has acquired was checked then
-        # A shared group's token belongs to all its sessions, but an exclusive pull is never one of
-        # them.
-        of_all = kind is PullShared or (shared and kind is not Pull)
-        check_holder(lock, token=request.token, session=SHARED if of_all else session)
-        if now_ms is None:
-            now_ms = self._clock.boot_ms()
-        renew(lock, now_ms=now_ms)
-        if shared:
-            group.handed_out().hear(session, ttl_ms=lock.ttl_ms, now_ms=now_ms)
-        return partition, group
-
     @property
     def waiting(self) -> int:
         """The number of pulls that wait for messages."""
         return self._waiting.count
 
     def close(self) -> None:
-        """Have all waiting pulls answered."""
+        """Answer all waiting pulls."""
         self._waiting.wake_all()

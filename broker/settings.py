@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..protocol.address import addresses_of
-from ..protocol.errors import ConfigError, InvalidNameError
+from ..protocol.errors import ConfigError, InvalidRequestError
 from ..protocol.ids import check_name
 from ..protocol.limits import BATCH_BYTES_MAX, CONNECTIONS_MAX, HTTP_CONNECTIONS_MAX
 from ..protocol.settings import cluster_problems, range_problems, refuse, values_of
@@ -161,7 +161,7 @@ def _problems(values: Mapping[str, object]) -> list[str]:
     if "group" in values:
         try:
             check_name("broker group", values["group"])
-        except InvalidNameError as error:
+        except InvalidRequestError as error:
             problems.append(f"group: {error.message}")
     data = values.get("data", Path())
     if not isinstance(data, Path) or "\0" in str(data):
@@ -186,16 +186,16 @@ def broker_settings(
     environment: Mapping[str, str] | None = None,
 ) -> BrokerSettings:
     """
-    Settings from a TOML file, the environment and flags; a flag that is None was not given.
+    Return settings from a TOML file, the environment and flags. A flag that is None was not given.
 
     Raises:
-        ConfigError: the file is unreadable, names are unknown or missing, values have wrong types
-            or are impossible. It lists all problems.
+        ConfigError: the file is unreadable, names are unknown or missing, or values have wrong
+            types or are impossible. The error lists all problems.
     """
     return SOURCES.read(flags, config, environment or {})
 
 
 SOURCES = SettingSources("broker", BrokerSettings, _problems)
-"""Where the settings of a broker come from."""
+"""The sources of a broker's settings."""
 RELOADED = frozenset({"log_level", "retention_ms", "retention_bytes"}) | RELOADED_TLS
-"""What a running broker takes over from its file at SIGHUP; the rest needs a restart."""
+"""The settings that a running broker takes from its file at SIGHUP. The others need a restart."""

@@ -1,7 +1,8 @@
-"""Whether the broker group still belongs to this data folder, by the answers of metaservers.  Pure.
+"""Checks whether the broker group still belongs to this data folder, by the answers of metaservers.
+Pure.
 
-A broker that is started on an older copy of a folder may have the address of the newer one, so
-clients call it.
+A broker that is started on an older copy of a folder may have the address of the broker on the
+newer folder, so clients call it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from ..protocol.errors import WrongBrokerError
 
 
 class Standing(Protocol):
-    """The part of a `Registration` that tells the standing of a data folder."""
+    """The part of a `Registration` that knows the standing of a data folder."""
 
     @property
     def set_aside(self) -> str:
@@ -41,8 +42,8 @@ class Standing(Protocol):
 
 
 async def check_standing(standing: Standing | None) -> None:
-    """Raises WrongBrokerError if the broker group belongs to another folder; called before state is
-    changed.
+    """Raise WrongBrokerError if the broker group belongs to another folder. This is called before
+    state is changed.
     """
     if standing is None:
         return

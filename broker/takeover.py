@@ -1,7 +1,8 @@
-"""A start that waits for its predecessor: the new program is there before the old one is stopped.
+"""Waits at a start for the predecessor: the new program is loaded before the old one is
+stopped.
 
-The program is loaded, which takes longer than anything else of a start, while the old one still
-serves.  Then clients wait only for the end of the old one and the recovery of its folder.
+Loading the program takes longer than anything else at a start, and happens while the old one still
+serves. Clients then wait only for the end of the old one and the recovery of its folder.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import asyncio
 import logging
 from contextlib import suppress
 
-from ..protocol.errors import AddressError, HostError
+from ..protocol.errors import AddressError, Reason
 from ..rpc.listening import check_free
 from .settings import BrokerSettings
 from .storage.files import is_locked
@@ -22,15 +23,15 @@ POLL_S = 0.01
 
 async def wait_for_predecessor(settings: BrokerSettings) -> None:
     """
-    Wait at most `takeover_ms` until no other program has the data folder and the port.
+    Wait at most `takeover_ms` until no other program uses the data folder and the port.
 
-    Nothing is taken here: who comes first then has them, and the other one is refused.
+    Nothing is reserved here: the first program to take them has them, and the other one is refused.
 
     Raises:
-        HostError: this address is never free for it.
+        AddressError: this address can never become free for the broker.
     """
     told = False
-    with suppress(TimeoutError):  # the start says what is in use
+    with suppress(TimeoutError):  # the start reports what is in use
         async with asyncio.timeout(settings.takeover_ms / 1000):
             while is_locked(str(settings.data)) or not _is_free(settings):
                 if not told and settings.takeover_ms:
@@ -42,8 +43,8 @@ async def wait_for_predecessor(settings: BrokerSettings) -> None:
 def _is_free(settings: BrokerSettings) -> bool:
     try:
         check_free(settings.host, settings.port, anywhere=settings.is_open)
-    except HostError:
-        raise
-    except AddressError:
+    except AddressError as error:
+        if error.reason is Reason.INSECURE_HOST:
+            raise
         return False
     return True

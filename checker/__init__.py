@@ -1,3 +1,3 @@
-"""Histories of runs and the one checker that judges them: of the demo, of simulations, of tests
-with real processes.
+"""Histories of runs, and the one checker that judges them, whether they come from the demo, from
+simulations, or from tests with real processes.
 """

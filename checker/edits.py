@@ -1,6 +1,4 @@
-"""Values that operators have put in the places of parked messages: a register for each message.
-Pure.
-"""
+"""The values that operators have stored for parked messages: a register for each message.  Pure."""
 
 from __future__ import annotations
 
@@ -11,13 +9,13 @@ Slot = tuple[int, int]
 
 
 class Edits:
-    """What each edited message may be handled with, in the order of time."""
+    """The values with which each edited message may be handled, in the order of time."""
 
     def __init__(self) -> None:
         self._settled: dict[tuple[str, Slot], Value] = {}
-        """The value of the last edit that was told as done, or that a handler has shown since."""
+        """Value of the last edit that was confirmed, or that a handler has shown since."""
         self._open: dict[tuple[str, Slot], list[Value]] = {}
-        """Values asked for since, or never told as done."""
+        """Values of later edits, and of edits that were never confirmed."""
 
     def edited(self, group: str, partition_id: int, offset: int, value: Value, done: bool) -> None:
         """See `events.Edited`."""
@@ -28,21 +26,21 @@ class Edits:
             self._open.setdefault(place, []).append(value)
 
     def reset(self, group: str) -> None:
-        """A reset begins: it forgets what is parked, and its edits with it."""
+        """Note that a reset begins, which forgets what is parked, and its edits with it."""
         for place in [place for place in self._settled if place[0] == group]:
             self._open.setdefault(place, []).append(self._settled.pop(place))
 
     def _settle(self, place: tuple[str, Slot], value: Value) -> None:
-        """From now on the message has this value, or that of an edit whose outcome is not known."""
+        """Note that the message has this value from now on, or that of an unconfirmed edit."""
         self._settled[place] = value
         self._open[place].remove(value)
 
     def problem(self, group: str, slot: Slot, value: Value, stored: Value | None) -> str:
         """
-        Why a message may not be handled with this value, "" if it may.
+        Return why a message may not be handled with this value, "" if it may.
 
         Args:
-            stored: what the log has there; None: nothing.
+            stored: value in the log at this place; None: there is none.
         """
         place = group, slot
         wanted = self._settled.get(place, stored)

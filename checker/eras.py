@@ -1,4 +1,4 @@
-"""Eras: a group's progress on a partition from one reset to the next.  Pure."""
+"""Eras, each of which is a group's progress on a partition from one reset to the next.  Pure."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ Note = Callable[[str, str], None]
 
 class Era:
     """
-    What owners do whose tokens are above `token` and below that of the next reset.
+    The acts of owners whose tokens are above `token` and below that of the next reset.
 
     Args:
-        token: of the reset that began the era; 0 for the era before the first reset.
-        start: the cursor that the reset set; messages below are not owed to the group.
-        sure: the broker has confirmed the reset; until then it may have been done or not.
-        alone: the reset left children out, which keep what they took over before.
+        token: token of the reset that began the era; 0 for the era before the first reset.
+        start: cursor that the reset set; messages below it are not owed to the group.
+        sure: True if the broker has confirmed the reset; until then its outcome is unknown.
+        alone: True if the reset left out children, which keep what they took over earlier.
     """
 
     __slots__ = (
@@ -41,20 +41,20 @@ class Era:
         self.start = start
         self.sure = sure
         self.ended: set[int] = set()
-        """Offsets handled by any owner, or given up by an operator."""
+        """Offsets that any owner handled, or an operator gave up."""
         self.aside: set[int] = set()
         """Offsets that a broker was asked to park."""
         self.cursor = start
-        """The highest cursor that the broker reported."""
+        """Highest cursor that the broker reported."""
         self._cursors: list[tuple[int, int]] = []
-        """(instant, cursor), each higher than the one before."""
+        """(instant, cursor) of each report with a higher cursor than before."""
         self._acked: dict[int, int] = {}
-        """Offset → instant at which its ack was answered, while above the cursor."""
+        """Instant of the answer to its ack, by offset, for offsets above the cursor."""
         self._passed = start
-        """Offsets below are known to be handled or not owed."""
+        """Offset below which all are known to be handled or not owed."""
 
     def through(self, offset: int) -> bool:
-        """Whether a message is handled or not owed."""
+        """Return whether a message is handled or not owed."""
         return offset in self.ended or offset < self.start
 
     def reported(  # noqa: PLR0917 - the fields of an event
@@ -67,8 +67,8 @@ class Era:
         note: Note,
         floor: int,
     ) -> None:
-        """The broker reported its cursor, and acked ranges: those of an ack's request, or those
-        above the cursor.
+        """Note that the broker reported its cursor, and acked ranges: those in an ack's request, or
+        those above the cursor.
         """
         for offset in range(max(self._passed, floor), cursor):
             if offset not in self.ended and offset not in self.aside:
@@ -91,7 +91,7 @@ class Era:
                     self._acked.setdefault(offset, instant)
 
     def _check_kept(self, began: int, cursor: int, ranges: tuple[Range, ...], note: Note) -> None:
-        """Durable acks above the cursor are never forgotten."""
+        """Check that durable acks above the cursor are never forgotten."""
         kept = {offset for start, end in ranges for offset in range(start, end)}
         for offset, acked_at in list(self._acked.items()):
             if offset < cursor:
@@ -101,26 +101,26 @@ class Era:
 
 
 class Eras:
-    """The eras of a group on a partition, by token."""
+    """The eras of a group on a partition, ordered by token."""
 
     __slots__ = ("_note", "all", "floor")
 
     def __init__(self, note: Note) -> None:
         self.all = [Era()]
         self.floor = 0
-        """Offsets below have expired."""
+        """Offset below which messages have expired."""
         self._note = note
 
     def of(self, token: int) -> Era:
-        """The era of an owner's token."""
+        """Return the era of an owner's token."""
         index = len(self.all) - 1
         while index and self.all[index].token >= token:
             index -= 1
         return self.all[index]
 
     def possible(self, token: int | None = None) -> list[Era]:
-        """The eras that may be that of a token, else the newest, as long as resets are unconfirmed;
-        the newest first.
+        """Return the eras to which a token may belong, or without a token the newest ones, because
+        resets may be unconfirmed; the newest first.
         """
         eras: list[Era] = []
         for era in reversed(self.all):
@@ -131,13 +131,13 @@ class Eras:
         return eras
 
     def asked(self, token: int, start: int, *, alone: bool = False) -> None:
-        """A broker was asked for a reset, which may be done from now on."""
+        """Note that a broker was asked for a reset, which may be done from now on."""
         if token > self.all[-1].token:
             self.all.append(Era(token, start, sure=False, alone=alone))
 
     def is_kept(self, offset: int) -> bool:
-        """Whether children may have a parked message still, because each reset since has left them
-        out.
+        """Return whether children may still have a parked message, because each reset since has
+        left them out.
         """
         for era in reversed(self.all):
             if offset in era.aside:
@@ -147,7 +147,7 @@ class Eras:
         return False
 
     def done(self, token: int) -> None:
-        """The broker has confirmed a reset."""
+        """Note that the broker has confirmed a reset."""
         for era in self.all:
             if era.token == token:
                 era.sure = True
@@ -156,11 +156,11 @@ class Eras:
 
     def acquired(self, token: int, cursor: int, ranges: tuple[Range, ...]) -> None:
         """
-        Decide from an owner's first cursor which unconfirmed resets before it were done; the others
+        Decide from an owner's first cursor which earlier unconfirmed resets were done; the others
         never will be.
 
-        A reset clears the ranges above the cursor, so `ranges` show that none was done, even one to
-        the very cursor that the group had.
+        A reset clears the ranges above the cursor, so any `ranges` show that none was done, even
+        one to the cursor that the group already had.
         """
         for era in self.possible(token):
             if era.sure:

@@ -1,5 +1,4 @@
-"""What happened in a run, as events in the order of true time; the index of an event is its
-instant.  Pure.
+"""The events of a run in the order of true time; the index of an event is its instant.  Pure.
 
 Values are unique: a value, or a digest in its place, identifies a message in every event.
 """
@@ -13,7 +12,7 @@ Value = Hashable
 
 
 class Sent(NamedTuple):
-    """A producer queued a message: the `number`-th of its session."""
+    """A producer queued a message, the `number`-th of its session."""
 
     value: Value
     key: bytes
@@ -24,12 +23,13 @@ class Sent(NamedTuple):
 
 class Settled(NamedTuple):
     """
-    A producer knows the outcome of a message:
+    The outcome of a message, which its producer knows:
 
         stored      it is in the log
         not done    it is not in the log
         unknown     it may be in the log
-        gone        as unknown: the producer died, was closed, or reported that the message may be on a lost disk
+        gone        like unknown: the producer died, was closed, or reported that the message
+                    may be on a lost disk
         withdrawn   the producer was closed, and said that the message is not in the log
         flushed     its future was not awaited, and a later flush or close raised no error
     """
@@ -40,11 +40,11 @@ class Settled(NamedTuple):
     offset: int = -1
     reordered: bool = False
     twice: bool = False
-    """The receipt says that the message may be stored elsewhere as well."""
+    """True if the receipt says that the message may also be stored elsewhere."""
 
 
 class Stored(NamedTuple):
-    """The final log has this message here; events of one partition come in the order of offsets."""
+    """A message in the final log; the events of one partition are ordered by offset."""
 
     partition_id: int
     offset: int
@@ -62,11 +62,11 @@ class Ranged(NamedTuple):
 
 class Abandoned(NamedTuple):
     """
-    An operator opened the children of a partition whose end is unknown, and was warned that this
+    An operator opened the children of a partition whose end is unknown, after a warning that this
     reorders messages.
 
-    Only of a subject that allows that.  An outbox stores messages in their order there, and groups
-    may read them in another one.
+    This happens only on a subject that allows it.  An outbox stores messages there in their order,
+    and groups may read them in another order.
     """
 
     partition_id: int
@@ -81,7 +81,7 @@ class AcceptedLost(NamedTuple):
 
 
 class Batched(NamedTuple):
-    """The final log has this batch here; events of one partition come in the order of offsets."""
+    """A batch in the final log; the events of one partition are ordered by offset."""
 
     partition_id: int
     offset: int
@@ -111,21 +111,21 @@ class Started(NamedTuple):
     value: Value
     token: int
     clock_ns: int
-    """The boot clock of the consumer's machine, as read now."""
+    """Boot clock of the consumer's machine at this instant, in nanoseconds."""
     deadline_ns: int
-    """The end of the lease, by the same clock."""
+    """End of the lease by the same clock, in nanoseconds."""
     ours: bool = False
-    """The consumer has promised to keep the partition until the handler has ended."""
+    """True if the consumer has promised to keep the partition until the handler has ended."""
     session_left_ms: int | None = None
-    """Time left to the session by the metaserver's database; None: not read."""
+    """Milliseconds left to the session by the metaserver's database; None: not read."""
     with_earlier: bool = False
-    """The program was given it together with an earlier message of its key, at `clock_ns`, and goes
-    on with it now.
+    """True if the program got it together with an earlier message of its key, at `clock_ns`, and
+    continues with it now.
     """
 
 
 class Ended(NamedTuple):
-    """A handler returned; one that raised or was cancelled has no such event."""
+    """A handler returned; there is no such event for one that raised or was cancelled."""
 
     group: str
     partition_id: int
@@ -151,11 +151,13 @@ class Granted(NamedTuple):
     session: str
     holder: str
     holder_left_ms: int
-    """Time left to the session of `holder`."""
+    """Milliseconds left to the session of `holder`."""
 
 
 class LetGo(NamedTuple):
-    """A consumer released a lease at the metaserver; partition and token 0: all of its leases."""
+    """A consumer released a lease at the metaserver; if partition and token are 0, all its
+    leases.
+    """
 
     session: str
     partition_id: int
@@ -163,8 +165,8 @@ class LetGo(NamedTuple):
 
 
 class Holds(NamedTuple):
-    """A consumer reported its leases to the metaserver, as pairs of (partition id, token); an event
-    for each change.
+    """A consumer reported its leases to the metaserver, as pairs of (partition id, token); there is
+    an event for each change.
     """
 
     session: str
@@ -172,7 +174,7 @@ class Holds(NamedTuple):
 
 
 class Served(NamedTuple):
-    """A broker accepted a call that needs the fence: "acquire", "pull", "ack", "release", "park";
+    """A broker accepted a call that needs the fence: "acquire", "pull", "ack", "release" or "park";
     or a "reset".
     """
 
@@ -181,28 +183,28 @@ class Served(NamedTuple):
     partition_id: int
     token: int
     began: int
-    """The instant at which the broker was asked."""
+    """Instant at which the broker was asked."""
     cursor: int = -1
     ranges: tuple[tuple[int, int], ...] = ()
-    """Acked offsets `[start, end)`: of an ack those in the request, of an acquire those above the
+    """Acked offsets `[start, end)`: for an ack those in the request, for an acquire those above the
     cursor.
     """
 
 
 class SetAside(NamedTuple):
     """
-    A broker is asked to park messages: its cursor may pass them from now on, though they are not
+    A broker is asked to park messages, so its cursor may pass them from now on, though they are not
     handled.
 
-    `skipped`: an operator gives them up; they are owed no longer.
-    `alone`: they are set aside without their key, whose later messages go on.
+    `skipped`: an operator gives them up, so they are no longer owed.
+    `alone`: they are set aside without their key, whose later messages are not held up.
     """
 
     group: str
     partition_id: int
-    """The partition that has their bytes."""
+    """Partition that stores their bytes."""
     token: int
-    """The owner's; 0: an operator asks."""
+    """Token of the owner; 0: an operator asks."""
     ranges: tuple[tuple[int, int], ...]
     skipped: bool = False
     alone: bool = False
@@ -210,14 +212,14 @@ class SetAside(NamedTuple):
 
 class Edited(NamedTuple):
     """
-    An operator puts another value in the place of a parked message: asked for, or told as done.
+    An operator replaces the value of a parked message; the edit is requested or confirmed.
 
-    A value that was asked for and never told as done may have been put there or not.
+    The outcome of an edit that was requested and never confirmed is unknown.
     """
 
     group: str
     partition_id: int
-    """The partition that has the bytes of the message."""
+    """Partition that stores the bytes of the message."""
     offset: int
     value: Value
     done: bool
@@ -227,8 +229,8 @@ class Replaced(NamedTuple):
     """
     A session has ended because a process with its instance name was started.
 
-    Its process may live, and start handlers until it hears of that: the name is the operator's word
-    that it is dead. What it still asks of brokers is judged as of any other.
+    Its process may live on, and start handlers until it learns that: by giving the name again, the
+    operator declares it dead.  Its later calls to brokers are judged like any others.
     """
 
     session: str
@@ -242,19 +244,19 @@ class Looked(NamedTuple):
     token: int
     cursor: int
     acked_above: int
-    """Messages acked above the cursor."""
+    """Number of messages acked above the cursor."""
     run: int = 0
-    """Number of the broker's run.  A cursor that is shown may not be durable: a crash may take it
+    """Number of the broker's run.  A cursor that is shown may not be durable: a crash may set it
     back, because its acks were not answered.
     """
 
 
 class Resetting(NamedTuple):
     """
-    A broker is asked to set a group's cursor for an operator; a `Served` event follows when it has
+    A broker is asked to set a group's cursor for an operator; a `Served` event follows once it has
     done so.
 
-    `alone`: without children, which keep what they took over of the partition.
+    `alone`: children are left out, and keep what they took over from the partition.
     """
 
     group: str
@@ -265,7 +267,7 @@ class Resetting(NamedTuple):
 
 
 class Expired(NamedTuple):
-    """Retention removes the messages below an offset; the database promises them to `groups`."""
+    """Retention removes the messages below an offset, which the database promises to `groups`."""
 
     partition_id: int
     first_offset: int
@@ -278,7 +280,7 @@ class Recovered(NamedTuple):
     group: str
     partition_id: int
     token: int
-    """The fence."""
+    """Fence that the broker recovered."""
     cursor: int
 
 

@@ -1,37 +1,44 @@
 """Judges a history of one run, event by event.  Pure.
 
-    lost            acked and not stored where the receipt says, or acked for a group that never handled it
-    phantom         stored or handled and never sent so, or stored although its producer reported that it was not; handled
-                    with another value than the one that an operator has put in its place
-    duplicate       stored twice, though neither that nor a reordering was declared; a batch taken twice
-    inversion       two messages of one key and producer stored in another order than they were sent, or one where
-                    its key does not belong, though no reordering was declared; one declared that
-                    has an order to keep or none to lose
-    skip            a handler began before the message before it of its key was handled (in the partition, or in one
-                    before it if the order of both was promised), a cursor passed one, or the log
-                    has a batch and not the one that its producer sent before
-    nonmonotonic    an owner went back over what it had handled; a fence, a cursor or an ack that was durable is
-                    forgotten; a producer went back to an older route, or two routes have one
-                    version
-    stale effect    a broker served a token below one that it had served before, a fenced owner's ack counted, or a
-                    batch of an older epoch was taken
-    late start      a handler began at or after its lease's end, by its own clock or by the database's
-    duplicate token a token granted, or used, twice on a partition, or one below an earlier one
-    two grants      a lease given away that was neither let go nor expired; a handler of an older grant that
-                    began after a newer one; a lease let go while its handler still runs
-    starvation      after everything is healed, something sent is not settled, or something stored not handled
-    silent loss     a flush, or a close, reported no error, and a message sent before is stored nowhere
+lost            acked and not stored where the receipt says, or acked for a group that never
+                handled it
+phantom         stored or handled but never sent like this; stored although its producer
+                reported that it was not; or handled with another value than an operator's edit
+duplicate       stored twice, though neither that nor a reordering was declared; a batch taken
+                twice
+inversion       two messages of one key and producer stored in another order than they were
+                sent, or one where its key does not belong, though no reordering was declared;
+                a reordering declared for a message that must keep its order, or has none
+skip            a handler began before the previous message of its key was handled (in the
+                partition, or in an earlier one if the order of both was promised); a cursor
+                passed an unhandled message; or the log has a batch without the batch that its
+                producer sent before
+nonmonotonic    an owner went back over what it had handled; a durable fence, cursor or ack is
+                forgotten; a producer went back to an older route, or two routes have one
+                version
+stale effect    a broker served a token below one that it had served before, a fenced owner's
+                ack counted, or a batch of an older epoch was taken
+late start      a handler began at or after its lease's end, by its own clock or by the
+                database's
+duplicate token a token granted or used twice on a partition, or one below an earlier one
+two grants      a lease granted away that was neither released nor expired; a handler of an
+                older grant that began after a newer one; a lease released while its handler
+                still runs
+starvation      after everything is healed, something sent is not settled, or something stored
+                is not handled
+silent loss     a flush or a close reported no error, and a message sent before is not stored
 
-Handling a message again under a higher token is no anomaly: delivery is at least once.  A message
-is *owed* to a group until the group has handled it.  A reset back over handled messages makes them
-owed again, under tokens above the reset's; messages that a reset passes are no longer owed.  Before
-retention removes a message, every group to which the metaserver's database promises it must have
-handled it, whether the broker knows the group or not.  The messages of a partition are no longer
-owed once an operator has accepted its loss; partitions before and behind it keep their order.
+Handling a message again under a higher token is no anomaly, because delivery is at least once.
+A message is *owed* to a group until the group has handled it.  A reset back over handled
+messages makes them owed again, under tokens above the reset's; messages that a reset passes are
+no longer owed.  Before retention removes a message, every group to which the metaserver's
+database promises it must have handled it, whether the broker knows the group or not.  The
+messages of a partition are no longer owed once an operator has accepted its loss; earlier and
+later partitions keep their order.
 
-Source: the names follow Jepsen's Kafka workload and Maelstrom; the rules of stale effects are those
-of linearizable registers: an accepted call counts against the fence only if it was asked after the
-higher one was served.
+Source: the names follow Jepsen's Kafka workload and Maelstrom; the rules of stale effects are
+those of linearizable registers: an accepted call counts against the fence only if it was
+asked after the higher one was served.
 """
 
 from __future__ import annotations
@@ -74,15 +81,16 @@ from .progress import Progress
 from .routes import Routes, Sequences
 
 OFFSET_MAX = 1 << 63
-"""Above every offset."""
+"""Number above every offset."""
 
 
 def check_history(events: Sequence[Event], *, drained: bool = True) -> Findings:
     """
-    Judge the events of one run, in the order of true time, the final log (`Stored`) among them.
+    Judge the events of one run, in the order of true time, including the final log (`Stored`).
 
     Args:
-        drained: the run was healed and given time, so everything must be settled and handled.
+        drained: True if the run was healed and given time, so that everything must be settled and
+            handled.
     """
     judge = Judge()
     log = judge.log
@@ -104,7 +112,7 @@ def check_history(events: Sequence[Event], *, drained: bool = True) -> Findings:
         Dropped: judge.ownership.dropped,
         Served: judge.served,
         Granted: judge.ownership.granted,
-        LetGo: judge.ownership.let_go,
+        LetGo: judge.ownership.released,
         Holds: judge.ownership.holds,
         Looked: judge.looked,
         Recovered: judge.recovered,
@@ -131,8 +139,8 @@ def _feed(events: Sequence[Event], take: dict[Any, Callable[..., None]]) -> None
 
 class Judge:
     """
-    Takes events one by one, without keeping them: first the whole log, then the rest in the order
-    of time.
+    Takes events one by one without keeping them: first the whole log, then the rest in the order of
+    time.
 
     The arguments of its methods are the fields of the events of the same names; `now` is the
     instant.
@@ -148,18 +156,18 @@ class Judge:
         self.now = 0
         self._groups: dict[str, dict[int, Progress]] = {}
         self._lost: set[int] = set()
-        """Partitions whose loss is accepted."""
+        """Partitions whose loss was accepted."""
         self._begun: dict[tuple[str, str, bytes], int] = {}
-        """(group, producer, key) → newest message begun since a loss was accepted, outside of lost
-        partitions.
+        """Newest message begun since a loss was accepted, outside lost partitions, by (group,
+        producer, key).
         """
         self._homes: dict[tuple[str, int], int] = {}
-        """(group, token) → the partition that it is a token of."""
+        """Partition to which a token belongs, by (group, token)."""
         self._firsts: dict[int, int] = {}
-        """Partition → offset below which it has expired."""
+        """Offset below which messages have expired, by partition."""
 
     def progress(self, group: str, partition_id: int) -> Progress:
-        """A group on a partition."""
+        """Return the progress of a group on a partition."""
         partitions = self._groups.setdefault(group, {})
         progress = partitions.get(partition_id)
         if progress is None:
@@ -190,7 +198,7 @@ class Judge:
             return
         replaced = self.ownership.is_replaced(session)
         if replaced:
-            pass  # its process has a lease by its own clock until it hears that it was replaced
+            pass  # its process has a lease by its own clock until it learns that it was replaced
         elif clock_ns >= deadline_ns:
             late_ms = (clock_ns - deadline_ns) / 1e6
             note("late start", f"{value!r} under token {token}, {late_ms:.1f} ms late")
@@ -201,15 +209,14 @@ class Judge:
         self.ownership.begun(session, *place, ours=ours, with_earlier=with_earlier)
         sending = log.sendings.get(stored)
         if sending is None:
-            return  # the log has it as a phantom already
+            return  # the log has already noted it as a phantom
         foreign, progress = home != partition_id, self.progress(group, partition_id)
         strays = foreign and sending.key and not log.belongs(sending.key, home)
         if strays and offset not in progress.alone:
             note(
                 "stale effect",
                 f"{partition_id}/{offset} of {sending.key!r} begun under token {token} "
-                f"of {home}, where its "
-                "key does not belong",
+                f"of {home}, where its key does not belong",
             )
         progress.begun(offset, sending.key, token, session, foreign=foreign, fenced=replaced)
         if self._lost and sending.key and sending.strict:
@@ -223,16 +230,16 @@ class Judge:
                 )
 
     def _check_lost(self, partition_id: int, lane: tuple[str, str, bytes], number: int) -> None:
-        """A message of a lost partition is handled before newer messages of its key, or not at
-        all.
+        """Check that a message of a lost partition is handled before newer messages of its key, or
+        not at all.
         """
         newest = self._begun.get(lane, -1)
         if partition_id not in self._lost:
             self._begun[lane] = max(newest, number)
         elif number < newest:
-            said = f"number {number} of {lane[1]} for {lane[0]!r} begun behind {newest}"
+            text = f"number {number} of {lane[1]} for {lane[0]!r} begun after {newest}"
             self.findings.note(
-                "inversion", f"{lane[2]!r}: {said}, in lost partition {partition_id}"
+                "inversion", f"{lane[2]!r}: {text}, in lost partition {partition_id}"
             )
 
     def ended(
@@ -308,7 +315,7 @@ class Judge:
         self.progress(group, partition_id).recovered(token, cursor)
 
     def close(self, *, drained: bool) -> Findings:
-        """Find what is still owed to each group, after the last event; all findings."""
+        """Find what is still owed to each group after the last event, and return all findings."""
         for group, partitions in self._groups.items():
             for partition_id, offset in self.log.values:
                 progress = partitions.get(partition_id)

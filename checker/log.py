@@ -1,6 +1,7 @@
-"""What was sent, what was reported to its senders, and where it is stored at the end.  Pure.
+"""The messages that were sent, the outcomes that were reported to their senders, and the places
+where they are stored at the end.  Pure.
 
-The events of sending come before those of settling, and those before what is stored.
+The events of sending come before those of settling, and these before what is stored.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from .events import Value
 from .findings import Findings
 
 Slot = tuple[int, int]
-"""Partition and offset."""
+"""Partition id and offset."""
 
 
 class _Sending(NamedTuple):
@@ -37,7 +38,7 @@ _UNSETTLED = _Fate("", 0, -1, reordered=False, twice=False)
 
 def _promised(sending: _Sending, fate: _Fate, slot: Slot) -> bool:
     """
-    True if the order of a message at `slot` was promised: by its subject, or by its receipt.
+    Return whether the order of a message at `slot` was promised, by its subject or its receipt.
 
     For a message that may be stored twice, only the slot in its receipt is promised.
     """
@@ -48,16 +49,16 @@ def _promised(sending: _Sending, fate: _Fate, slot: Slot) -> bool:
 
 class Log:
     """
-    Compares the log with what was sent.
+    Compares the log with the messages that were sent.
 
     Args:
-        partitions_fixed: no partition was ever split, merged or moved, so a key lives in one of
-            them.
+        partitions_fixed: True if no partition was ever split, merged or moved, so that all messages
+            of a key are in one.
     """
 
     def __init__(self, findings: Findings, *, partitions_fixed: bool = False) -> None:
         self.values: dict[Slot, Value] = {}
-        """Slot → the value stored there."""
+        """Stored value by slot."""
         self.sendings: dict[Value, _Sending] = {}
         self._findings = findings
         self._partitions_fixed = partitions_fixed
@@ -68,21 +69,21 @@ class Log:
         self._last: dict[tuple[int, bytes], Slot] = {}
         self._home: dict[bytes, int] = {}
         self._strays: set[bytes] = set()
-        """Keys in more than one partition."""
+        """Keys with messages in more than one partition."""
         self._before: dict[Slot, Slot] = {}
         self._elsewhere: dict[Slot, Slot] = {}
         self._ranges: dict[int, range] = {}
         self._abandoned: set[int] = set()
         self._lost: set[int] = set()
         self._around: dict[Slot, Slot] = {}
-        """Slot → the slot before it outside of lost partitions, where a lost one lies between."""
+        """Previous slot outside lost partitions, by slot, if a lost one is between them."""
 
     def ranged(self, partition_id: int, range_start: int, range_end: int) -> None:
         """See `events.Ranged`."""
         self._ranges[partition_id] = range(range_start, range_end)
 
     def belongs(self, key: bytes, partition_id: int) -> bool:
-        """Whether a partition takes messages of this key, as far as its range is known."""
+        """Return whether a partition takes messages of this key, as far as its range is known."""
         taken = self._ranges.get(partition_id)
         return taken is None or logical_partition(key) in taken
 
@@ -168,7 +169,7 @@ class Log:
         self._last[partition_id, key] = slot
 
     def close(self, *, drained: bool) -> None:
-        """Find what the whole log lacks."""
+        """Find what is missing in the whole log."""
         note = self._findings.note
         for value, fate in self._fates.items():
             sending = self.sendings.get(value)
@@ -197,9 +198,7 @@ class Log:
         self._join_partitions()
 
     def _join_partitions(self) -> None:
-        """Find the promised order of each key from one partition to the next: that of its
-        producer.
-        """
+        """Find the promised order of each key across partitions, which is that of its producer."""
         lanes: defaultdict[tuple[str, bytes], list[tuple[int, Slot]]] = defaultdict(list)
         for value, slot in self._first_slot.items():
             sending = self.sendings[value]
@@ -217,7 +216,7 @@ class Log:
                     self._around[later] = earlier
 
     def before(self, slot: Slot) -> tuple[Slot, ...]:
-        """Slots whose messages must be handled before the one at `slot`."""
+        """Return the slots whose messages must be handled before the one at `slot`."""
         here, there = self._before.get(slot), self._elsewhere.get(slot)
         if self._around and slot in self._around:
             near = tuple(slot for slot in (here, there) if slot is not None)

@@ -1,4 +1,4 @@
-"""Leases granted and released: the metaserver's part of a history.  Pure."""
+"""The leases that were granted and released: the metaserver's part of a history.  Pure."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from .findings import Findings
 
 
 class Ownership:
-    """Judges grants and hand-overs, in the order of time."""
+    """Judges grants and releases in the order of time."""
 
     def __init__(self, findings: Findings) -> None:
         self._note = findings.note
         self._group_of: dict[str, int] = {}
         self._granted: dict[tuple[int, int], int] = {}
-        """(group, partition) → the newest token."""
+        """Newest token by (group, partition)."""
         self._sessions: dict[tuple[int, int, int], str] = {}
-        """(group, partition, token) → session."""
-        self._let_go: set[tuple[str, int, int]] = set()
+        """Session by (group, partition, token)."""
+        self._released: set[tuple[str, int, int]] = set()
         self._running: defaultdict[str, dict[tuple[int, int], tuple[int, int]]] = defaultdict(dict)
-        """Session → (partition, offset) of its running handlers → the token under which they began,
-        and its partition.
+        """Token and its partition under which a running handler began, by session and then by
+        (partition, offset).
         """
         self._holding: dict[str, tuple[tuple[int, int], ...]] = {}
         self._replaced: set[str] = set()
@@ -49,26 +49,26 @@ class Ownership:
         self._granted[group_id, partition_id] = max(token, before)
 
     def _is_free(self, holder: str, partition_id: int) -> bool:
-        if (holder, 0, 0) in self._let_go:
+        if (holder, 0, 0) in self._released:
             return True
         token = self._token(holder, partition_id)
-        if (holder, partition_id, token) in self._let_go:
+        if (holder, partition_id, token) in self._released:
             return True
-        said = self._holding.get(holder)
-        return said is not None and (partition_id, token) not in said
+        reported = self._holding.get(holder)
+        return reported is not None and (partition_id, token) not in reported
 
     def _token(self, session: str, partition_id: int) -> int:
-        """The newest token of a session's group on a partition."""
+        """Return the newest token of a session's group on a partition."""
         return self._granted.get((self._group_of.get(session, 0), partition_id), 0)
 
-    def let_go(self, session: str, partition_id: int, token: int) -> None:
+    def released(self, session: str, partition_id: int, token: int) -> None:
         """See `events.LetGo`; a repeated release of an older token releases nothing newer."""
-        self._let_go.add((session, partition_id, token))
+        self._released.add((session, partition_id, token))
         for (running_id, offset), (under, home) in sorted(self._running[session].items()):
             if not partition_id or (partition_id == home and token >= under):
                 where = f"{running_id}/{offset}"
                 self._note(
-                    "two grants", f"{session[:8]} lets go of {where} while it is handled ({token})"
+                    "two grants", f"{session[:8]} releases {where} while it is handled ({token})"
                 )
 
     def holds(self, session: str, holding: tuple[tuple[int, int], ...]) -> None:
@@ -80,8 +80,8 @@ class Ownership:
         self._replaced.add(session)
 
     def is_replaced(self, session: str) -> bool:
-        """Whether a process with the instance name of this session's was started, so that its
-        handlers may be too late.
+        """Return whether a process with this session's instance name was started, so that its
+        handlers may be late.
         """
         return session in self._replaced
 
@@ -97,12 +97,12 @@ class Ownership:
         with_earlier: bool = False,
     ) -> None:
         """
-        A handler began under the token of the partition `home`, which is another one for a parked
-        message of an ancestor.
+        Note that a handler began under the token of the partition `home`, which differs from
+        `partition_id` for a parked message of an ancestor.
 
-        A program that was given several messages of a key together, before the next grant, may go
-        on with the later ones after it: as with a handler that goes on, it is the fence that holds
-        its acks off.
+        A program that got several messages of a key together, before the next grant, may continue
+        with the later ones after it; as with a handler that is still running, the fence refuses its
+        acks.
         """
         granted, under = self._token(session, home), (session, home, token)
         if token >= granted:
@@ -118,8 +118,8 @@ class Ownership:
             self._running[session][partition_id, offset] = token, home
 
     def _check_alone(self, session: str, partition_id: int, offset: int) -> None:
-        """A parked message that a child has is not with handlers of an owner that has lost
-        nothing.
+        """Check that no owner that still has its lease is handling a parked message which a child
+        has taken over.
         """
         for other, running in self._running.items():
             under, home = running.get((partition_id, offset), (0, 0))
@@ -128,9 +128,8 @@ class Ownership:
             if under and under == self._token(other, home):
                 self._note(
                     "two grants",
-                    f"{partition_id}/{offset} begun by {session[:8]}, while "
-                    f"{other[:8]} handles it under "
-                    f"token {under} of {home}",
+                    f"{partition_id}/{offset} begun by {session[:8]}, while {other[:8]} "
+                    f"handles it under token {under} of {home}",
                 )
 
     def dropped(self, session: str, partition_id: int, offset: int) -> None:

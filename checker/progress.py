@@ -1,4 +1,6 @@
-"""A consumer group on a partition: messages handled, fences served, the cursor.  Pure."""
+"""A consumer group's progress on a partition: handled messages, served fences, the cursor.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from .findings import Findings
 
 
 class Progress:
-    """Judges what owners and the broker do with one partition, in the order of time."""
+    """Judges the acts of owners and of the broker on one partition, in the order of time."""
 
     __slots__ = (
         "_aside",
@@ -35,27 +37,27 @@ class Progress:
         self.eras = Eras(self._note)
         """Progress between the resets."""
         self.done: defaultdict[int, set[int]] = defaultdict(set)
-        """Token → offsets handled under it."""
+        """Offsets handled under each token."""
         self._aside: defaultdict[int, set[int]] = defaultdict(set)
-        """Token → offsets parked under it."""
+        """Offsets parked under each token."""
         self.alone: set[int] = set()
         """Offsets set aside without their key: nothing waits for them, and they keep no order."""
         self.reached: dict[tuple[int, bytes], int] = {}
-        """(token, key) → the highest offset begun."""
+        """Highest offset begun, by (token, key)."""
         self.newest = 0
-        """The highest token under which a handler began."""
+        """Highest token under which a handler began."""
         self.looks: list[Looked] = []
         self._findings = findings
         self._late: list[tuple[int, int]] = []
-        """(token, offset) first handled when a newer owner had begun, and not given up by an
-        operator since.
+        """(token, offset) of messages that were first handled after a newer owner had begun, and
+        that no operator has given up since.
         """
         self._sessions: dict[int, str] = {}
-        """Token → session that used it."""
+        """Session that used each token."""
         self._instants: list[int] = []
-        """Instant of each of `_fences`."""
+        """Instant of each item of `_fences`."""
         self._fences: list[int] = []
-        """Tokens acquired, ascending."""
+        """Acquired tokens, ascending."""
 
     # ── owners ────────────────────────────────────────────────────────────────────────────────────
     def begun(
@@ -69,12 +71,12 @@ class Progress:
         fenced: bool = False,
     ) -> None:
         """
-        A handler began.
+        Note that a handler began.
 
         Args:
-            foreign: under the token of a descendant, which has the parked messages of this
-                partition.
-            fenced: its process may not know yet that another one has its place.
+            foreign: True under the token of a descendant, which has taken over parked messages of
+                this partition.
+            fenced: True if its process may not know yet that another one has replaced it.
         """
         if self._sessions.setdefault(token, session) != session:
             self._findings.note(
@@ -101,8 +103,8 @@ class Progress:
                 self.reached[token, key] = offset
 
     def _check_reset(self, offset: int, token: int, *, fenced: bool) -> None:
-        """No owner of before a reset begins a handler after it, and none of after it before the
-        cursor that it has set.
+        """Check that after a reset no earlier owner begins a handler, and no later owner begins one
+        below the cursor of the reset.
         """
         newest = self.eras.all[-1]
         if token < newest.token and newest.sure and not fenced:
@@ -116,17 +118,19 @@ class Progress:
             )
 
     def set_aside(self, token: int, offset: int, *, skipped: bool, alone: bool = False) -> None:
-        """A broker is asked to park a message, or an operator gives a parked one up."""
+        """Note that a broker is asked to park a message, or that an operator gives up a parked
+        one.
+        """
         era = self.eras.of(token) if token else self.eras.all[-1]
         (era.ended if skipped else era.aside).add(offset)
         if alone:
             self.alone.add(offset)
-        if skipped:  # it was parked still, so that no ack of an earlier owner had counted
+        if skipped:  # it was still parked, so no ack of an earlier owner had counted
             self._late = [late for late in self._late if late[1] != offset]
         self._aside[token].add(offset)
 
     def handled(self, offset: int, token: int, *, foreign: bool = False) -> None:
-        """A handler returned."""
+        """Note that a handler returned."""
         ended = self.eras.of(token).ended
         if token < self.newest and offset not in ended and not foreign:
             self._late.append((token, offset))
@@ -134,8 +138,8 @@ class Progress:
         self.done[token].add(offset)
 
     def through(self, offset: int, token: int) -> bool:
-        """Whether nothing waits for a message: it is handled or not owed, as far as an owner with
-        this token can know, or set aside alone.
+        """Return whether nothing waits for a message: it is handled or not owed, as far as an owner
+        with this token can know, or set aside alone.
         """
         eras = self.eras.all
         if (
@@ -148,7 +152,9 @@ class Progress:
 
     # ── the broker ────────────────────────────────────────────────────────────────────────────────
     def served(self, kind: str, token: int, began: int, instant: int) -> None:
-        """The broker accepted a call that was asked at `began` and answered at `instant`."""
+        """Note that the broker accepted a call that was made at `began` and answered at
+        `instant`.
+        """
         index = bisect_left(self._instants, began) - 1
         if index >= 0 and token < self._fences[index]:
             self._findings.note(
@@ -169,7 +175,9 @@ class Progress:
         cursor: int,
         ranges: tuple[Range, ...],
     ) -> None:
-        """The broker reported its cursor and acked ranges; or that a reset has set the cursor."""
+        """Note the cursor and acked ranges that the broker reported, or that a reset has set the
+        cursor.
+        """
         if kind == "reset":
             self.eras.done(token)
             return
@@ -180,19 +188,19 @@ class Progress:
         )
 
     def resetting(self, token: int, cursor: int, *, alone: bool) -> None:
-        """The broker is asked to set the cursor."""
+        """Note that the broker is asked to set the cursor."""
         if not self._fences or token > self._fences[-1]:
             self.eras.asked(token, cursor, alone=alone)
 
     def check_expired(self, first_offset: int) -> None:
-        """Messages below `first_offset` are removed: the group must have handled them."""
+        """Check that the group has handled the messages below `first_offset`, which are removed."""
         eras = self.eras.possible()
         for offset in range(self.eras.floor, first_offset):
             if not any(era.through(offset) for era in eras):
                 self._note("lost", f"{offset} was removed before it was handled")
 
     def recovered(self, token: int, cursor: int) -> None:
-        """The broker was restarted: neither the fence nor a cursor that was reported may have
+        """Check after a restart of the broker that neither the fence nor a reported cursor has
         fallen.
         """
         if self._fences and token < self._fences[-1]:
@@ -208,7 +216,7 @@ class Progress:
 
     # ── the end ───────────────────────────────────────────────────────────────────────────────────
     def close(self, *, drained: bool) -> None:
-        """Find the acks of fenced owners, after the last event."""
+        """Find the acks of fenced owners that counted, after the last event."""
         self._check_looks()
         if not drained:
             return
@@ -223,8 +231,8 @@ class Progress:
                 )
 
     def _check_looks(self) -> None:
-        """Token and cursor never fall, and messages that a cursor passes were handled under its
-        token.
+        """Check that token and cursor never fall, and that messages below a cursor were handled
+        under its token.
         """
         for before, look in pairwise(self.looks):
             fell = look.cursor < before.cursor and look.run == before.run

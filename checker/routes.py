@@ -1,4 +1,4 @@
-"""Sequences in the log have no gaps, versions of routes only rise.  Pure."""
+"""Checks that sequences in the log have no gaps, and that versions of routes only rise.  Pure."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ class Sequences:
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
         self._next: dict[tuple[int, int], tuple[int, int]] = {}
-        """(partition, producer) → epoch, next sequence."""
+        """Epoch and next sequence, by (partition, producer)."""
         self._first: dict[int, int] = {}
-        """Partition → first offset in its log: retention may have removed the messages below."""
+        """First offset in the log of each partition, because retention may have removed earlier
+        ones.
+        """
 
     def batched(
         self,

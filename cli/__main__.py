@@ -1,6 +1,4 @@
-"""`python -m keylane.cli` is the `keylane` command.  Importing it takes a while, in which Ctrl-C
-ends it quietly too.
-"""
+"""`python -m keylane.cli` is the `keylane` command; Ctrl-C ends its imports quietly too."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ from .streams import escape_what_encodings_lack, fill_standard_streams
 
 
 def main() -> None:
-    """Run the command line; the exit status says how it went, and is 130 after Ctrl-C."""
+    """Run the command line, and exit with its status, which is 130 after Ctrl-C."""
     try:
         fill_standard_streams()
         escape_what_encodings_lack()

@@ -1,25 +1,39 @@
-"""Options as fields of a dataclass, which a command has as one parameter; --meta and --output are
-the first of them.
+"""Options as fields of a dataclass, which a command takes as one parameter, such as `Answer` with
+--meta and --output.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
 from types import MappingProxyType
-from typing import Annotated, Any, Concatenate, ParamSpec, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Concatenate,
+    ParamSpec,
+    TypeVar,
+    get_origin,
+    get_type_hints,
+)
 
 from .options import META_DEFAULT, MetaOption, OutputFormat, OutputOption
 from .screen import run as run_work
+from .screen import show_json
+
+if TYPE_CHECKING:
+    from ..admin import Admin
 
 P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The options that say which cluster a command asks, and how it answers."""
+    """The options that name the cluster that a command asks, and the form of its answer."""
 
     meta: MetaOption = META_DEFAULT
     output: OutputOption = OutputFormat.TABLE
@@ -30,23 +44,40 @@ class Answer:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> None:
-        """Run what a command does to its end; see `screen.run`."""
+        """Run the work of a command to its end; see `screen.run`."""
         run_work(self.output, work(self.meta, self.output, *args, **kwargs))
+
+    def ask(self, call: Callable[[Admin], Awaitable[T]], show: Callable[[T], None]) -> T:
+        """Make a call of an admin client, show its answer as JSON or by `show`, and return it."""
+        from .connection import open_admin
+
+        answers: list[T] = []
+
+        async def work() -> None:
+            async with open_admin(self.meta) as admin:
+                answers.append(await call(admin))
+            if self.output is OutputFormat.JSON:
+                show_json({} if answers[0] is None else answers[0])
+            else:
+                show(answers[0])
+
+        run_work(self.output, work())
+        return answers[0]
 
 
 def expanded(
     command: Callable[..., None], instead: Mapping[type[Any], type[Any]] = MappingProxyType({})
 ) -> Callable[..., None]:
     """
-    A command as typer takes it: where it has a parameter of a dataclass, each `Annotated` field is
-    an option of it.
+    Return a command in the form that typer takes: for each parameter whose type is a dataclass, the
+    `Annotated` fields become options.
 
         @subject_app.command("list")
         @expanded
         def subject_list(*, answer: Answer) -> None: ...
 
     Args:
-        instead: a dataclass → the one that takes its place, with other options or other help.
+        instead: dataclasses that replace those of the parameters, with other options or other help.
     """
     command = inspect.unwrap(command)
     groups: dict[str, tuple[type[Any], list[str]]] = {}
@@ -80,7 +111,7 @@ def _options_of(group: type[Any]) -> list[inspect.Parameter]:
         inspect.Parameter(
             each.name,
             inspect.Parameter.KEYWORD_ONLY,
-            default=each.default,
+            default=inspect.Parameter.empty if each.default is MISSING else each.default,
             annotation=types[each.name],
         )
         for each in fields(group)

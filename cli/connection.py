@@ -1,5 +1,5 @@
-"""A command's admin client.  The network library is loaded when one is made: the help needs
-none.
+"""Opens the admin client of a command; the network library is imported only then, because the help
+needs none.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ POLL_SECONDS = 0.02
 
 
 def open_admin(meta: str) -> Admin:
-    """An admin client of the metaservers at `meta`, to be entered.  Raises ConfigError."""
+    """Return an admin client for `async with`, of the metaservers at `meta`; raise ConfigError."""
     from ..admin import Admin
 
     return Admin(meta, wait_s=WAIT_S.get())

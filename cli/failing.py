@@ -1,5 +1,5 @@
-"""A message that holds a consumer group up on a partition, in words: where, since when, why, and
-what can be done.
+"""Describes a message that blocks a consumer group on a partition: where, since when, why, and what
+an operator can do.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ TEXT_CHARS_SHOWN = 200
 def failing_lines(
     subject: str, group: str, partition_id: int, failing: FailingMessage
 ) -> tuple[str, str]:
-    """What fails or hangs, and what an operator can do about it."""
+    """Return a line about what fails or hangs, and a line with what an operator can do."""
     if failing.running_ms is not None:
         return _hanging_lines(subject, group, partition_id, failing)
     text = printable(failing.text)[:TEXT_CHARS_SHOWN]
@@ -27,16 +27,13 @@ def failing_lines(
     )
     if failing.source is not None:
         return what, (
-            f"  it is redriven: skip it (keylane parked skip {subject} {group} --key KEY), or have "
-            f"it parked again: "
-            f"keylane group set {subject} {group} --on-failure park --tries-max 5"
+            f"  it is redriven: skip it (keylane parked skip {subject} {group} --key KEY), or park "
+            f"it again: keylane group set {subject} {group} --on-failure park --tries-max 5"
         )
     advice = (
         f"  keylane group set {subject} {group} --on-failure park sets its key aside (then: "
-        f"keylane parked redrive or "
-        f"skip), --on-failure dead the message alone; or pass it: keylane group "
-        f"reset {subject} {group} "
-        f"--partition {partition_id} --to {failing.offset + 1} --live"
+        "keylane parked redrive or skip), --on-failure dead only the message; or pass it: keylane "
+        f"group reset {subject} {group} --partition {partition_id} --to {failing.offset + 1} --live"
     )
     return what, advice
 
@@ -54,15 +51,14 @@ def _hanging_lines(
     )
     if failing.source is not None:
         return what, (
-            f"  it is redriven: once it has ended, skip it (keylane parked skip {subject} {group} "
-            f"--key KEY); until then no "
-            "policy counts: have the consumer started anew, and give what it waits for a limit"
+            f"  it is redriven: after it has ended, skip it (keylane parked skip {subject} {group} "
+            "--key KEY); until then no policy applies: restart the consumer, and set a time limit "
+            "for what its handler waits for"
         )
     return what, (
-        "  no policy counts before it has ended: have the consumer started anew, and give what it "
-        "waits for a limit; or "
-        f"pass it: keylane group reset {subject} {group} --partition {partition_id} --to "
-        f"{failing.offset + 1} --live"
+        "  no policy applies before it has ended: restart the consumer, and set a time limit for "
+        f"what its handler waits for; or pass it: keylane group reset {subject} {group} "
+        f"--partition {partition_id} --to {failing.offset + 1} --live"
     )
 
 

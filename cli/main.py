@@ -1,6 +1,6 @@
-"""The `keylane` command line: its parts, and the commands that have no part.
+"""The `keylane` command line: the groups of commands, and the commands outside of groups.
 
-What a command needs is imported when it runs, so that `keylane --help` answers at once.
+Large modules are imported only when a command runs, so that `keylane --help` answers at once.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import typer
 
 from ..protocol.limits import TTL_MS_MAX, TTL_MS_MIN
 from .answer import Answer, expanded
-from .commands.access.app import access_app
+from .commands.access import access_app
 from .commands.broker.app import broker_app
 from .commands.cluster.app import cluster_app
-from .commands.group.app import group_app
-from .commands.meta.app import meta_app
-from .commands.outbox.app import outbox_app
+from .commands.group import group_app
+from .commands.meta import meta_app
+from .commands.outbox import outbox_app
 from .commands.parked.app import dead_app, parked_app
 from .commands.programs import ServerProgram, add_run, config_app, metaserver_app
-from .commands.queue.app import queue_app
-from .commands.scheduled.app import scheduled_app
+from .commands.queue import queue_app
+from .commands.scheduled import scheduled_app
 from .commands.spark.app import spark_app
 from .commands.subject.app import subject_app
 from .options import (
@@ -37,6 +37,7 @@ from .options import (
     KeyFieldOption,
     KeylessOption,
     LimitOption,
+    LineFormatOption,
     OutputFormat,
     OutputOption,
     SubjectArgument,
@@ -46,8 +47,8 @@ from .usage import run_command_line
 
 app = typer.Typer(
     name="keylane",
-    help="Messages of one order key keep their order: a cluster, its subjects, "
-    "groups and messages.",
+    help="Messages of one order key keep their order: a cluster, its subjects, groups and "
+    "messages.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -79,7 +80,7 @@ def _keylane(
             min=0,
             max=86_400,
             metavar="SECONDS",
-            help="How long every command waits for a metaserver that is still starting.",
+            help="How long every command waits for a metaserver that is starting.",
         ),
     ] = 0,
 ) -> None:
@@ -112,7 +113,7 @@ def dev(
     port: Annotated[
         int,
         typer.Option(
-            help="Port of the metaserver, up to 65535; the brokers take the next ones. 0: any free."
+            help="Port of the metaserver, up to 65535; brokers use the next ones. 0: any free port."
         ),
     ] = 7000,
     brokers: Annotated[
@@ -120,7 +121,7 @@ def dev(
         typer.Option(
             min=1,
             max=BROKERS_MAX,
-            help="How many broker groups.",
+            help="Number of broker groups.",
             show_default="2, or as many as the folder has",
         ),
     ] = None,
@@ -130,7 +131,8 @@ def dev(
     auto_create: Annotated[
         str,
         typer.Option(
-            metavar="PATTERN", help="Which subjects their first message creates: '*', 'events.*'."
+            metavar="PATTERN",
+            help="Subjects that are created by their first message: '*', 'events.*'.",
         ),
     ] = "off",
     output: OutputOption = OutputFormat.TABLE,
@@ -153,7 +155,7 @@ def dev(
 @expanded
 def wait(
     brokers: Annotated[
-        int, typer.Option(min=0, help="How many broker groups have to be available.")
+        int, typer.Option(min=0, help="Number of broker groups that must be available.")
     ] = 1,
     timeout: Annotated[
         float,
@@ -162,8 +164,8 @@ def wait(
     *,
     answer: Answer,
 ) -> None:
-    """Wait until a metaserver is ready and enough broker groups are available; status 0 then, else
-    1.
+    """Wait until a metaserver is ready and enough broker groups are available; exit status 1 if
+    they are not in time.
     """
     from .commands.wait import wait_for_servers
 
@@ -174,7 +176,7 @@ def wait(
 def demo(
     rows: Annotated[
         int,
-        typer.Option(min=ROWS_MIN, max=ROWS_TOTAL, help="How many flights; without it all."),
+        typer.Option(min=ROWS_MIN, max=ROWS_TOTAL, help="Number of flights."),
     ] = ROWS_TOTAL,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the cluster running.")] = False,
     data: Annotated[
@@ -200,12 +202,12 @@ def produce(
     *,
     subject: SubjectArgument,
     value: Annotated[
-        str | None, typer.Argument(help="The message. Without it: one for each line of input.")
+        str | None, typer.Argument(help="The message. Without it: one message per line of input.")
     ] = None,
     key: Annotated[str | None, typer.Option("--key", "-k", help="Order key.")] = None,
     key_separator: Annotated[
         str | None,
-        typer.Option(help=r"Separator of key and value in a line; \t is a tab, \xNN a byte."),
+        typer.Option(help=r"Text between key and value in a line; \t is a tab, \xNN a byte."),
     ] = None,
     key_field: KeyFieldOption = None,
     keyless: KeylessOption = False,
@@ -257,22 +259,20 @@ def consume(
     idle: Annotated[
         float | None, typer.Option(min=0.1, help="Stop after this many seconds without a message.")
     ] = None,
-    format: Annotated[  # noqa: A002 - the option's name
-        str, typer.Option(help="How a line looks.")
-    ] = "{partition}:{offset} {key} {value}",
+    format: LineFormatOption = "{partition}:{offset} {key} {value}",  # noqa: A002 - the option
     ttl_ms: Annotated[
         int,
         typer.Option(
             min=TTL_MS_MIN,
             max=TTL_MS_MAX,
-            help="How long the group waits for this consumer if it dies.",
+            help="Milliseconds after which the group considers this consumer dead.",
         ),
     ] = 10_000,
     shared: Annotated[
         bool,
         typer.Option(
             "--shared",
-            help="Share every partition with the other consumers of the group; no order.",
+            help="Share every partition with the other consumers of the group, without order.",
         ),
     ] = False,
     tag: TagOption = None,
@@ -313,7 +313,7 @@ def read(
         typer.Option(
             "--to",
             metavar="latest|AGO|TIME|OFFSET",
-            help="The first message that is not printed.  [default: what is stored now]",
+            help="The first message that is not printed.  [default: the present end]",
         ),
     ] = None,
     key: Annotated[
@@ -325,13 +325,13 @@ def read(
     ] = None,
     limit: LimitOption = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with messages that are stored later.")
+        bool, typer.Option("--follow", "-f", help="Continue with messages that are stored later.")
     ] = False,
     format: Annotated[  # noqa: A002 - the option's name
         str,
         typer.Option(
             metavar="text|json|TEMPLATE",
-            help="How a line looks; a template is as {partition}:{offset} {key} {value}.",
+            help="Form of a line; a template such as {partition}:{offset} {key} {value}.",
         ),
     ] = "text",
     answer: Answer,
@@ -354,5 +354,5 @@ def read(
 
 
 def main() -> None:
-    """Run the command line; the exit status says how it went."""
+    """Run the command line, and exit with its status."""
     run_command_line(app, "keylane")

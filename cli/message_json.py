@@ -15,8 +15,8 @@ from .screen import json_text
 
 
 def message_json(message: Message, more: Mapping[str, object] | None = None) -> str:
-    """A message as one line of JSON, its fields named as everywhere else in JSON, with `more`
-    behind them.
+    """Return a message as one line of JSON, with the usual names of its fields, followed by
+    `more`.
     """
     facts: dict[str, object] = {
         "subject": message.subject,
@@ -35,7 +35,7 @@ def message_json(message: Message, more: Mapping[str, object] | None = None) -> 
 
 
 def shown_properties(properties: Mapping[str, str | bytes]) -> dict[str, str]:
-    """Properties as texts to be shown; bytes as UTF-8 text, with escapes."""
+    """Return properties as texts to show; bytes become UTF-8 text with escapes."""
     return {
         name: value if isinstance(value, str) else value.decode(errors="backslashreplace")
         for name, value in properties.items()

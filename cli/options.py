@@ -1,4 +1,4 @@
-"""The options that most commands share, and the checks of what a user types."""
+"""The options that commands share, and the parsers of their values."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ..protocol.errors import ConfigError
 META_DEFAULT = "127.0.0.1:7000"
 BROKERS_MAX = 32
 ROWS_TOTAL = 336_776
-"""Rows of the demo's file."""
+"""Number of rows in the demo's file."""
 ROWS_MIN = 1_000
-"""With fewer rows, a dying consumer of the demo may have no message left to hand over."""
+"""Smallest number of rows: with fewer, a dying consumer of the demo may leave no message."""
 
 
 class InputFormat(enum.StrEnum):
-    """How `keylane produce` reads its input."""
+    """The format of the input of `keylane produce`."""
 
     LINES = "lines"
     JSON = "json"
@@ -30,11 +30,11 @@ class InputFormat(enum.StrEnum):
 
 
 WAIT_S = ContextVar("WAIT_S", default=0.0)
-"""The `wait_s` of every client of this command, in seconds: the option --wait-s."""
+"""The option --wait-s: the `wait_s` of every client of this command, in seconds."""
 
 
 class OutputFormat(enum.StrEnum):
-    """How a command answers: as tables for people, or as JSON for programs."""
+    """The form of a command's answer: tables for people, or JSON for programs."""
 
     TABLE = "table"
     JSON = "json"
@@ -46,39 +46,39 @@ MetaOption = Annotated[
         "--meta",
         envvar="KEYLANE_META",
         metavar="HOST:PORT",
-        help="Address of the metaserver, or several with commas.",
+        help="Address of the metaserver; several are separated by commas.",
     ),
 ]
-OutputOption = Annotated[
-    OutputFormat, typer.Option("--output", "-o", help="table for people, json for programs.")
-]
+OutputOption = Annotated[OutputFormat, typer.Option("--output", "-o", help="Template of a line.")]
+LineFormatOption = Annotated[str, typer.Option(help="Template of a line.")]
 
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show the plan, change nothing.")]
 WaitOption = Annotated[
-    bool, typer.Option("--wait/--no-wait", help="Show the progress until it is done.")
+    bool, typer.Option("--wait/--no-wait", help="Wait until it is done, and show the progress.")
 ]
 
 LiveOption = Annotated[
     bool,
     typer.Option(
         "--live",
-        help="Also with live consumers: they hand everything over, and go on at the new offsets.",
+        help="Also with live consumers: they release their partitions, and continue at the new "
+        "offsets.",
     ),
 ]
 CancelOption = Annotated[
     bool,
-    typer.Option("--cancel", help="Cancel a --live reset that waits for consumers to hand over."),
+    typer.Option("--cancel", help="Cancel a --live reset that still waits for consumers."),
 ]
-ForceOption = Annotated[bool, typer.Option("--force", help="Also with live consumers, which end.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Even with live consumers, which end.")]
 LimitOption = Annotated[
     int | None, typer.Option("--limit", "-n", min=1, help="Stop after this many messages.")
 ]
 TagOption = Annotated[
     list[str] | None,
-    typer.Option("--tag", metavar="TAG", help="Only messages with this tag, or one of several."),
+    typer.Option("--tag", metavar="TAG", help="Only messages with this tag; may be repeated."),
 ]
 AllPartitionsOption = Annotated[
-    bool, typer.Option("--all", help="Also the partitions that are sealed and drained.")
+    bool, typer.Option("--all", help="Also show partitions that are sealed and drained.")
 ]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask on a terminal.")]
 SubjectArgument = Annotated[str, typer.Argument(metavar="SUBJECT", help="Name of the subject.")]
@@ -100,37 +100,37 @@ DeliverAtOption = Annotated[
     str | None,
     typer.Option(
         metavar="TIME",
-        help="Deliver the message then: 2030-01-31T08:00:00Z, or milliseconds since 1970.  Without "
-        "a key only.",
+        help="Deliver the message then: 2030-01-31T08:00:00Z, or milliseconds since 1970.  Only "
+        "without a key.",
     ),
 ]
 DelayOption = Annotated[
     float | None,
     typer.Option(
-        min=0.001, metavar="SECONDS", help="Deliver each message so long after it is read."
+        min=0.001, metavar="SECONDS", help="Deliver each message this long after it was read."
     ),
 ]
-FileOption = Annotated[Path | None, typer.Option(help="Read this file in place of standard input.")]
+FileOption = Annotated[Path | None, typer.Option(help="Read this file instead of standard input.")]
 FormatOption = Annotated[
     InputFormat | None,
     typer.Option(
-        help="csv has a header; in csv and ndjson each row is sent as a JSON "
-        "object; json is --json.",
+        help="csv has a header; each row of csv and ndjson is sent as a JSON object; json means "
+        "--json.",
         show_default="by the file's suffix, else lines",
     ),
 ]
 
 
 END_MS = 253_402_300_800_000
-"""The year 10000 in UTC, which no datetime has."""
+"""The beginning of the year 10000 in UTC, which no datetime can have."""
 
 
 def parse_time(text: str) -> int:
     """
-    Milliseconds since 1970 of a date and time in ISO 8601; UTC if it names no zone.
+    Return the milliseconds since 1970 of a date and time in ISO 8601, in UTC if it names no zone.
 
     Raises:
-        ConfigError: not a time, or a time before 1970 or after 9999 in UTC.
+        ConfigError: the text is no time, or a time before 1970 or after 9999 in UTC.
     """
     from datetime import UTC, datetime
 
@@ -148,7 +148,7 @@ def parse_time(text: str) -> int:
 
 
 def headers_of(texts: Sequence[str]) -> dict[str, str]:
-    """The properties that `name=value` texts say; raises ConfigError."""
+    """Parse texts of the form `name=value` into properties; raise ConfigError if one is none."""
     properties: dict[str, str] = {}
     for text in texts:
         name, sign, value = text.partition("=")

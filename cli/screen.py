@@ -1,4 +1,4 @@
-"""What a command shows: tables or JSON on standard output, errors on standard error."""
+"""Shows the output of a command: tables or JSON on standard output, errors on standard error."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 PIPE_WIDTH = 300
-"""Columns of a table that no terminal shows: it is not folded."""
+"""Width in characters of a table that no terminal shows, so that its lines are not folded."""
 
 
 def json_text(value: object) -> str:
-    """`value`, made of structs, dicts and lists, as one line of JSON; no control character is in it
-    unescaped.
+    """Return `value`, made of structs, dicts and lists, as one line of JSON in which all control
+    characters are escaped.
     """
     import msgspec
 
@@ -32,14 +32,14 @@ def json_text(value: object) -> str:
 
 
 def show_json(value: object) -> None:
-    """`value`, made of structs, dicts and lists, as one line of JSON."""
+    """Print `value`, made of structs, dicts and lists, as one line of JSON."""
     sys.stdout.write(json_text(value) + "\n")
     sys.stdout.flush()
 
 
 def show_line(text: str, *, errors: bool = False) -> None:
-    """Print a line at once; control characters are escaped, so that text of servers and users
-    cannot command the terminal.
+    """Print a line and flush; control characters are escaped, so that text of servers and users
+    cannot control the terminal.
     """
     print(printable(text), file=sys.stderr if errors else sys.stdout, flush=True)
 
@@ -58,8 +58,8 @@ def show_error(error: KeylaneError, form: OutputFormat) -> None:
 
 
 def show_full_output(error: OSError, form: OutputFormat) -> None:
-    """Say that standard output is a file on a full disk, and write no more to it.  Raises any other
-    `error` again.
+    """Report that standard output is a file on a full disk, and write no more to it; raise any
+    other `error` again.
     """
     if error.errno != errno.ENOSPC:
         raise error
@@ -68,7 +68,7 @@ def show_full_output(error: OSError, form: OutputFormat) -> None:
 
 
 def make_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
-    """A table; a column whose name ends in # holds numbers and is aligned right."""
+    """Return a table; columns whose names end in # have numbers and are aligned right."""
     from rich import box
     from rich.markup import escape
     from rich.table import Table
@@ -83,7 +83,7 @@ def make_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[objec
         table.add_column(
             column.removesuffix("#"),
             justify="right" if column.endswith("#") else "left",
-            overflow="fold",  # nothing is cut: it is copied from here
+            overflow="fold",  # nothing is cut, because people copy from the table
         )
     for row in rows:
         table.add_row(*("-" if cell is None else escape(printable(str(cell))) for cell in row))
@@ -92,9 +92,9 @@ def make_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[objec
 
 def show_table(table: Table) -> None:
     """
-    Print a table below its title, which is as long as it is.
+    Print a table below its title, which is never folded.
 
-    Where the output is no terminal, lines are not folded; on a terminal that is too narrow for the
+    If the output is no terminal, lines are not folded.  On a terminal that is too narrow for the
     longest word of each column, each row is shown as a list.
     """
     from rich.measure import Measurement
@@ -114,8 +114,8 @@ def show_table(table: Table) -> None:
 
 
 def _console(width: int | None = None) -> Console:
-    """A console that leaves a closed standard output to `run`: rich would end the command with
-    status 1.
+    """Return a console that leaves a closed standard output to `run`; that of rich would end the
+    command with status 1.
     """
     from rich.console import Console
 
@@ -146,7 +146,7 @@ def _show_as_lists(console: Console, table: Table) -> None:
 
 
 def show_left_out(count: int) -> None:
-    """Say how many drained partitions a table leaves out; nothing if it has all."""
+    """Show how many drained partitions a table leaves out, if any."""
     if count:
         shows = "shows it" if count == 1 else "shows them"
         show_line(f"… and {counted(count, 'drained partition')} (--all {shows})")
@@ -154,8 +154,10 @@ def show_left_out(count: int) -> None:
 
 def run(form: OutputFormat, work: Coroutine[Any, Any, None]) -> None:
     """
-    Run a command to its end.  A KeylaneError is shown, with exit status 1; a closed standard output
-    ends the command quietly, with status 0.
+    Run a command to its end.
+
+    A KeylaneError is shown, and the exit status is 1; a closed standard output ends the command
+    quietly, with status 0.
     """
     import asyncio
 
@@ -176,5 +178,5 @@ def run(form: OutputFormat, work: Coroutine[Any, Any, None]) -> None:
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
-    except asyncio.CancelledError:  # by SIGTERM, in a command that catches it
+    except asyncio.CancelledError:  # SIGTERM, in a command that handles it
         raise typer.Exit(143) from None

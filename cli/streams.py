@@ -1,5 +1,5 @@
-"""The standard streams of a command: there if the caller closed them, and able to print every
-character.
+"""Prepares the standard streams of a command: it opens those that the caller closed, and lets them
+print every character.
 """
 
 from __future__ import annotations
@@ -10,16 +10,15 @@ import os
 import sys
 
 ESCAPED = "keylane.escaped"
-"""The name of the error handler that escapes what an encoding lacks."""
+"""The name of the error handler that escapes characters that an encoding lacks."""
 
 
 def fill_standard_streams() -> None:
     """
-    Give standard input, output and errors that the caller closed, as by `keylane … >&-`, to the
-    null device.
+    Connect standard streams that the caller closed, as in `keylane … >&-`, to the null device.
 
-    Otherwise the next socket takes the number of one of them, and libuv aborts the process when it
-    closes it.
+    Otherwise the next socket would get the descriptor of one of them, and libuv aborts the process
+    when it closes such a socket.
     """
     for name, descriptor, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
         try:
@@ -35,15 +34,14 @@ def fill_standard_streams() -> None:
 
 def escape_what_encodings_lack() -> None:
     r"""
-    Have standard output and errors print what their encoding lacks, as by `PYTHONIOENCODING=ascii`,
-    as `\u00e9`.
+    Let standard output and errors print characters that their encoding lacks, for example with
+    `PYTHONIOENCODING=ascii`, as `\u00e9`.
 
-    Messages have any text.  The escapes are those of JSON, so that a line of JSON stays one.
+    Messages may contain any text.  The escapes are those of JSON, so a line of JSON stays valid.
     """
     codecs.register_error(ESCAPED, _escape)
     for stream in (sys.stdout, sys.stderr):
-        # Bytes of arguments in a file system's encoding stay as they are where Python lets them
-        # pass.
+        # Arguments in the encoding of a file system are printed unchanged where Python allows it.
         if isinstance(stream, io.TextIOWrapper) and not (
             stream.errors == "surrogateescape" and codecs.lookup(stream.encoding).name == "utf-8"
         ):

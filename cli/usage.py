@@ -1,4 +1,6 @@
-"""The answer to a wrong command line: the usage, or one JSON object for programs; exit status 2."""
+"""Answers a wrong command line: with the usage, or with one JSON object for programs; the exit
+status is 2.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ _NUMBERS: dict[object, re.Pattern[str]] = {
 
 
 def asks_for_json(arguments: Sequence[str]) -> bool:
-    """True if the options ask for JSON, in any spelling, even if other options are wrong."""
+    """Return True if the options ask for JSON, in any spelling, even if other options are wrong."""
     for at, word in enumerate(arguments):
         if word == "--":
             return False
@@ -34,9 +36,9 @@ def asks_for_json(arguments: Sequence[str]) -> bool:
 
 def with_one_meta(arguments: Sequence[str]) -> list[str]:
     """
-    The words, with the addresses of every `--meta` in the first one, with commas.
+    Return the words with the addresses of all `--meta` options joined in the first one.
 
-    The parser would take the last one alone, and ask one metaserver of several without a word.
+    The parser would use only the last one, and silently ask one of several metaservers.
     """
     words: list[str] = []
     first: int | None = None
@@ -48,7 +50,7 @@ def with_one_meta(arguments: Sequence[str]) -> list[str]:
         if word != "--meta" and not word.startswith("--meta="):
             words.append(word)
         elif value is None:
-            words.append(word)  # its value is missing: the parser says so
+            words.append(word)  # the parser reports the missing value
         elif first is None:
             first = len(words)
             words.append(f"--meta={value}")
@@ -59,9 +61,9 @@ def with_one_meta(arguments: Sequence[str]) -> list[str]:
 
 def with_plain_numbers(command: Any) -> Any:
     """
-    The command, with every option that is a number taking digits alone, and its sign and point.
+    Make every numeric option of a command accept only digits, a sign and a point.
 
-    The parser would take `1_000`, digits of other scripts and line ends, and `nan` for any limit.
+    The parser would also accept `1_000`, digits of other scripts, line ends, and `nan` as a limit.
     """
     for other in getattr(command, "commands", {}).values():
         with_plain_numbers(other)
@@ -81,15 +83,15 @@ def _process_number(
     context: Any,
     value: Any,
 ) -> Any:
-    """As `process` of a parameter; raises BadParameter."""
+    """Call `process` of a parameter, after checking the text; raise BadParameter."""
     if isinstance(value, str) and pattern.fullmatch(value) is None:
         raise typer.BadParameter(f"{value!r:.40} is no number", ctx=context, param=param)
     return process(context, value)
 
 
 def run_command_line(app: typer.Typer, program: str) -> None:
-    """Run `app` with the words of the command line, and end the process with its status; 1 for a
-    KeylaneError.
+    """Run `app` with the words of the command line, and end the process with its status, which is 1
+    after a KeylaneError.
     """
     in_json = asks_for_json(sys.argv[1:])
     form = OutputFormat.JSON if in_json else OutputFormat.TABLE
@@ -100,7 +102,7 @@ def run_command_line(app: typer.Typer, program: str) -> None:
 
         show_error(error, form)
         sys.exit(1)
-    except OSError as error:  # of --help and --version, which no command runs
+    except OSError as error:  # --help and --version print outside of `screen.run`
         from .screen import show_full_output
 
         show_full_output(error, form)
@@ -129,11 +131,11 @@ def _show_json(error: typer.TyperException, program: str) -> None:
 
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else program
-    said = getattr(error, "format_message", error.__str__)()
+    message = getattr(error, "format_message", error.__str__)()
     body = ErrorBody(
         code=ConfigError.code,
         name=ConfigError.__name__,
-        message=str(said),
-        hint=f"{command} --help shows what there is.",
+        message=str(message),
+        hint=f"{command} --help shows the options.",
     )
     print(encode_json(body).decode(), file=sys.stderr)

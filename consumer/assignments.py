@@ -1,5 +1,5 @@
-"""The partitions assigned to a consumer: compares grants with pull clients, and makes and ends
-these.
+"""The partitions assigned to a consumer: grants are compared with pull clients, which are made and
+ended.
 
     granted ─▶ new: make a client    kept: renew it    gone, lapsed, or under another token: end it
                                                                                               │
@@ -9,9 +9,9 @@ Each partition is handed over in a task of its own, so that a slow handler of on
 no other.
 
 Invariants
-    A partition has at most one client, or one hand-over under way.
-    A token that is for single use, or fenced, is never used again: no message is handled twice
-    under it. The metaserver hears that a partition is released only after its handlers have ended.
+    A partition has at most one client, or one hand-over under way. A token that is for single use,
+    or fenced, is never used again: no message is handled twice under it. The release of a partition
+    is reported to the metaserver only after its handlers have ended.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ from .told import Told
 log = logging.getLogger("keylane.consumer")
 
 CHECK_MS_MAX = 1_000
-"""The longest time between two checks for lapsed leases, long-running handlers and a blocked event
-loop.
+"""The longest time, in milliseconds, between two checks for lapsed leases, long-running handlers
+and a blocked event loop.
 """
 IDLE_CHECKS_PER_TTL = 10
-"""
-Checks in a ttl while no message is with a handler, if that is longer than CHECK_MS_MAX: many idle
-consumers cost little. A stall may then be measured too short by that time.
+"""The number of checks in a ttl while no message is with a handler, if the interval is longer than
+CHECK_MS_MAX, so that many idle consumers cost little. A stall may then be measured too short by
+this interval.
 """
 ENDED_TOKENS_MAX = 10_000
-"""Partitions beyond the granted ones whose ended tokens are kept: they come and go for as long as a
-consumer lives.
+"""The number of partitions, beyond the granted ones, whose ended tokens are kept: partitions are
+granted and released for as long as a consumer lives.
 """
 
 
@@ -74,8 +74,8 @@ class Assignments:
     Args:
         dispatch: gets the messages, and ends their handlers.
         fail: called with an error that ends the consumer.
-        rebalance: tells the user of partitions that come and go.
-        wanted: which messages the user wants; None: all.
+        rebalance: notifies the user of partitions that are granted and lost.
+        wanted: the filter for messages that the user wants; None: all.
         alone: the turn of messages that may end the process; None: the consumer has one of its own.
     """
 
@@ -97,27 +97,28 @@ class Assignments:
         alone: AloneTurn | None = None,
     ) -> None:
         self.alone = alone or AloneTurn()
-        # What waits for others before it is a batch would wait for room that it has itself.
+        # Messages that wait until they form a batch would otherwise wait for room that they
+        # themselves take.
         self.room = PullRoom(MAX_I64) if settings.max_wait_ms else PullRoom()
         self.codec = codec
         self.wanted = wanted
         self.keeps_batches = isinstance(dispatch, Stream)
-        """A consumer without a handler opens batches when it is known how it gives its messages."""
+        """True for a consumer without a handler, which opens batches only when it is known how the
+        program takes messages.
+        """
         self._rebalance = rebalance or Rebalance(limit_ms=settings.handover_ms)
         self._subject = subject
         self._group = group
         self._name = consumer_name(subject, group)
         self._settings = settings
-        """As they are in force: what is stored for the group counts more than what the code
-        says.
-        """
+        """The settings in force; a value stored for the group takes precedence over the code."""
         self._told = Told(subject=subject, group=group, client=membership.client, settings=settings)
         self._clock = clock
         self._rng = rng
         self._connections = connections
         self._membership = membership
         self.by_hand = isinstance(dispatch, Stream)
-        """The program takes messages, and acks them, itself; also once this is closed."""
+        """True if the program itself takes and acks messages, even once this is closed."""
         self._dispatch = dispatch
         if settings.consume_strategy is ConsumeStrategy.SHARED:
             dispatch.on_idle = self._wake_pulls
@@ -125,10 +126,10 @@ class Assignments:
         self._clients: dict[int, PullClient] = {}
         self._ending: dict[int, PullClient] = {}
         self._hand_overs: dict[int, asyncio.Task[None]] = {}
-        """A task for each client in `_ending`."""
+        """The task for each client in `_ending`."""
         self._ended_tokens: dict[int, int] = {}
-        """The highest token of each partition that is not used again; the one that ended last is
-        last.
+        """The highest token of each partition that is not used again, in the order in which they
+        ended.
         """
         self._reports: set[asyncio.Task[None]] = set()
         self._grants: tuple[Grant, ...] = ()
@@ -139,10 +140,14 @@ class Assignments:
         self._stalls = Stalls()
         self._losses = Losses()
         self._places: BrokerPlaces | None = None
-        """None: no other consumer would get what this one does not reach."""
+        """The places of brokers; None if no other consumer would get the partitions that this one
+        does not reach.
+        """
 
     def forked(self) -> None:
-        """Have no handler start in this process, which is a child: the leases are the parent's."""
+        """Let no handler start in this process, which is a child: the leases belong to the
+        parent.
+        """
         for client in (*self._clients.values(), *self._ending.values()):
             client.start_no_more()
 
@@ -162,22 +167,24 @@ class Assignments:
 
     @property
     def clients(self) -> list[PullClient]:
-        """The clients that are not ending, by partition id."""
+        """Return the clients that are not ending, by partition id."""
         return [self._clients[key] for key in sorted(self._clients)]
 
     @property
     def ending(self) -> list[PullClient]:
-        """The clients whose partition is being handed over, by partition id."""
+        """Return the clients whose partition is being handed over, by partition id."""
         return [self._ending[key] for key in sorted(self._ending)]
 
     async def takes_messages(self) -> bool:
-        """Wait until it is known how the program takes what is pulled; False: as Arrow data."""
+        """Wait until it is known how the program takes messages, and return False if it takes Arrow
+        data.
+        """
         return not isinstance(self._dispatch, Stream) or await self._dispatch.takes_messages()
 
     @property
     def waiting_for(self) -> str:
-        """For people: who has suspended the consumer, and which partitions it handles one message
-        at a time; else "".
+        """Return, for people, who has suspended the consumer, and which partitions it handles one
+        message at a time; otherwise "".
         """
         own = "resume(): its own code has suspended it" if self._membership.suspended else ""
         careful = [str(client.partition_id) for client in self.clients if client.is_careful]
@@ -192,14 +199,16 @@ class Assignments:
 
     @property
     def redrives(self) -> bool:
-        """Parked messages are handled again, as often as needed; but not as Arrow data."""
+        """Return True if parked messages are handled again, as often as needed; they are not if the
+        program takes Arrow data.
+        """
         if self._settings.ack is AckMode.BEFORE:
             return False
         return not (isinstance(self._dispatch, Stream) and self._dispatch.takes_batches)
 
     @property
     def buries_when_full(self) -> bool:
-        """Keys become dead letters where the group can park no more."""
+        """Return True if keys become dead letters where the group can park no more."""
         return self._settings.on_full is FullPolicy.DEAD
 
     # ── called by the membership: GrantHolder ─────────────────────────────────────────────────────
@@ -219,25 +228,25 @@ class Assignments:
         self.hand_over_all()
 
     def drained(self) -> tuple[int, ...]:
-        """Ids of sealed partitions that the group has acked to the end."""
+        """Return the ids of sealed partitions that the group has acked to the end."""
         return tuple(client.partition_id for client in self.clients if client.drained)
 
     def parked(self) -> tuple[int, ...]:
-        """Ids of those of them on which the group has parked messages."""
+        """Return the ids of those drained partitions on which the group has parked messages."""
         return tuple(
             client.partition_id for client in self.clients if client.drained and client.has_parked
         )
 
     def holding(self, session: str) -> tuple[tuple[int, int], ...]:
-        """(partition id, token) of each partition that `session` has here or is still handing
-        over.
+        """Return (partition id, token) for each partition that `session` has here or is still
+        handing over.
         """
         clients = sorted((self._clients | self._ending).items())
         return tuple((key, client.token) for key, client in clients if client.session == session)
 
     def unreached(self) -> tuple[str, ...]:
-        """Broker groups to which the consumer gets no connection, though the cluster hears of
-        them.
+        """Return the broker groups to which the consumer gets no connection although they report to
+        the cluster.
         """
         return () if self._places is None else self._places.unreached
 
@@ -255,7 +264,7 @@ class Assignments:
         self._dispatch.put_batch(batch)
 
     def nack(self, message: Message, after_s: float) -> list[Message]:
-        """Have the iteration hand a message out again; one that a handler was given never comes
+        """Let the iteration hand a message out again; a message that a handler has never arrives
         here.
         """
         assert isinstance(self._dispatch, Stream)
@@ -263,8 +272,8 @@ class Assignments:
 
     @property
     def lying(self) -> Message | None:
-        """A message that was given back, or waits behind one, and that the program may take now;
-        None if there is none.
+        """Return a message that was given back, or waits after such a message, and that the program
+        may take now; None if there is none.
         """
         assert isinstance(self._dispatch, Stream)
         return self._dispatch.lying
@@ -276,28 +285,32 @@ class Assignments:
 
     @property
     def spare(self) -> int:
-        """For how many further messages a worker is free; below 0: so many wait for one."""
+        """Return the number of further messages for which a worker is free; if it is negative, that
+        many wait for a worker.
+        """
         return self._dispatch.spare
 
     def held(self, client: PullClient) -> list[Message]:
-        """The client's messages that are with handlers, or with the body of the program's loop."""
+        """Return the client's messages that are with handlers, or with the body of the program's
+        loop.
+        """
         return self._dispatch.held(client)
 
     def passed_over(self, message: Message) -> None:
-        """Count a failed try of a message of a shared group that the program has not acked in
+        """Count a failed try for a message of a shared group that the program has not acked in
         time.
         """
         assert isinstance(self._dispatch, Stream)
         self._dispatch.passed_over(message)
 
     def _wake_pulls(self) -> None:
-        """Let pulls that wait for a free worker look again."""
+        """Let pulls that wait for a free worker check again."""
         for client in self._clients.values():
             if isinstance(client, SharedClient):
                 client.wake()
 
     async def history(self) -> SubjectHistory:
-        """Every partition that the subject ever had."""
+        """Return every partition that the subject ever had."""
         return await self._membership.history()
 
     def report_drained(self) -> None:
@@ -305,7 +318,7 @@ class Assignments:
         self._membership.nudge()
 
     def end(self, client: PullClient) -> None:
-        """Hand the client's partition over, in a task of its own."""
+        """Hand the client's partition over, in a separate task."""
         partition_id = client.partition_id
         if self._clients.get(partition_id) is not client:
             return
@@ -319,8 +332,8 @@ class Assignments:
         )
 
     def _note_ended(self, partition_id: int, token: int) -> None:
-        """Note a token that is not used again; one of long ago is granted no more, and its
-        partition may be gone.
+        """Note a token that is not used again; old tokens are dropped, because they are granted no
+        more, and their partitions may be gone.
         """
         ended = self._ended_tokens
         ended.pop(partition_id, None)
@@ -376,8 +389,8 @@ class Assignments:
         try:
             await self._hand_over(client)
         except BaseException as error:
-            # A fault of ours, or the end of the event loop.  Tasks that stayed would send acks for
-            # a consumer that is closed.
+            # This is a bug, or the end of the event loop.  Remaining tasks would send acks for a
+            # consumer that is closed.
             client.abandon()
             if isinstance(error, Exception):
                 self._fail(error)
@@ -390,7 +403,7 @@ class Assignments:
 
     async def _hand_over(self, client: PullClient) -> None:
         lost = self._note_loss(client)
-        iterated = isinstance(self._dispatch, Stream)  # its user may still ack what is in hand
+        iterated = isinstance(self._dispatch, Stream)  # its user may still ack the messages in hand
         if iterated:
             await self._rebalance.ends(client.partition_id, lost=lost)
         await self._dispatch.quiesce(client)
@@ -411,7 +424,7 @@ class Assignments:
             )
 
     def _report_again(self, grant: Grant) -> None:
-        """Report a release again: the metaserver has not heard of it, and still grants the
+        """Report a release again: the metaserver has not received it, and still grants the
         token.
         """
         partition_id = int(grant.partition.partition_id)
@@ -423,7 +436,7 @@ class Assignments:
         task.add_done_callback(self._reports.discard)
 
     def hand_over_all(self) -> list[asyncio.Task[None]]:
-        """Begin to hand every partition over; returns a task for each hand-over under way."""
+        """Begin to hand every partition over, and return a task for each hand-over under way."""
         self._grants = ()
         for client in self.clients:
             self.end(client)
@@ -452,11 +465,12 @@ class Assignments:
 
     def let_go(self) -> None:
         """
-        Refer to the consumer no more; every partition is handed over, and no call comes any more.
+        Drop the references to the consumer; every partition is handed over, and no further call
+        arrives.
 
-        Messages lead here, by their pull clients, and the garbage collector does not look into
-        messages: one that a handler's object keeps would keep that handler, and with it the
-        consumer, for good.
+        Messages refer to this object through their pull clients, and the garbage collector does not
+        track messages: a message that a handler's object keeps would keep that handler, and so the
+        consumer, alive for ever.
         """
         self._fail = _ignore
         self._dispatch.on_idle = None
@@ -466,7 +480,7 @@ class Assignments:
     # ── leases that end, and why ──────────────────────────────────────────────────────────────────
     async def _watch_deadline(self) -> None:
         """End clients whose lease lapsed, which cancels their handlers; log stalls and losses."""
-        # A handler that blocks often does so with its first messages, so the first look is soon.
+        # A handler that blocks often does so with its first messages, so the first check is soon.
         check_ms = self._settings.margin_ms
         while True:
             left_ms = self._deadline_ms - self._clock.boot_ms()
@@ -475,7 +489,7 @@ class Assignments:
                     if client.lapsed:
                         self.end(client)
                 left_ms = self._settings.margin_ms
-            # Looks of all consumers of the machine fall together, so that one wake-up of the
+            # The checks of all consumers on the machine coincide, so that one wake-up of the
             # processor serves many.
             sleep_ms = min(left_ms, check_ms - self._clock.boot_ms() % check_ms)
             self._stalls.sleeps(self._clock.boot_ms(), sleep_ms)
@@ -494,8 +508,8 @@ class Assignments:
         return max(CHECK_MS_MAX, self._settings.ttl_ms // IDLE_CHECKS_PER_TTL)
 
     def _note_loss(self, client: PullClient) -> bool:
-        """Note the reason for the end of `client`, unless the metaserver or the user asked for it:
-        then False.
+        """Note the reason for the end of `client`, and return False if the metaserver or the user
+        asked for it.
         """
         now_ms = self._clock.boot_ms()
         if client.fenced:
@@ -526,4 +540,4 @@ class Assignments:
 
 
 def _ignore(error: BaseException) -> None:
-    """Of an error of a consumer that is closed."""
+    """Ignore an error of a consumer that is closed."""

@@ -1,15 +1,12 @@
-"""The membership of a consumer that gets every message: it grants itself each partition that is
-open, in lineage order.
+"""The membership of a consumer that gets every message: it grants itself each open partition, in
+lineage order.
 
-    open ─▶ the lineage, and the end of each open partition ─▶ granted ─▶ sealed and handled to its
-        end ─▶ its children,
-                                                                                                    from
-                                                                                                    their
-                                                                                                    first
-                                                                                                    message
+    open ─▶ the lineage, and the end of each open partition ─▶ granted
+        ─▶ sealed and handled to its end ─▶ its children, from their first message
+
 Invariants
-    A partition is granted once all that it continues is handled to its end here, so that keys keep
-    their order. Nothing is written anywhere: when the consumer ends, nothing of it is left.
+    A partition is granted once all its parents are handled to their end here, so that keys keep
+    their order. Nothing is written anywhere: when the consumer ends, no state of it is left.
 """
 
 from __future__ import annotations
@@ -41,28 +38,26 @@ from .settings import AckMode, ConsumerSettings, FailurePolicy
 log = logging.getLogger("keylane.consumer")
 
 LOOK_MS = 5_000
-"""Between two looks for new addresses of brokers while nothing fails."""
+"""The milliseconds between two checks for new addresses of brokers while nothing fails."""
 CHILDREN_MS = 200
-"""Between two looks for what continues a partition that was handled to its end, and the least time
-between any two.
+"""The milliseconds between two checks for the children of a partition that was handled to its end;
+also the least time between any two.
 """
 NEVER_MS = 1 << 53
 """The end of leases that do not end, on the boot clock."""
 
 
-def check_broadcast(
-    broadcast: object, group: object, start: object, settings: ConsumerSettings
-) -> bool:
+def check_broadcast(group: object, start: object, settings: ConsumerSettings) -> None:
     """
-    Check that nothing is asked of a broadcast consumer that only a group has; returns `broadcast`.
+    Check that a broadcast consumer has no argument that needs a group.
 
     Raises:
-        ConfigError: it says what does instead.
+        ConfigError: there is such an argument; the error names the alternative.
     """
-    if not isinstance(broadcast, bool):
-        raise ConfigError(f"broadcast is True or False, not {broadcast!r:.40}")
-    if not broadcast:
-        return False
+    if not isinstance(settings.broadcast, bool):
+        raise ConfigError(f"broadcast is True or False, not {settings.broadcast!r:.40}")
+    if not settings.broadcast:
+        return
     problems = []
     if group is not None:
         problems.append("it has no group: leave group= out")
@@ -82,16 +77,15 @@ def check_broadcast(
         problems.append("instance= is of groups: it has no place in one that a restart takes back")
     if problems:
         raise ConfigError("broadcast=True: " + "; ".join(problems))
-    return True
 
 
 class Broadcast:
     """
-    In the place of a `Membership`: no session, no group.
+    The replacement of a `Membership` without a session or a group.
 
     Args:
-        client: name of the consumer, for people.
-        connections: give the clients of brokers.
+        client: the name of the consumer, for people.
+        connections: the connections, which give the clients of brokers.
     """
 
     session = ""
@@ -106,14 +100,14 @@ class Broadcast:
         self._connections = connections
         self._lineage = LineageOrder()
         self._partitions: dict[int, Partition] = {}
-        """Those that are not handled to their end."""
+        """The partitions that are not handled to their end."""
         self._acked: dict[int, AckedOffsets] = {}
-        """What is handled of each."""
+        """The handled offsets of each."""
         self._rows = ReplacingRows()
         self._behind: dict[int, AckedOffsets] = {}
-        """What was handled of partitions that are gone and were not handled to their end."""
+        """The handled offsets of partitions that are gone and were not handled to their end."""
         self._rows_wait = False
-        """Rows are not taken before all partitions that are gone are handed over."""
+        """True while rows are not taken, until all partitions that are gone are handed over."""
         self._suspended = False
         self._looked_ms = 0
         self._version = 0
@@ -122,7 +116,7 @@ class Broadcast:
         self._task: asyncio.Task[None] | None = None
 
     async def history(self) -> SubjectHistory:
-        """Every partition that the subject ever had."""
+        """Return every partition that the subject ever had."""
         return await self._meta.call(endpoints.HISTORY, subject=self._subject)
 
     async def start(self, holder: GrantHolder) -> None:
@@ -131,8 +125,8 @@ class Broadcast:
 
         Raises:
             SubjectUnknownError
-            NotSentError, OutcomeUnknownError: no metaserver, or not the broker of a partition,
-            answers.
+            NotSentError, OutcomeUnknownError: no metaserver answers, or the broker of a partition
+                does not.
         """
         history = (await self.history()).partitions
         self._learn(history)
@@ -164,13 +158,13 @@ class Broadcast:
         Take the partitions as they are known now; one whose messages are gone is finished.
 
         Raises:
-            SubjectDeletedError: they are those of a later subject of the name.
+            SubjectDeletedError: they belong to a later subject of the same name.
         """
         self._lineage.check_subject(self._subject, history)
         self._rows.learn(history)
         unmet = self._lineage.learn(history)
         if self._holder is not None:
-            # Before the start everything is older than what this consumer gets.
+            # Before the start, everything is older than the messages that this consumer gets.
             self._behind.update(
                 (int(past.partition.partition_id), AckedOffsets()) for past in unmet
             )
@@ -196,12 +190,12 @@ class Broadcast:
             self._acked.pop(number, None)
 
     def _grant(self) -> None:
-        """Have the consumer take what it may handle now."""
+        """Grant the consumer the partitions that it may handle now."""
         assert self._holder is not None
         numbers = [int(past.partition.partition_id) for past in self._lineage.readable()]
         held = {number for number, _ in self._holder.holding(self.session)}
         self._rows_wait = not self._behind.keys().isdisjoint(held)
-        if self._rows_wait:  # handlers may still be at work for messages that have become rows
+        if self._rows_wait:  # handlers may still work on messages that have become rows
             numbers = [
                 number for number in numbers if number not in self._rows.ids or number in held
             ]
@@ -214,8 +208,8 @@ class Broadcast:
         self._holder.granted(Grants(version=self._version, ttl_ms=0, grants=grants), NEVER_MS)
 
     def client_kind(self, partition_id: int) -> Callable[..., BroadcastClient]:
-        """What makes the client of a granted partition; one that is new begins at its first
-        message.
+        """Return a callable that makes the client of a granted partition; a new partition begins at
+        its first message.
         """
         acked = self._acked.setdefault(partition_id, AckedOffsets())
         needs_no = self._needs_no if partition_id in self._rows.ids else None
@@ -225,7 +219,7 @@ class Broadcast:
         return self._rows.needs_no(row, self._had)
 
     def _had(self, partition_id: int, start: int, end: int) -> bool:
-        """Whether messages were handled, or are older than what this consumer gets."""
+        """Return whether messages were handled, or are older than those that this consumer gets."""
         acked = self._acked.get(partition_id) or self._behind.get(partition_id)
         if acked is None:
             return partition_id in self._lineage
@@ -275,29 +269,29 @@ class Broadcast:
     # ── as of a membership ────────────────────────────────────────────────────────────────────────
     @property
     def suspended(self) -> bool:
-        """Whether the consumer's own code has suspended it."""
+        """Return whether the consumer's own code has suspended it."""
         return self._suspended
 
     def nudge(self) -> None:
-        """Look for drained partitions, and for addresses, now."""
+        """Check for drained partitions, and for addresses, now."""
         self._nudge.set()
 
     async def report_released(
         self, session: str, partition_id: int, token: int, *, fence: int = 0
     ) -> None:
-        """Tell none: no other consumer waits for a partition."""
+        """Report nothing: no other consumer waits for a partition."""
 
     async def suspend(self, suspended: bool) -> None:
-        """Take nothing from now on (True), or go on behind what is handled (False)."""
+        """Take nothing from now on (True), or continue after the handled messages (False)."""
         self._suspended = suspended
         if self._holder is not None:
             self._grant()
 
     async def announce_leave(self) -> None:
-        """Tell none: no other consumer waits for its partitions."""
+        """Report nothing: no other consumer waits for its partitions."""
 
     async def stop(self) -> None:
-        """Look no more."""
+        """Stop checking."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

@@ -1,4 +1,6 @@
-"""The consumer users hold: a handler or `async for`, exclusive partitions, order kept per key."""
+"""The consumer for users: a handler or `async for`, exclusive partitions, and the order of each key
+kept.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Hashable, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -21,7 +23,8 @@ from ..protocol.errors import (
     HandlerTypeError,
     InvalidRequestError,
     PartitionUnknownError,
-    SeekRefusedError,
+    Reason,
+    UsageError,
 )
 from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.message import Message
@@ -36,7 +39,7 @@ from ..rpc.race import Race, error_of, shield, start_ending
 from .assignments import Assignments
 from .broadcast import Broadcast, check_broadcast
 from .delivery.alone_turn import AloneTurn
-from .delivery.filter import Filter, filter_of
+from .delivery.filter import filter_of
 from .dispatches import Calls, Dispatches
 from .handling.arrow_batch import ArrowBatch, check_arrow
 from .handling.handlers import BatchHandler, Handler
@@ -49,15 +52,13 @@ from .membership import Membership
 from .pulling.progress import Position
 from .pulling.pull_client import PullClient
 from .pulling.pull_gate import PAUSED
-from .rebalance import PartitionsCallback, Rebalance, check_callbacks
+from .rebalance import Rebalance, check_callbacks
 from .settings import (
     OTHER_WORDS,
     RECORDS_MAX,
     AckMode,
     ConsumerSettings,
     FailurePolicy,
-    FullPolicy,
-    given_of,
     settings_with,
 )
 from .several import several_if
@@ -74,11 +75,13 @@ class Assignment:
     partition_id: int
     fencing_token: int
     outstanding: int
-    """Messages pulled and not yet handled."""
+    """The number of messages that are pulled and not yet handled."""
     waiting_for: str
-    """For people: what pulling waits for, as "messages", "handlers" or the text of an error."""
+    """A description, for people, of what pulling waits for: "messages", "handlers" or the text of
+    an error.
+    """
     missed: int = 0
-    """Messages that retention by time removed before this consumer pulled them."""
+    """The number of messages that retention by time removed before this consumer pulled them."""
     queue: int = 0
     """The number of its logic queue."""
     paused: bool = False
@@ -87,12 +90,14 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """How far a consumer is behind the ends of its partitions, as of its last pulls."""
+    """The distance of a consumer from the ends of its partitions, according to its last pulls."""
 
     messages: int
-    """Messages from the cursors to the ends."""
+    """The number of messages from the cursors to the ends."""
     seconds: float
-    """The largest age of what is not acked, as of `Position.lag_s`; 0.0 if everything is acked."""
+    """The age, in seconds, of the oldest message that is not acked, see `Position.lag_s`; 0.0 if
+    everything is acked.
+    """
 
 
 class Consumer(Resident, Generic[V]):
@@ -104,26 +109,27 @@ class Consumer(Resident, Generic[V]):
         await Consumer("127.0.0.1:7000", subject="flights", group="audit", handler=handle).run()
 
     Each partition belongs to one consumer of the group, unless the group is shared.  `run` returns
-    at SIGTERM or SIGINT, once everything is handed over.  To do something else meanwhile: `async
+    at SIGTERM or SIGINT, once everything is handed over. To do other work meanwhile, use `async
     with Consumer(...)`, with `run`, `wait` or neither inside; leaving the block hands everything
     over too.
 
     With a handler, a message is acked when its handler returns.  If the handler raises, the message
-    is tried again in place, and later messages of its key wait.  A handler that does not ack raises
-    `keylane.Retry`, with the seconds until the next try, or returns `keylane.NACK`; that is no
-    error, and has no traceback in the log.
+    is tried again in place, and later messages of its key wait.  A handler that does not want to
+    ack raises `keylane.Retry`, with the seconds until the next try, or returns `keylane.NACK`; this
+    is not an error, and logs no traceback.
 
     A `batch_handler` gets a list of messages of one partition, by offset, and all are acked when it
     returns.
 
     Without a handler: `async for message in consumer: ...; await message.ack()`, in one task;
-    another task may take over once every message taken is acked, and gets an OtherTaskError before.
-    A message comes only once all earlier ones of its key are acked; `await message.nack(after_s=5)`
-    gives one back, and it comes again.  `getmany` gives several messages of a key together, and
-    `batches` Arrow data.  While the loop body runs, partitions with unacked messages stay assigned
-    as long as heartbeats renew the lease.  When the partition is wanted elsewhere, messages passed
-    over without an ack are redelivered to its next owner, `handover_ms` later at the earliest;
-    closing the consumer redelivers them too.
+    another task may take over once every message taken is acked, and gets a UsageError before that.
+    A message is delivered only once all earlier ones of its key are acked; `await
+    message.nack(after_s=5)` gives a message back, and it is delivered again.  `getmany` gives
+    several messages of a key together, and `batches` Arrow data.  While the loop body runs,
+    partitions with unacked messages stay assigned as long as heartbeats renew the lease.  When the
+    partition goes to another consumer, messages that were passed over without an ack are
+    redelivered to that owner, `handover_ms` later at the earliest; closing the consumer redelivers
+    them too.
 
     One object for several subjects: `consumer = Consumer(meta)`, then `@consumer.on("orders",
     group="billing")`.
@@ -133,71 +139,46 @@ class Consumer(Resident, Generic[V]):
 
     A consumer works in the event loop and the process in which it was opened, and refuses calls
     from elsewhere.  A consumer made before a fork may be opened in each process; a closed consumer
-    may be opened again, and joins anew.
+    may be opened again, and joins again.
 
     Args:
-        meta: `host:port` of a metaserver; of several, an iterable of texts or one text with commas.
-        subject: an existing subject.  Without one, and without a group, the consumer has those of
+        meta: `host:port` of a metaserver; for several metaservers, an iterable of texts or one text
+            with commas.
+        subject: an existing subject.  Without a subject and a group, the consumer has those of
             `on`.
         group: the consumer group; its first consumer creates it.
-        broadcast: True, in place of a group: this consumer gets every message that is sent once it
-            is open, and leaves nothing behind when it ends.
         handler: an `async def`, called for many keys at once; or a `def`, called on the event loop,
             so it must be quick.  An awaitable that it returns is awaited before the message is
             acked; other values are ignored.
-        batch_handler: in place of `handler`: it gets a list of up to `max_records` messages of one
-            partition. One that fails is tried again whole once, then in halves, by key.
-        threads: the handler is a `def` that blocks, and is called in as many threads, in place of
-            `concurrency`.
-        codec: decodes values for `message.decode()`, as JsonCodec(Order) does; None: that returns
-            bytes.
-        concurrency: handlers at once, each on another key; 16 by default.
-        max_records: messages of a batch, at most; 500 by default.
-        max_wait_ms: how long a message may wait for others of its batch; 0 by default.
-        ttl_ms: a consumer silent for this long loses its partitions; at least 1000.
-        name: for people, shown with the partitions; up to 512 characters; by default host and
-            process id.
-        instance: a name that outlives the process: the next one of this name takes its partitions
-            over at once.
-        consume_strategy: "exclusive", the default, or "shared": every consumer of the group takes
-            messages of every partition, in no order, each at least once.  The group's first
-            consumer decides.
+        batch_handler: used instead of `handler`: it gets a list of up to `max_records` messages of
+            one partition. A batch that fails is tried again once as a whole, then in halves, by
+            key.
+        codec: decodes values for `message.decode()`, for example JsonCodec(Order); None: `decode`
+            returns bytes.
+        start: where the group begins if it is new: "earliest", the default; "latest": it gets the
+            messages that are sent once this consumer is open; an instant, as a datetime with a time
+            zone, its text, or "-1h"; or "manifest:DIR": where the backfill in that folder ended, so
+            that no message is handled twice and none is left out. An existing group ignores
+            `start`.
         ack: "lingering", the default, or "each": the ack of a message is durable before the next of
             its key starts; or "before": before its own handler starts, so that it is handled at
             most once.
-        on_failure: what becomes of a message that has failed `tries_max` times, or has ended its
-            process: "block", the default of strict subjects: it is tried on; "park": its key is set
-            aside at the broker with all that follows, in order; "dead": the message alone is.
-            "retry", the default of best_tried subjects: at the first failure the message alone is
-            set aside, tried again in 5 s and then ever later, and is a dead letter in the end.
-        on_full: for "park": what becomes of a key where the group can park no more: "block" or
-            "dead".
+        on_failure: the treatment of a message that has failed `tries_max` times, or has ended its
+            process. "block", the default of strict subjects: it is tried until it succeeds; "park":
+            its key is set aside at the broker with all later messages, in order; "dead": only the
+            message is set aside. "retry", the default of best_tried subjects: at the first failure
+            the message alone is set aside, tried again after 5 s and then at growing intervals, and
+            finally becomes a dead letter.
         tries_max: durable tries of a message before `on_failure` applies; 10 by default, 32 for
-            "retry".  What `keylane group set` stored overrides these three, and `handler_backoff`.
-        handler_timeout_ms: an hour by default; a handler that runs for longer is cancelled, and its
-            try counts as failed; 0: no limit.
-        start: where the group begins if it is new: "earliest", the default; "latest": it gets what
-            is sent once this consumer is open; an instant, as a datetime with a time zone, its
-            text, or "-1h"; or "manifest:DIR": where the backfill in that folder ended, with nothing
-            twice and nothing between.  A group that exists ignores it.
-        tags: only messages with one of these tags; others count as handled, and brokers leave out
-            batches without any.
-        filter: only messages with these properties, as {"country": "DE"}, or those for which a
-            plain function of a message returns True.  If it raises, that is a failed try of the
-            message.  All members of a group need the same tags and filter.
-        on_assigned: called with ids of partitions that were granted, before anything of them is
-            pulled.
-        on_revoked: called before partitions go to another consumer: without a handler, what is in
-            hand may be acked.
-        on_lost: called with ids of partitions whose leases are lost: nothing of them can be acked.
-            The three may be `async def`, and have `handover_ms`.
-        settings: everything that can be set; the arguments above take precedence.
-        wait_s: seconds for which opening waits for a metaserver that is still starting; 0: it asks
+            "retry".  Values that `keylane group set` stored override both.
+        settings: everything else that can be set, such as `concurrency`, `tags`, `filter`,
+            `threads` and `ttl_ms`; the arguments above take precedence.
+        wait_s: seconds that the opening waits for a metaserver that is still starting; 0: it asks
             once.
         tls: the authority of the servers' certificates; None: KEYLANE_TLS_CA of the environment, or
             no TLS.
-        token: of a cluster with access control; None: KEYLANE_TOKEN_FILE names its file, or
-            KEYLANE_TOKEN has it.
+        token: the token for a cluster with access control; None: KEYLANE_TOKEN_FILE names its file,
+            or KEYLANE_TOKEN has it.
     """
 
     def __init__(
@@ -206,29 +187,13 @@ class Consumer(Resident, Generic[V]):
         *,
         subject: str | None = None,
         group: str | None = None,
-        broadcast: bool = False,
         handler: Handler[V] | None = None,
         batch_handler: BatchHandler[V] | None = None,
-        threads: int = 0,
         codec: Codec[V] | None = None,
-        concurrency: int | None = None,
-        max_records: int | None = None,
-        max_wait_ms: int | None = None,
-        ttl_ms: int | None = None,
-        name: str | None = None,
-        instance: str | None = None,
-        consume_strategy: ConsumeStrategy | str | None = None,
+        start: GroupBegin | None = None,
         ack: AckMode | str | None = None,
         on_failure: FailurePolicy | str | None = None,
-        on_full: FullPolicy | str | None = None,
         tries_max: int | None = None,
-        handler_timeout_ms: int | None = None,
-        start: GroupBegin | None = None,
-        tags: Collection[str] | None = None,
-        filter: Filter | None = None,  # noqa: A002 - the word that users look for
-        on_assigned: PartitionsCallback | None = None,
-        on_revoked: PartitionsCallback | None = None,
-        on_lost: PartitionsCallback | None = None,
         settings: ConsumerSettings | None = None,
         wait_s: float = 0,
         tls: TlsSettings | None = None,
@@ -238,41 +203,32 @@ class Consumer(Resident, Generic[V]):
         **others: Never,
     ) -> None:
         """
-        Make a consumer, of the arguments that the class lists; `async with` or `run` opens it.
+        Make a consumer from the arguments that the class lists; `async with` or `run` opens it.
+
+        Args:
+            others: not accepted; a setting belongs in `settings`.
 
         Raises:
-            TypeError: an argument that the class does not list; it says what to give in its place.
-            ConfigError, InvalidNameError: an argument that cannot work.
+            TypeError: an argument that the class does not list; the error names the one to use
+                instead.
+            ConfigError, InvalidRequestError: an argument that cannot work.
             HandlerTypeError: the handler is a generator function, a class, or not for one message;
                 also a TypeError.
         """
         refuse_others("Consumer", others, ConsumerSettings, OTHER_WORDS)
-        self._calls = Calls(handler, batch_handler, threads)
-        check_callbacks(on_assigned=on_assigned, on_revoked=on_revoked, on_lost=on_lost)
-        self._callbacks = on_assigned, on_revoked, on_lost
-        self._several = several_if(subject, group, name, self._calls, broadcast)
-        self._filter = filter_of(tags, filter)
-        self._asked = (tags, filter)
+        self._calls = Calls(handler, batch_handler)
+        given = settings_with(settings, ack=ack, on_failure=on_failure, tries_max=tries_max)
+        check_callbacks(
+            on_assigned=given.on_assigned, on_revoked=given.on_revoked, on_lost=given.on_lost
+        )
+        self._several = several_if(subject, group, self._calls, given)
+        self._filter = filter_of(given.tags, given.filter)
         if codec is not None:
             check_codec(codec)
-        self._settings = settings_with(
-            settings,
-            concurrency=concurrency,
-            max_records=max_records,
-            max_wait_ms=max_wait_ms,
-            ttl_ms=ttl_ms,
-            consume_strategy=consume_strategy,
-            instance=instance,
-            ack=ack,
-            on_failure=on_failure,
-            on_full=on_full,
-            tries_max=tries_max,
-            handler_timeout_ms=handler_timeout_ms,
-        )
-        self._broadcast = check_broadcast(broadcast, group, start, self._settings)
-        self._calls.check(self._settings, concurrency=concurrency, alone=not self._several)
+        check_broadcast(group, start, given)
+        self._calls.check(given, alone=not self._several)
+        self._settings = given
         self._addresses = addresses_of(meta)
-        self._name = name
         self._subject = subject or ""
         self._group = group or ""
         self._codec = codec
@@ -299,16 +255,16 @@ class Consumer(Resident, Generic[V]):
         )
         self._ended: asyncio.Future[None] | None = None
         self._closings = 0
-        """Calls of `close`: an opening that began before one of them is ended."""
+        """The number of calls of `close`; an opening that began before one of them is ended."""
         self._letting = 0
-        """Calls of `close` that let tasks of `run` take their first step: such a `run` was called
-        before, and returns.
+        """The number of calls of `close` that let tasks of `run` take their first step: such a
+        `run` was called before, and returns.
         """
         self._clear()
 
     def _clear(self) -> None:
-        """Set the state of a new opening: nothing of an earlier opening is in it, and nothing that
-        a fork copied.
+        """Set the state of a new opening: it contains nothing from an earlier opening, and nothing
+        that a fork copied.
         """
         self._environment = environment_of(self._given)
         self._clock = self._environment.clock
@@ -318,9 +274,9 @@ class Consumer(Resident, Generic[V]):
         self._dispatch: Workers | Stream | None = None
         self._assignments: Assignments | None = None
         self._ending: asyncio.Task[None] | None = None
-        """Hands everything over, also after an error that ended the consumer."""
+        """The task that hands everything over, also after an error that ended the consumer."""
         self._opened = asyncio.Event()
-        """Set when the opening has ended, well or not."""
+        """The event that is set when the opening has ended, whether it succeeded or failed."""
 
     def __repr__(self) -> str:
         where = ", ".join(self._addresses)
@@ -331,11 +287,11 @@ class Consumer(Resident, Generic[V]):
 
     @property
     def _log_name(self) -> str:
-        return consumer_name(self._subject, "" if self._broadcast else self._group)
+        return consumer_name(self._subject, "" if self._settings.broadcast else self._group)
 
     @property
     def _whose(self) -> str:
-        taken = ", broadcast," if self._broadcast else f" in group {self._group}"
+        taken = ", broadcast," if self._settings.broadcast else f" in group {self._group}"
         return self._subject + taken
 
     # ── life ──────────────────────────────────────────────────────────────────────────────────────
@@ -344,15 +300,15 @@ class Consumer(Resident, Generic[V]):
         Join the group.
 
         Raises:
-            NotSentError, OutcomeUnknownError: no metaserver answers, after `wait_s`; or a new group
-                has a `start`, and a broker does not say where that is; open it again.
-            SubjectUnknownError: it was never created.
-            GroupStrategyError: the group has the other strategy.
-            GroupFilterError: another member of the group has other tags, or another filter.
-            GroupBusyError, OverloadedError: a reset of the group is under way, or it has too many
+            NotSentError, OutcomeUnknownError: no metaserver answered within `wait_s`, or a broker
+                did not report the position of a new group's `start`; open the consumer again.
+            SubjectUnknownError: the subject was never created.
+            ConflictError: the group has the other strategy.
+            ConflictError: another member of the group has other tags, or another filter.
+            BusyError, OverloadedError: a reset of the group is under way, or it has too many
                 consumers.
-            AlreadyOpenError, ForkedError: the consumer is open, or was before a fork.
-            ConfigError: the system does not give as many `threads`.
+            UsageError: the consumer is open, or was open before a fork.
+            ConfigError: the system cannot start as many `threads`.
             ClosedError: `close` was called meanwhile.
         """
         if self._several is not None:
@@ -394,7 +350,7 @@ class Consumer(Resident, Generic[V]):
         await self._connections.close()
 
     def _new_membership(self, meta: MetaClient) -> Membership | Broadcast:
-        if self._broadcast:
+        if self._settings.broadcast:
             return Broadcast(
                 subject=self._subject,
                 client=self._client_name,
@@ -407,7 +363,6 @@ class Consumer(Resident, Generic[V]):
             group=self._group,
             client=self._client_name,
             meta=meta,
-            connections=self._connections,
             settings=self._settings,
             clock=self._clock,
             rng=self._rng,
@@ -418,23 +373,23 @@ class Consumer(Resident, Generic[V]):
 
     @property
     def _client_name(self) -> str:
-        return self._name or f"{socket.gethostname()}:{os.getpid()}"
+        return self._settings.name or f"{socket.gethostname()}:{os.getpid()}"
 
     def _new_assignments(
         self, membership: Membership | Broadcast, dispatch: Workers | Stream
     ) -> Assignments:
-        on_assigned, on_revoked, on_lost = self._callbacks
+        settings = self._settings
         rebalance = Rebalance(
-            limit_ms=self._settings.handover_ms,
+            limit_ms=settings.handover_ms,
             name=self._log_name,
-            on_assigned=on_assigned,
-            on_revoked=on_revoked,
-            on_lost=on_lost,
+            on_assigned=settings.on_assigned,
+            on_revoked=settings.on_revoked,
+            on_lost=settings.on_lost,
         )
         return Assignments(
             subject=self._subject,
             group=self._group,
-            settings=self._settings,
+            settings=settings,
             clock=self._clock,
             rng=self._rng,
             connections=self._connections,
@@ -449,31 +404,32 @@ class Consumer(Resident, Generic[V]):
 
     async def close(self) -> None:
         """
-        Hand everything over: finish handlers, flush acks, release, leave.
+        Hand everything over: finish handlers, flush acks, release the partitions, and leave the
+        group.
 
         From this call on no handler starts and no iteration gets a message; messages that were
         pulled and not handled go to other consumers.  In a handler this returns at once: the
-        running handlers, also the one that called it, have `handover_ms` to end, and their messages
-        are acked when they return.
+        running handlers, including the caller, have `handover_ms` to end, and their messages are
+        acked when they return.
 
-        Without a handler, messages that were taken and not acked are given up at once, and
+        Without a handler, messages that were taken but not acked are given up at once, and
         redelivered.  In a child of the process that opened the consumer, this does nothing: the
         parent still consumes.
 
         Raises:
-            OtherLoopError: the consumer was opened in another event loop.
+            UsageError: the consumer was opened in another event loop.
         """
         was_open, ending = self._home.here, self.begin_close()
         if not was_open and not self._is_forked:
             await self._let_runs_begin()
         if ending is not None:
-            # A cancellation ends only the waiting: handlers end, and partitions are handed over,
-            # all the same.
+            # A cancellation ends only the wait: handlers still end, and partitions are still handed
+            # over.
             await shield(ending)
 
     def begin_close(self) -> asyncio.Task[None] | None:
-        """Begin what `close` does, and return at once; the task ends when everything is handed
-        over; None: do not wait.
+        """Begin the work of `close`, and return at once a task that ends when everything is handed
+        over; None if the caller must not wait.
         """
         self._closings += 1
         if self._several is not None:
@@ -487,13 +443,15 @@ class Consumer(Resident, Generic[V]):
 
     @property
     def _is_forked(self) -> bool:
-        """True in a child of the process in which it is open: there no step of the parent's event
-        loop may run.
+        """Return True in a child of the process in which the consumer is open: no step of the
+        parent's event loop may run there.
         """
         return any(part._home.state == "forked" for part in self._parts)
 
     async def _let_runs_begin(self) -> None:
-        """Let tasks of `run` that were made before take their first step, in which they return."""
+        """Let tasks of `run` that were created earlier take their first step, in which they
+        return.
+        """
         self._letting += 1
         try:
             await asyncio.sleep(0)
@@ -501,11 +459,11 @@ class Consumer(Resident, Generic[V]):
             self._letting -= 1
 
     def _called_by_handler(self) -> bool:
-        """True if the running task is that of a handler, whose end a hand-over waits for."""
+        """Return True if the running task is that of a handler, for whose end a hand-over waits."""
         return isinstance(self._dispatch, Workers) and self._dispatch.runs(asyncio.current_task())
 
     def _end(self) -> asyncio.Task[None]:
-        """Begin to hand everything over, once: a signal, an error and the user may close the
+        """Begin to hand everything over, only once: a signal, an error and the user may close the
         consumer at the same time.
         """
         if self._ending is None:
@@ -526,8 +484,8 @@ class Consumer(Resident, Generic[V]):
             await membership.stop()
             assignments.let_go()
         except asyncio.CancelledError:
-            # The end of the event loop cancels all that is left, and waits for it: leave, or the
-            # group waits for the ttl.
+            # The end of the event loop cancels everything that is left, and waits for it.  The
+            # consumer must leave, or the group waits for the ttl.
             await dispatch.close()
             await membership.stop()
         await to_the_end(dispatch.close)
@@ -539,7 +497,7 @@ class Consumer(Resident, Generic[V]):
 
     def _fail(self, error: BaseException) -> None:
         """End the consumer: `wait`, `run` and the iteration raise `error`, and its partitions go to
-        others.
+        other consumers.
         """
         if self._ended is None or self._ended.done():
             return
@@ -552,29 +510,29 @@ class Consumer(Resident, Generic[V]):
 
     def on(self, subject: str, *, group: str | None = None, **options: Any) -> Callable[[H], H]:
         """
-        Have a function handle the messages of a subject; for a consumer made without one.
+        Register a function that handles the messages of a subject, on a consumer made without one.
 
             consumer = Consumer("127.0.0.1:7000")
 
-            @consumer.on("orders", group="billing", concurrency=32)
+            @consumer.on("orders", group="billing", on_failure="park")
             async def bill(message: Message) -> None: ...
 
             await consumer.run()
 
-        Each is a consumer of its own, with a session of its own; they are opened, run and closed
-        together.
+        Each registration is a separate consumer with its own session; all are opened, run and
+        closed together.
 
         Args:
             subject: an existing subject.
-            group: the consumer group; none with `broadcast=True`.
-            options: arguments of `Consumer`, in place of those that this one was made with, as
-                `codec`, `tags` or `on_assigned`; `batch=True`: the function is a batch handler.
+            group: the consumer group; a broadcast consumer has none.
+            options: arguments of `Consumer`, such as `codec` or `settings`, which replace those of
+                this consumer; `batch=True`: the function is a batch handler.
 
         Raises:
             InvalidRequestError: this consumer has a subject of its own.
-            AlreadyOpenError: it is open.
-            HandlerTwiceError: it has a function for this subject and group.
-            ConfigError, InvalidNameError, HandlerTypeError: as of `Consumer`.
+            UsageError: the consumer is open.
+            ConfigError: the consumer already has a function for this subject and group.
+            ConfigError, InvalidRequestError, HandlerTypeError: see `Consumer`.
         """
         if callable(subject):
             raise HandlerTypeError(
@@ -587,24 +545,14 @@ class Consumer(Resident, Generic[V]):
                 f"this consumer is of {self._subject}; Consumer(meta) without a subject takes "
                 f"handlers of any"
             )
-        (tags, wanted), (on_assigned, on_revoked, on_lost) = self._asked, self._callbacks
-        known: dict[str, Any] = (
-            given_of(
-                settings=self._settings,
-                wait_s=self._connections.wait_s,
-                tls=self._connections.tls,
-                token=self._connections.token,
-                start=self._begins_at,
-                codec=self._codec,
-                name=self._name,
-                tags=tags,
-                filter=wanted,
-                on_assigned=on_assigned,
-                on_revoked=on_revoked,
-                on_lost=on_lost,
-            )
-            | options
-        )
+        known: dict[str, Any] = {
+            "settings": self._settings,
+            "wait_s": self._connections.wait_s,
+            "tls": self._connections.tls,
+            "token": self._connections.token,
+            "start": self._begins_at,
+            "codec": self._codec,
+        } | options
         kind = "batch_handler" if known.pop("batch", False) else "handler"
 
         def add(handler: H) -> H:
@@ -628,17 +576,17 @@ class Consumer(Resident, Generic[V]):
         """
         Consume until SIGTERM, SIGINT or `close`, hand everything over as `close` does, and return.
 
-        Opens the consumer if it is not open.  Signal handlers installed before are called too, and
-        are restored afterwards.  A second signal goes to them alone: by default it ends the process
-        at once.  Only the main thread gets signals: in another thread, `close` or a cancellation
-        ends this.  An iteration in another task ends: its body has `handover_ms` to ack its
-        messages.  As a task that `close` finds before its first step it returns at once; a call
-        after that `close` opens the consumer again.
+        The consumer is opened if it is not open.  Signal handlers that were installed earlier are
+        called too, and are restored afterwards.  A second signal goes to them alone: by default it
+        ends the process at once.  Only the main thread gets signals: in another thread, `close` or
+        a cancellation ends this.  An iteration in another task ends: its body has `handover_ms` to
+        ack its messages.  If `close` is called before the first step of a task that runs this, the
+        task returns at once; a call after that `close` opens the consumer again.
 
         Raises:
             HandlerTypeError: the consumer is not open and has no handler, so that its messages
                 would reach no code.
-            KeylaneError: the consumer cannot be opened, or the error that ended it.
+            KeylaneError: the consumer cannot be opened, or an error ended it.
         """
         if self._letting:
             return
@@ -660,8 +608,8 @@ class Consumer(Resident, Generic[V]):
                     await self.close()
 
     async def _open_unless(self, stop: asyncio.Event) -> bool:
-        """Open the consumer; False if it is closed, or `stop` set, while it waits for a metaserver
-        that is still starting.
+        """Open the consumer, and return False if it is closed, or `stop` is set, while it waits for
+        a metaserver that is still starting.
         """
         closings = self._closings
         if not self._connections.wait_s:
@@ -676,7 +624,7 @@ class Consumer(Resident, Generic[V]):
         return self._membership is not None
 
     async def _open_unless_closed(self, closings: int) -> None:
-        """Open the consumer, unless there were other calls of `close` than these, or there is one
+        """Open the consumer, unless `close` was called more often than `closings`, or is called
         meanwhile.
         """
         if closings == self._closings:
@@ -701,13 +649,14 @@ class Consumer(Resident, Generic[V]):
 
     async def wait(self) -> None:
         """
-        Wait until the consumer is closed; returns at once if it is closed already.  It takes no
-        signal: `run` does.
+        Wait until the consumer is closed, and return at once if it is closed already. Signals are
+        handled by `run` only.
 
         Raises:
-            ClosedError: it was never opened.
-            ForkedError, OtherLoopError: it is open elsewhere.
-            KeylaneError: the error that ended the consumer, each time until it is opened again.
+            ClosedError: the consumer was never opened.
+            UsageError: the consumer is open in another process or event loop.
+            KeylaneError: an error ended the consumer; each call raises it until the consumer is
+                opened again.
         """
         if self._several is not None:
             await self._several.wait()
@@ -719,7 +668,7 @@ class Consumer(Resident, Generic[V]):
 
     async def suspend(self) -> None:
         """
-        Hand everything over and get nothing until `resume`; the consumer stays a member of its
+        Hand everything over, and receive nothing until `resume`; the consumer stays a member of its
         group.
 
         Partitions whose messages are still in an iteration's body are handed over at its next step,
@@ -727,7 +676,8 @@ class Consumer(Resident, Generic[V]):
         waits for that handler too.
 
         Raises:
-            KeylaneError: the metaserver could not be told; still consuming, try again.
+            KeylaneError: the metaserver could not be notified; the consumer still consumes, so try
+                again.
         """
         if self._several is not None:
             await self._several.suspend()
@@ -738,8 +688,8 @@ class Consumer(Resident, Generic[V]):
         await self._membership.suspend(True)
         hand_overs = self._assignments.hand_over_all()
         if hand_overs and not self._called_by_handler():
-            # The body of an iteration may call this before it acks, so an iteration is waited for
-            # with a limit.
+            # The body of an iteration may call this before it acks, so the wait for an iteration is
+            # limited.
             limit_ms = self._settings.handover_ms + 2 * self._settings.call_timeout_ms
             iterated = isinstance(self._dispatch, Stream)
             await asyncio.wait(hand_overs, timeout=limit_ms / 1000 if iterated else None)
@@ -747,12 +697,13 @@ class Consumer(Resident, Generic[V]):
     async def resume(self, *partition_ids: int) -> None:
         """
         Take part again after `suspend`, and pull all partitions again after `pause`; with ids, pull
-        only these again.
+        only these partitions again.
 
         Raises:
-            PartitionUnknownError: a partition is not assigned now, so that it is not paused either;
+            PartitionUnknownError: a partition is not assigned now, so it is not paused either;
                 nothing has changed.
-            KeylaneError: the metaserver could not be told; still suspended, try again.
+            KeylaneError: the metaserver could not be notified; the consumer is still suspended, so
+                try again.
         """
         if partition_ids:
             self._steer(partition_ids, paused=False)
@@ -770,14 +721,16 @@ class Consumer(Resident, Generic[V]):
     # ── its partitions ────────────────────────────────────────────────────────────────────────────
     @property
     def _parts(self) -> list[Consumer[Any]]:
-        """The consumers that this object is made of."""
+        """Return the consumers of which this object consists."""
         if self._several is None:
             return [self]
         return [member for member in self._several.members if isinstance(member, Consumer)]
 
     @property
     def assignment(self) -> list[Assignment]:
-        """The partitions owned now, by id; none while it is not open here."""
+        """Return the partitions that are owned now, by id; none while the consumer is not open
+        here.
+        """
         return [
             Assignment(
                 client.partition_id,
@@ -793,10 +746,9 @@ class Consumer(Resident, Generic[V]):
 
     @property
     def waiting_for(self) -> str:
-        """
-        For people, else "": who has suspended it, so that it is granted no partitions; and those
-        whose messages it handles one at a time, because they may have ended the process of an
-        earlier owner.
+        """Return a description for people, or "": who has suspended the consumer, so that it is
+        granted no partitions, and the partitions whose messages it handles one at a time because
+        they may have ended the process of an earlier owner.
         """
         texts = [
             part._assignments.waiting_for
@@ -807,17 +759,17 @@ class Consumer(Resident, Generic[V]):
 
     async def pause(self, *partition_ids: int) -> None:
         """
-        Get no message of these partitions until `resume`, or until they are handed over; without
-        ids, of all that are owned.
+        Receive no message of these partitions until `resume`, or until they are handed over;
+        without ids, of all owned partitions.
 
-        They stay assigned.  A message that failed, and is tried again, and messages that run or are
-        in hand are not held.
+        The partitions stay assigned. A failed message that is tried again, and messages that are
+        running or in hand, are not held back.
 
         Raises:
             PartitionUnknownError: a partition is not assigned now; nothing has changed.
-            InvalidRequestError: a list, a text or an `Assignment` in place of the id of a
-                partition.
-            ClosedError, ForkedError, OtherLoopError: the consumer is not open here.
+            InvalidRequestError: a list, a text or an `Assignment` was given in place of a partition
+                id.
+            ClosedError, UsageError: the consumer is not open here.
         """
         ids = partition_ids or tuple(client.partition_id for client in self._all_clients)
         self._steer(ids, paused=True)
@@ -827,7 +779,7 @@ class Consumer(Resident, Generic[V]):
             part._home.check()
         owned = {client.partition_id for client in self._all_clients}
         for partition_id in partition_ids:
-            # An array says that it can be an index.
+            # An array also claims that it can be an index.
             if not (isinstance(partition_id, SupportsIndex) and isinstance(partition_id, Hashable)):
                 raise InvalidRequestError(
                     "partitions are given by their ids, one by one, as pause(3, 5) or "
@@ -843,7 +795,7 @@ class Consumer(Resident, Generic[V]):
             part._hold(partition_ids, paused=paused)
 
     def _hold(self, partition_ids: tuple[int, ...], *, paused: bool) -> None:
-        """Pause or resume those of the partitions that this one owns."""
+        """Pause or resume those of the partitions that this consumer owns."""
         clients, dispatch = self._clients, self._dispatch
         for partition_id in partition_ids:
             client = clients.get(partition_id)
@@ -858,7 +810,9 @@ class Consumer(Resident, Generic[V]):
 
     @property
     def _all_clients(self) -> list[PullClient]:
-        """Those of all parts; two groups may each have one of the same partition."""
+        """Return the pull clients of all parts; two groups may each have one for the same
+        partition.
+        """
         return [client for part in self._parts for client in part._clients.values()]
 
     @property
@@ -870,10 +824,10 @@ class Consumer(Resident, Generic[V]):
     @property
     def position(self) -> dict[int, Position]:
         """
-        By id of each partition that is owned now: what is pulled and acked of it, and its lag.
+        Return, by the id of each partition owned now, how far it is pulled and acked, and its lag.
 
-        Where handlers of `on` for two groups have the same partition, that of the group that is
-        further behind.
+        If handlers of `on` for two groups have the same partition, this is the position of the
+        group that is further behind.
         """
         positions: dict[int, Position] = {}
         for client in self._all_clients:
@@ -884,8 +838,8 @@ class Consumer(Resident, Generic[V]):
 
     @property
     def lag(self) -> Lag:
-        """The lag of all partitions that are owned now, together; those of two groups count
-        twice.
+        """Return the lag of all partitions that are owned now, together; a partition owned for two
+        groups counts twice.
         """
         positions = [client.position for client in self._all_clients]
         return Lag(
@@ -895,33 +849,37 @@ class Consumer(Resident, Generic[V]):
 
     @property
     def throttled_ms(self) -> int:
-        """For how long servers have let its calls wait for a quota; waits at the same time count
-        together.
+        """Return the milliseconds for which servers have delayed its calls because of a quota;
+        waits that overlap are added up.
         """
         return sum(part._connections.throttled_ms for part in self._parts)
 
     def seek_to_time(self, *_where: object, **_to: object) -> NoReturn:
-        """Refused, as `seek`.  Raises SeekRefusedError."""
+        """Raise UsageError, as `seek` does."""
         self.seek()
 
     def seek(self, *_where: object, **_to: object) -> NoReturn:
         """
-        Refused: the progress of a group is one, and a member that moved it alone would break the
-        order of others.
+        Raise UsageError: a group shares one progress, and a member that moved it alone would break
+        the order for others.
 
         Raises:
-            SeekRefusedError: always; it says how an operator resets the group.
+            UsageError: always; the error explains how an operator resets the group.
         """
         if self._several is not None:
-            raise SeekRefusedError("seek of a consumer: its cursor is moved by acks alone")
-        if not self._group:
-            raise SeekRefusedError(
-                f"seek of a broadcast consumer of {self._subject}: it begins at the latest "
-                f"message; a Reader begins anywhere"
+            raise UsageError(
+                Reason.SEEK_IN_GROUP, "seek of a consumer: its cursor is moved by acks alone"
             )
-        raise SeekRefusedError(
+        if not self._group:
+            raise UsageError(
+                Reason.SEEK_IN_GROUP,
+                f"seek of a broadcast consumer of {self._subject}: it begins at the latest "
+                f"message; a Reader begins anywhere",
+            )
+        raise UsageError(
+            Reason.SEEK_IN_GROUP,
             f"seek of a consumer of {self._subject} in group {self._group}: its cursor is "
-            f"moved by acks alone"
+            f"moved by acks alone",
         )
 
     # ── messages without a handler ────────────────────────────────────────────────────────────────
@@ -929,25 +887,27 @@ class Consumer(Resident, Generic[V]):
         self, *, max_records: int | None = None, timeout_ms: int = 1_000
     ) -> list[Message[V]]:
         """
-        Take several messages at once, also of one key; `ack` takes them when they are handled.
+        Take several messages at once, even of one key; call `ack` when they are handled.
 
-        Messages of a partition and a key come in their order.  Until they are acked or given back,
-        later messages of their keys do not come; several tasks may each work on what they took.
+        Messages of a partition and a key are delivered in order. Until they are acked or given
+        back, later messages of their keys are not delivered; several tasks may each work on the
+        messages that they took.
 
         Args:
-            max_records: 1 to 100_000; by default that of the settings.
+            max_records: 1 to 100_000; the default is the setting.
             timeout_ms: 0 to 600_000; milliseconds to wait for a first message.
 
         Returns:
-            What is there, as soon as there is one message; none if none came in time.
+            The messages that are available as soon as there is at least one; an empty list if none
+            arrived in time.
 
         Raises:
-            OtherTaskError: another task waits for messages.
-            MixedUseError: the consumer gave messages in another way since it was opened, as by
-                `async for`.
+            UsageError: another task waits for messages.
+            UsageError: the consumer has delivered messages in another way since it was opened, for
+                example by `async for`.
             ClosedError: the consumer is not open, was closed meanwhile, or has a handler.
-            InvalidRequestError: an argument out of its range; nothing was taken.
-            KeylaneError: the error that ended the consumer.
+            InvalidRequestError: an argument is out of its range; nothing was taken.
+            KeylaneError: an error ended the consumer.
         """
         most = self._settings.max_records if max_records is None else max_records
         refuse_call(
@@ -963,13 +923,13 @@ class Consumer(Resident, Generic[V]):
 
     def ack(self, messages: Iterable[Message[V]]) -> Coroutine[Any, Any, None]:
         """
-        Ack messages that `getmany` or the iteration gave, as `message.ack` does for one.
+        Ack messages that `getmany` or the iteration delivered, as `message.ack` does for one.
 
         Raises:
-            InvalidRequestError: a message is not this consumer's, or was given back and comes
-                again; nothing is acked.
+            InvalidRequestError: a message does not belong to this consumer, or was given back and
+                will be delivered again; nothing is acked.
             LeaseLostError: other consumers have some of the messages now; the others are acked.
-            ClosedError: no consumer handed a message out.
+            ClosedError: a message was not delivered by any consumer.
         """
         acked = listed(messages)
         if not isinstance(self._dispatch, Stream):
@@ -984,17 +944,17 @@ class Consumer(Resident, Generic[V]):
         self, messages: Iterable[Message[V]], *, after_s: float = 0
     ) -> Coroutine[Any, Any, None]:
         """
-        Give messages back, as `message.nack` does for one; those that are acked stay so.
+        Give messages back, as `message.nack` does for one; acked messages stay acked.
 
-        With each message, later ones of its key that are in hand are given back too: none comes
-        past another.
+        With each message, later ones of its key that are in hand are given back too, so that none
+        overtakes another.
 
         Raises:
-            InvalidRequestError: a message is not this consumer's, or `after_s` is no number of
-                seconds up to a day; nothing is given back.
+            InvalidRequestError: a message does not belong to this consumer, or `after_s` is not a
+                number of seconds up to a day; nothing is given back.
             LeaseLostError: other consumers have some of the messages now; the others are given
                 back.
-            ClosedError: no consumer handed a message out.
+            ClosedError: a message was not delivered by any consumer.
         """
         given_back = listed(messages)
         if not isinstance(self._dispatch, Stream):
@@ -1003,14 +963,15 @@ class Consumer(Resident, Generic[V]):
 
     def batches(self) -> AsyncIterator[ArrowBatch]:
         """
-        Iterate over messages as Arrow record batches; needs pyarrow and numpy.
+        Iterate over messages as Arrow record batches; this needs pyarrow and numpy.
 
-        Of each partition one batch at a time is in hand: the next one comes once it is acked.
+        One batch of each partition is in hand at a time: the next one is delivered once it is
+        acked.
 
         Raises:
             ConfigError: pyarrow is not installed, the group is shared, or `on_failure` is not
                 "block".
-            ClosedError, MixedUseError, OtherTaskError, KeylaneError: as of `getmany`.
+            ClosedError, UsageError, KeylaneError: see `getmany`.
         """
         if self._settings.consume_strategy is ConsumeStrategy.SHARED:
             raise ConfigError("batches() are of exclusive groups; a shared one has no ranges")
@@ -1024,22 +985,22 @@ class Consumer(Resident, Generic[V]):
         return BatchIteration(lambda: self._stream)
 
     def _note_error(self, error: BaseException | None) -> None:
-        """Note that the block of the consumer ends, with `error`: it may be that of the message in
+        """Note that the block of the consumer ends with `error`, which may come from the message in
         hand.
         """
         if error is not None and isinstance(self._dispatch, Stream) and self._home.here:
             count_try(self._dispatch, error)
 
     def _put_back(self, taken: Message[Any] | list[Message[Any]] | ArrowBatch) -> None:
-        """Take back what was given to a program that never saw it, as it was interrupted: it comes
-        again next.
+        """Take back messages that were given to a program that never saw them because it was
+        interrupted; they are delivered next.
         """
         if isinstance(self._dispatch, Stream):
             self._dispatch.put_back(taken)
 
     @property
     def _stream(self) -> Stream:
-        """Gives messages to the program.  Raises ClosedError."""
+        """Return the stream that gives messages to the program. Raises ClosedError."""
         if not isinstance(self._dispatch, Stream):
             raise ClosedError(
                 "the consumer is not open, or it has a handler that gets the messages"
@@ -1051,15 +1012,15 @@ class Consumer(Resident, Generic[V]):
 
     def __anext__(self) -> Coroutine[Any, Any, Message[V]]:
         """
-        The next message, for a consumer without a handler.
+        Return the next message, for a consumer without a handler.
 
         Raises:
             StopAsyncIteration: the consumer is closed.
-            OtherTaskError: another task waits for a message, or runs with a message that it has not
+            UsageError: another task waits for a message, or runs with a message that it has not
                 acked.
             ClosedError: the consumer was never opened, or has a handler.
-            ForkedError, OtherLoopError: it is open elsewhere.
-            KeylaneError: the error that ended the consumer.
+            UsageError: the consumer is open in another process or event loop.
+            KeylaneError: an error ended the consumer.
         """
         self._home.check_thread()
         step: Coroutine[Any, Any, Message[Any]] = self._stream.next()
@@ -1068,16 +1029,17 @@ class Consumer(Resident, Generic[V]):
 
 class BatchIteration:
     """
-    The Arrow batches of a consumer.  It is no generator, which a cancelled `anext` would end.
+    The iteration over the Arrow batches of a consumer. It is not a generator, which a cancelled
+    `anext` would end.
 
     Args:
-        stream: of the consumer; raises an error if there is none.
+        stream: returns the stream of the consumer; raises an error if there is none.
     """
 
     def __init__(self, stream: Callable[[], Stream]) -> None:
         self._stream = stream
         self._known: Stream | None = None
-        """The one that gives the batches: a consumer that was closed and opened again has
+        """The stream that gives the batches; a consumer that was closed and opened again has
         another.
         """
 
@@ -1085,7 +1047,7 @@ class BatchIteration:
         return self
 
     async def __anext__(self) -> ArrowBatch:
-        """As `Stream.take_arrow`."""
+        """Return the next batch; see `Stream.take_arrow`."""
         if self._known is None:
             self._known = self._stream()
         return await self._known.take_arrow()
@@ -1093,24 +1055,24 @@ class BatchIteration:
 
 class Iteration:
     """
-    The messages of a consumer, one by one.
+    The iteration over the messages of a consumer, one by one.
 
     Args:
-        home: of the consumer.
-        stream: of the consumer; raises an error if there is none.
+        home: the home of the consumer.
+        stream: returns the stream of the consumer; raises an error if there is none.
     """
 
     def __init__(self, home: Home, stream: Callable[[], Stream]) -> None:
         self._home = home
         self._stream = stream
         self._known: Stream | None = None
-        """The one that gave the last message; once it is closed it gives none alone."""
+        """The stream that gave the last message; once it is closed, it gives no message alone."""
 
     def __aiter__(self) -> Iteration:
         return self
 
     async def __anext__(self) -> Message[Any]:
-        """As `Stream.next`."""
+        """Return the next message; see `Stream.next`."""
         known = self._known
         if known is not None and get_ident() == self._home.thread:
             message = known.take_alone()

@@ -1,4 +1,4 @@
-"""What gets the messages of a consumer: handlers, of one message or of batches, in tasks or in
+"""The receivers of a consumer's messages: handlers, for one message or for batches, in tasks or in
 threads, or its iteration.
 """
 
@@ -25,8 +25,6 @@ from .handling.threads import HandlerThreads
 from .handling.workers import Workers
 from .settings import AckMode, ConsumerSettings
 
-THREADS_MAX = 1_000
-
 
 @dataclass(frozen=True, slots=True)
 class Calls:
@@ -36,21 +34,18 @@ class Calls:
     Attributes:
         handler: gets one message at a time.
         batch_handler: gets several.
-        threads: how many threads call it; 0: the event loop does.
     """
 
     handler: Handler[Any] | None = None
     batch_handler: BatchHandler[Any] | None = None
-    threads: int = 0
 
-    def check(self, settings: ConsumerSettings, *, concurrency: int | None, alone: bool) -> None:
+    def check(self, settings: ConsumerSettings, *, alone: bool) -> None:
         """
-        Check that they can be called; `concurrency` is what the user gave, and `alone` is False if
-        handlers are added later.
+        Check that they can be called; `alone` is False if handlers are added later.
 
         Raises:
-            HandlerTypeError: one cannot, or there are two.
-            ConfigError: `threads` cannot be right.
+            HandlerTypeError: a function cannot be called, or there are two.
+            ConfigError: the settings are for a handler.
         """
         if settings.ack is AckMode.BEFORE and alone and self.one is None:
             raise ConfigError(
@@ -65,26 +60,19 @@ class Calls:
             check_handler(self.handler)
         if self.batch_handler is not None:
             check_handler(self.batch_handler, "one list of messages")
-        number = isinstance(self.threads, int) and not isinstance(self.threads, bool)
-        if not number or not 0 <= self.threads <= THREADS_MAX:
-            raise ConfigError(f"threads must be 0 to {THREADS_MAX}, not {self.threads!r:.40}")
-        if not self.threads:
-            return
-        if self.one is None:
+        if settings.threads and alone and self.one is None:
             raise ConfigError("threads are for a handler; there is none")
-        if is_async(self.one):
+        if settings.threads and is_async(self.one):
             raise HandlerTypeError("a handler that runs in threads is a def, not an async def")
-        if concurrency is not None:
-            raise ConfigError("threads say how many handlers run at once: leave concurrency out")
 
     @property
     def one(self) -> Any:
-        """The handler of either kind; None: there is none."""
+        """Return the handler of either kind; None if there is none."""
         return self.handler if self.handler is not None else self.batch_handler
 
 
 class Dispatches:
-    """Makes the dispatch of an opening, and ends what it runs on."""
+    """Makes the dispatch of an opening, and ends the threads on which it runs."""
 
     def __init__(
         self,
@@ -108,7 +96,9 @@ class Dispatches:
         on_crash: Callable[[BaseException], None],
         client: str,
     ) -> Workers | Stream:
-        """The dispatch of a new opening; `client` is the name of the consumer, for people."""
+        """Return the dispatch of a new opening; `client` is the name of the consumer, for
+        people.
+        """
         calls, settings, clock = self._calls, self._settings, environment.clock
         ordered = settings.consume_strategy is ConsumeStrategy.EXCLUSIVE
         failing = Failing(client=client, wall_ms=clock.wall_ms, rng=rng, in_place=not ordered)
@@ -128,10 +118,10 @@ class Dispatches:
         if self._wanted is not None:
             filters = filtered if calls.batch_handler is None else filtered_batches
             handler = filters(handler, self._wanted)
-        if calls.threads:
+        if settings.threads:
             threads = self._threads = HandlerThreads(
                 handler,
-                0 if environment.in_place else calls.threads,
+                0 if environment.in_place else settings.threads,
                 forked=lambda: self._home.state == "forked",
             )
             handler = threads.run
@@ -139,10 +129,10 @@ class Dispatches:
             first = AckedFirst(handler, boot_ms=clock.boot_ms)
             handler = first.handle if calls.batch_handler is None else first.handle_all
         known: dict[str, Any] = {
-            "concurrency": calls.threads or settings.concurrency,
+            "concurrency": settings.threads or settings.concurrency,
             "handover_ms": settings.handover_ms,
             "handler_timeout_ms": settings.handler_timeout_ms or 0,
-            "cancels": not calls.threads,
+            "cancels": not settings.threads,
             "backoff": settings.try_backoff,
             "clock": clock,
             "rng": rng,
@@ -165,7 +155,7 @@ class Dispatches:
         return workers
 
     def begin(self) -> None:
-        """Start the threads of the opening.  Raises ConfigError: the system gives too few."""
+        """Start the threads of the opening. Raises ConfigError if the system provides too few."""
         if self._threads is not None:
             self._threads.start()
 

@@ -1,5 +1,5 @@
-"""How long a heartbeat waits for its answer, so that every metaserver can be asked before the lease
-ends.  Pure.
+"""Decides how long a heartbeat waits for its answer, so that every metaserver can be asked before
+the lease ends. Pure.
 
     lease ├──────────────────────────── ttl - margin ────────────────────────────┤
           ├─ long poll ─┼─ long poll, no answer ─┼─ share ─┼─ share ─┼─ share ─┤
@@ -10,7 +10,7 @@ equally among the addresses that have not failed since the last answer; a heartb
 answered at once.
 
 Invariants
-    Of `addresses` metaservers all but one may hang at once, and the last one is asked while the
+    All but one of `addresses` metaservers may hang at once, and the last one is asked while the
     lease holds.  The lease is kept if a metaserver that does not hang answers within `(ttl - margin
     - 2 * wait_ms) / (addresses + 1)`.  For a ttl up to 40 s that is 0.4 ttl / (addresses + 1), so
     200 ms for three addresses and a ttl of 2 s; `GRACE_MS_MAX` if less. Breaking a heartbeat off
@@ -20,16 +20,18 @@ Invariants
 from __future__ import annotations
 
 TRIES_MIN = 2
-"""The least number of tries before the lease ends, also with one metaserver: an answer may get
-lost.
+"""The least number of tries before the lease ends, even with one metaserver, because an answer may
+get lost.
 """
 WAITS_PER_TTL = 4
-"""A long poll lasts ttl / WAITS_PER_TTL at most: after two of them there is time left to find
+"""The divisor of the ttl for the longest long poll: after two of them there is time left to find
 another metaserver.
 """
 TIMEOUT_MS_MIN = 50
 GRACE_MS_MAX = 1_000
-"""An answer to a long poll may be this late, or half of the long poll if that is more."""
+"""The milliseconds by which an answer to a long poll may be late; half of the long poll if that is
+more.
+"""
 
 
 class HeartbeatTimeouts:
@@ -42,11 +44,11 @@ class HeartbeatTimeouts:
         self._lease_ms = ttl_ms - margin_ms
         self._timeout_max_ms = timeout_max_ms
         self._failed = 0
-        """Tries without an answer since the last answer."""
+        """The number of tries without an answer since the last answer."""
         self._until_ms = 0
-        """End of the lease on the boot clock."""
+        """The end of the lease, on the boot clock."""
         self.wait_ms = ttl_ms // WAITS_PER_TTL
-        """How long the metaserver may wait for a change before it answers."""
+        """The milliseconds for which the metaserver may wait for a change before it answers."""
 
     def begin(self, sent_at_ms: int, heartbeat_ms: int) -> None:
         """Note that a join sent at `sent_at_ms` began a session, with a heartbeat every
@@ -61,19 +63,21 @@ class HeartbeatTimeouts:
         self._until_ms = until_ms
 
     def allows_long_poll(self, now_ms: int) -> bool:
-        """Whether the next heartbeat may wait for a change: as much of the lease is left as after a
-        long poll.
+        """Return whether the next heartbeat may wait for a change, because as much of the lease is
+        left as after a long poll.
         """
         return self._until_ms - now_ms >= self._lease_ms - self.wait_ms
 
     def failed(self) -> bool:
-        """Note that a try failed; True if every address was tried since the last answer."""
+        """Note that a try failed, and return True if every address was tried since the last
+        answer.
+        """
         self._failed += 1
         return self._failed >= self._addresses
 
     def timeout_ms(self, now_ms: int, *, wait_ms: int) -> int:
-        """The whole time-out of the next heartbeat; the metaserver may wait `wait_ms` of it for a
-        change.
+        """Return the whole time-out of the next heartbeat, in milliseconds; the metaserver may wait
+        `wait_ms` of it for a change.
         """
         left_ms = self._until_ms - now_ms
         if left_ms <= 0:

@@ -1,5 +1,5 @@
-"""How log lines name a consumer, its partitions and messages, so that a program with several tells
-them apart.  Pure.
+"""The names of a consumer, its partitions and messages in log lines, which a program with several
+consumers can distinguish. Pure.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from ..protocol.text import key_digest
 
 
 def consumer_name(subject: str, group: str) -> str:
-    """The consumer, as "consumer of orders in group billing"; without a group "broadcast consumer
-    of orders".
+    """Return the name of a consumer, like "consumer of orders in group billing"; without a group
+    "broadcast consumer of orders".
     """
     return f"{'' if group else 'broadcast '}consumer of {subject}{_in_group(group)}"
 
 
 def partition_name(subject: str, partition_id: int, group: str) -> str:
-    """The partition, as "orders partition 3 in group billing"; the group is left out if it is
-    "".
+    """Return the name of a partition, like "orders partition 3 in group billing"; the group is left
+    out if it is "".
     """
     return f"{subject} partition {partition_id}{_in_group(group)}"
 
 
 def message_name(message: Message[Any]) -> str:
-    """The message, as "orders partition 3 offset 17 in group billing (key digest 0a1b…)"; keys are
-    never logged.
+    """Return the name of a message, like "orders partition 3 offset 17 in group billing (key digest
+    0a1b…)"; keys are never logged.
     """
     where = f"{message.subject} partition {message.partition_id} offset {message.offset}"
     group = _in_group(getattr(message.delivery, "group", ""))

@@ -1,7 +1,7 @@
 """A consumer's session with the metaserver: join, heartbeat by long poll, deadline, leave.
 
 Invariants
-    The deadline is the boot clock at the sending of the heartbeat + ttl - margin, so the lease ends
+    The deadline is the boot clock when the heartbeat is sent, + ttl - margin, so the lease ends
     here before it ends at the metaserver; a late answer leaves less of it, never more. One
     heartbeat is under way at a time, so no answer overtakes another. A version below the last one
     means that the database lost its last commits.  It counts once it is received a second time,
@@ -23,50 +23,48 @@ from ..protocol.clock import Clock
 from ..protocol.control import Grants, Heartbeat, Join, Leave, ReleaseGrant, Suspend
 from ..protocol.errors import (
     AccessDeniedError,
+    ConfigError,
+    InvalidRequestError,
     KeylaneError,
-    RetryPolicyError,
+    QuotaExceededError,
+    Reason,
     RetryRule,
-    SessionQuotaError,
     SessionUnknownError,
     StorageError,
-    TokenInvalidError,
     UnauthenticatedError,
     UnreachableError,
 )
 from ..protocol.groups import FailurePolicy, GroupStart
-from ..protocol.limits import HELD_AT_ONCE_MAX
 from ..protocol.log_filter import LogFilter
 from ..protocol.operations import SubjectHistory
 from ..protocol.routing import ConsumeStrategy, OrderStrategy, Partition
 from ..rpc.client import MetaClient
-from ..rpc.connections import Connections
 from ..rpc.identity import DrawBits
 from ..rpc.race import start_task
 from .heartbeat_timeouts import HeartbeatTimeouts
 from .log_names import consumer_name, partition_name
 from .settings import ConsumerSettings
-from .shared_heartbeats import SharedHeartbeats, heartbeats_for
 
 log = logging.getLogger("keylane.consumer")
-_REFUSALS = (UnauthenticatedError, AccessDeniedError, TokenInvalidError, SessionQuotaError)
-"""While one of these lasts, a consumer gets nothing."""
+_REFUSALS = (UnauthenticatedError, AccessDeniedError, ConfigError, QuotaExceededError)
+"""Refusals during which a consumer gets nothing."""
 _REFUSED = "refused"
 """The key of a refusal among the troubles of a membership."""
 FAREWELL_MS_MIN = 500
-"""What a call of a closing consumer waits for each metaserver, once a call before it had no answer
-of any.
+"""The time, in milliseconds, that a call of a closing consumer waits for each metaserver, once no
+metaserver answered an earlier call.
 """
 LEAVE_S = 1.0
-"""How long a cancelled opening takes at most to leave."""
+"""The longest time, in seconds, that a cancelled opening takes to leave."""
 REPORTS_AT_ONCE_MAX = 32
-"""The limit of reports at once: each needs a connection, and a consumer may hand over a thousand
-partitions.
+"""The largest number of reports at once: each needs a connection, and a consumer may hand over a
+thousand partitions.
 """
 
 
 class GrantHolder(Protocol):
-    """What a membership needs of its consumer: it takes grants, and knows what heartbeats
-    report.
+    """The consumer as seen by a membership: it takes grants, and knows the contents of
+    heartbeats.
     """
 
     def granted(self, grants: Grants, deadline_ms: int) -> None:
@@ -74,23 +72,25 @@ class GrantHolder(Protocol):
         ...
 
     def session_lost(self) -> None:
-        """Give up every grant: the metaserver does not know the session any more."""
+        """Give up every grant: the metaserver no longer knows the session."""
         ...
 
     def drained(self) -> tuple[int, ...]:
-        """Ids of sealed partitions that the group has acked to the end."""
+        """Return the ids of sealed partitions that the group has acked to the end."""
         ...
 
     def parked(self) -> tuple[int, ...]:
-        """Ids of those of them on which the group has parked messages."""
+        """Return the ids of those drained partitions on which the group has parked messages."""
         ...
 
     def holding(self, session: str) -> tuple[tuple[int, int], ...]:
-        """(partition id, token) of each partition that `session` has, or is handing over."""
+        """Return (partition id, token) for each partition that `session` has, or is handing
+        over.
+        """
         ...
 
     def unreached(self) -> tuple[str, ...]:
-        """Broker groups to which the consumer gets no connection."""
+        """Return the broker groups to which the consumer gets no connection."""
         ...
 
     def fail(self, error: BaseException) -> None:
@@ -100,21 +100,20 @@ class GrantHolder(Protocol):
 
 class Membership:
     """
-    Keeps one session alive, and begins another when it was lost.
+    Keeps one session alive, and begins another when it is lost.
 
     Args:
         client: name of the consumer, for people.
         identity: draws the bits of a session's id.
         start: where the group begins if this consumer makes it; None: at the first message.
-        filter_text: what the consumer leaves out; it must be the same for all members of the group.
-        connections: those of the consumer, while they are open, to share heartbeats with other
-            consumers; None: with none.
+        filter_text: the text of the consumer's filter; it must be the same for all members of the
+            group.
     """
 
     _poll: asyncio.Timeout | None = None
-    """Ends a heartbeat while the metaserver may be waiting with its answer."""
+    """The time-out that ends a heartbeat while the metaserver may be delaying its answer."""
     _polls_until_s = 0.0
-    """Until then, by the event loop's clock."""
+    """The time, by the event loop's clock, until which the metaserver may delay its answer."""
 
     def __init__(
         self,
@@ -129,20 +128,21 @@ class Membership:
         identity: DrawBits,
         start: GroupStart | None = None,
         filter_text: str = "",
-        connections: Connections | None = None,
     ) -> None:
         self.session = ""
         self._start = start
         self._joining = ""
-        """The session that was asked for, until an answer says that it has begun."""
+        """The session that was requested, until an answer confirms that it has begun."""
         self._asked_ms = 0
-        """When it was first asked for: the metaserver may have begun it then, and a repeat renews
-        nothing.
+        """The boot time, in milliseconds, of its first request: the metaserver may have begun it
+        then, and a repeat renews nothing.
         """
         self._joined = False
-        """A session of this opening has begun."""
+        """True once a session of this opening has begun."""
         self._group_id = 0
-        """The group of the last session; a group that is made after its deletion is another one."""
+        """The id of the group in the last session; a group that is created after a deletion has
+        another id.
+        """
         self._suspended = False
         self._subject = subject
         self._group = group
@@ -154,15 +154,9 @@ class Membership:
         self._rng = rng
         self._draw_identity = identity
         self._filter_text = filter_text
-        self._connections = connections
-        self._shared: SharedHeartbeats | None = None
         self._version = -1
-        self._grants: Grants | None = None
-        """Of this version."""
-        self._heard = False
-        """A heartbeat of this session was answered."""
         self._fall_pauses = settings.backoff.pauses(rng)
-        """After each fall of the version in this session."""
+        """The pauses after each fall of the version in this session."""
         self._timeouts = HeartbeatTimeouts(
             addresses=meta.address_count,
             ttl_ms=settings.ttl_ms,
@@ -171,21 +165,23 @@ class Membership:
         )
         self._troubles = LogFilter()
         self._nudged = False
-        """The next heartbeat should be answered at once: for a report, or because the lease may end
-        soon.
+        """True if the next heartbeat should be answered at once, for a report or because the lease
+        may end soon.
         """
         self._reports = asyncio.Semaphore(REPORTS_AT_ONCE_MAX)
         self._task: asyncio.Task[None] | None = None
         self._leaving = self._unanswered = False
-        """The consumer closes; no metaserver has answered its last call since."""
+        """`_leaving` is True once the consumer closes; `_unanswered`, if no metaserver has answered
+        its last call since.
+        """
 
     async def history(self) -> SubjectHistory:
-        """Every partition that the subject ever had."""
+        """Return every partition that the subject ever had."""
         return await self._meta.call(endpoints.HISTORY, subject=self._subject)
 
     async def partitions_by_broker(self) -> dict[str, Partition]:
-        """Broker group → one of the subject's partitions there; it has no address while the cluster
-        does not hear of its broker.
+        """Return one of the subject's partitions for each broker group; it has no address while its
+        broker does not report itself.
         """
         route = await self._meta.route(self._subject)
         return {str(partition.broker_group): partition for partition in route.partitions}
@@ -198,18 +194,11 @@ class Membership:
             KeylaneError: the metaserver refused the join, or none answered.
         """
         await self._join(holder)
-        if self._connections is not None:
-            self._shared = heartbeats_for(
-                self,
-                self._connections,
-                self._meta.addresses,
-                self._clock,
-                ttl_ms=self._settings.ttl_ms,
-            )
         self._task = start_task(self._beat(holder), name=f"session {self.session[:8]}")
 
     async def _join(self, holder: GrantHolder) -> None:
-        # A repeat has the same session: the one of a lost answer would hold the instance's place.
+        # A repeat has the same session: a session whose answer was lost would hold the instance's
+        # place.
         if not self._joining:
             self._joining = f"{self._draw_identity(128):032x}"
             self._asked_ms = self._clock.boot_ms()
@@ -237,8 +226,11 @@ class Membership:
             and joined.order_strategy is OrderStrategy.STRICT
         ):
             await self._meta.call(endpoints.LEAVE, Leave(session=session))
-            raise RetryPolicyError(
-                f"subject {self._subject!r} is strict", subject=self._subject, group=self._group
+            raise InvalidRequestError(
+                Reason.RETRY_POLICY,
+                f"subject {self._subject!r} is strict",
+                subject=self._subject,
+                group=self._group,
             )
         if (
             self._start is not None
@@ -256,32 +248,30 @@ class Membership:
         self._joining = ""
         self._joined = True
         self._version = -1
-        self._heard = False
         self._fall_pauses.reset()
         self._timeouts.begin(self._asked_ms, joined.heartbeat_ms)
         if joined.grants is not None:
             self._take_first(joined.grants, holder)
 
     def _take_first(self, grants: Grants, holder: GrantHolder) -> None:
-        """Take what the answer to a join grants; the first heartbeat waits for a change only if the
-        lease has time for that.
+        """Take the grants in the answer to a join; the first heartbeat waits for a change only if
+        the lease leaves time for it.
         """
         if self._are_of_another_group(grants):
             return  # the first heartbeat ends the session
         if self._timeouts.allows_long_poll(self._clock.boot_ms()):
             self._version = grants.version
-            self._grants = grants
         holder.granted(grants, self._asked_ms + grants.ttl_ms - self._settings.margin_ms)
 
     def _are_of_another_group(self, grants: Grants) -> bool:
-        """Whether subject or group were deleted and made anew, and a late join has begun the
-        session again there.
+        """Return whether the subject or the group was deleted and created again, and a late join
+        has begun the session in the new one.
         """
         return grants.group_id != self._group_id
 
     @property
     def suspended(self) -> bool:
-        """Whether the consumer's own code has suspended it."""
+        """Return whether the consumer's own code has suspended it."""
         return self._suspended
 
     def nudge(self) -> None:
@@ -304,8 +294,8 @@ class Membership:
                     await self._beat_once(holder)
                     pauses.reset()
                 except SessionUnknownError as error:
-                    # The line about the leases of its partitions is the warning; without any
-                    # nothing is lost.
+                    # If partitions are leased, the line about their leases is the warning; without
+                    # any, nothing is lost.
                     level = logging.DEBUG if holder.holding(self.session) else logging.INFO
                     log.log(level, "%s lost its session: %s", self._name, error.message)
                     self.session = ""
@@ -313,7 +303,7 @@ class Membership:
                 except KeylaneError as error:
                     lasts = error.retry is RetryRule.NEVER and not isinstance(error, StorageError)
                     if lasts and not self.session:
-                        raise  # but a disk of the metaserver that fails is mended
+                        raise  # a failing disk of the metaserver is repaired
                     self._nudged = True
                     self._tell_failure(error)
                     all_failed = self._timeouts.failed()
@@ -326,7 +316,7 @@ class Membership:
             raise
 
     def _tell_failure(self, error: KeylaneError) -> None:
-        """Log why a heartbeat failed: a refusal as a warning, because the consumer gets nothing
+        """Log why a heartbeat failed; a refusal is a warning, because the consumer gets nothing
         until it ends.
         """
         refused = isinstance(error, _REFUSALS)
@@ -349,9 +339,7 @@ class Membership:
         sent_at_ms = self._clock.boot_ms()
         hurry = self._nudged or self._version < 0
         self._nudged = False
-        wait_ms = longest_ms = 0 if hurry else self._timeouts.wait_ms
-        if not hurry and self._shared is not None and self._shared.has_others:
-            wait_ms = self._shared.wait_ms(longest_ms)
+        wait_ms = 0 if hurry else self._timeouts.wait_ms
         timeout_ms = self._timeouts.timeout_ms(sent_at_ms, wait_ms=wait_ms)
         body = Heartbeat(
             session=self.session,
@@ -364,16 +352,16 @@ class Membership:
             group_id=self._group_id,
             unreached=holder.unreached(),
         )
-        poll = asyncio.timeout(None)  # ended by a nudge, and by no timer
+        poll = asyncio.timeout(None)  # ended by a nudge, not by a timer
         try:
             async with poll:
                 if not hurry:
-                    # A nudge ends a long poll while the metaserver may be waiting; after that a
+                    # A nudge ends a long poll while the metaserver may be waiting; after that, a
                     # late answer is awaited.
                     self._polls_until_s = asyncio.get_running_loop().time() + wait_ms / 1000
                     self._poll = poll
-                grants = await self._ask(
-                    body, longest_ms=longest_ms, beyond_ms=timeout_ms - wait_ms
+                grants = await self._meta.call(
+                    endpoints.HEARTBEAT, body, timeout_ms=timeout_ms - wait_ms
                 )
         except TimeoutError:
             if not poll.expired():
@@ -383,32 +371,19 @@ class Membership:
             self._poll = None
         if self._are_of_another_group(grants):
             raise SessionUnknownError(session=self.session)
-        self._heard = True
         self._note_answered()
         if grants.version < self._version:
             await self._version_fell(grants.version)
             return
         self._version = grants.version
-        self._grants = grants
         deadline_ms = sent_at_ms + grants.ttl_ms - self._settings.margin_ms
         self._timeouts.granted(deadline_ms)
         holder.granted(grants, deadline_ms)
 
-    async def _ask(self, body: Heartbeat, *, longest_ms: int, beyond_ms: int) -> Grants:
-        """The answer to a heartbeat; one that waits may share its request."""
-        grants, shared = self._grants, self._shared
-        if shared is None or grants is None or not (shared.has_others and _may_share(body, grants)):
-            return await self._meta.call(endpoints.HEARTBEAT, body, timeout_ms=beyond_ms)
-        # Who has no partition yet may be about to get one from another consumer, which has to hand
-        # it over.
-        first = not self._heard and bool(grants.grants)
-        news = await shared.ask(
-            body, longest_ms=longest_ms, beyond_ms=beyond_ms, meta=self._meta, first=first
-        )
-        return grants if news is None else news
-
     async def _version_fell(self, version: int) -> None:
-        """Ask again after a pause, longer each time, because two databases may answer in turn."""
+        """Ask again after a pause, which grows each time, because two databases may answer in
+        turn.
+        """
         log.warning(
             "%s: the version of the metaserver's grants fell from %d to %d: its database has lost "
             "its last commits",
@@ -437,15 +412,15 @@ class Membership:
             finally:
                 self._reports.release()
         except SessionUnknownError:
-            pass  # its leases have ended, which is in the log already
+            pass  # its leases have ended, which the log already has
         except (TimeoutError, KeylaneError) as error:
             name = partition_name(self._subject, partition_id, self._group)
             log.info("%s: report: %s", name, getattr(error, "message", "too many before it"))
 
     @property
     def _timeout_ms(self) -> int:
-        """Of a call, for each metaserver: one that hangs costs a closing consumer one full
-        time-out, not one for each call.
+        """Return the time-out of a call for each metaserver: a metaserver that hangs costs a
+        closing consumer one full time-out, not one for each call.
         """
         return FAREWELL_MS_MIN if self._unanswered else self._settings.call_timeout_ms
 
@@ -468,7 +443,7 @@ class Membership:
         the same way.
 
         Raises:
-            KeylaneError: the metaserver could not be told; nothing has changed.
+            KeylaneError: the metaserver could not be notified; nothing has changed.
         """
         before = self._suspended
         self._suspended = suspended
@@ -484,8 +459,8 @@ class Membership:
             raise
 
     async def announce_leave(self) -> None:
-        """Tell the metaserver that all partitions are handed over, so that it grants each one as
-        soon as it is released.
+        """Notify the metaserver that all partitions are being handed over, so that it grants each
+        one as soon as it is released.
         """
         self._leaving = True
         try:
@@ -494,8 +469,8 @@ class Membership:
             log.info("%s: cannot announce that it leaves: %s", self._name, error.message)
 
     async def give_up(self, why: BaseException) -> None:
-        """Leave a group whose join was cancelled, within LEAVE_S: the join may be carried out all
-        the same.
+        """Leave a group whose join was cancelled, within LEAVE_S, because the join may still be
+        carried out.
         """
         if isinstance(why, asyncio.CancelledError):
             with contextlib.suppress(TimeoutError):
@@ -506,32 +481,18 @@ class Membership:
         """
         Leave the group; partitions that were not handed over are free at once.
 
-        A session that was asked for and not heard of is left too: its join may be carried out.
+        A session that was requested without an answer is left too, because its join may be carried
+        out.
         """
-        try:
-            if self._task is not None:
-                self._task.cancel()
-                await asyncio.gather(self._task, return_exceptions=True)
-            session = self.session or self._joining
-            if session:
-                try:
-                    await self._meta.call(
-                        endpoints.LEAVE, Leave(session=session), timeout_ms=self._timeout_ms
-                    )
-                except KeylaneError as error:
-                    log.info("%s: cannot leave the group: %s", self._name, error.message)
-                self.session = self._joining = ""
-        finally:
-            shared = self._shared
-            self._shared = None
-            if shared is not None:
-                await shared.leave(self)
-
-
-def _may_share(body: Heartbeat, grants: Grants) -> bool:
-    """Whether a heartbeat waits, may be told that nothing is new, is small and reports nothing."""
-    # The address of a silent broker comes without a new version.
-    known = all(grant.partition.address is not None for grant in grants.grants)
-    small = len(body.holding or ()) <= HELD_AT_ONCE_MAX
-    waits = body.wait_ms > 0 and body.known_version == grants.version
-    return waits and known and small and not body.drained and not body.unreached
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        session = self.session or self._joining
+        if session:
+            try:
+                await self._meta.call(
+                    endpoints.LEAVE, Leave(session=session), timeout_ms=self._timeout_ms
+                )
+            except KeylaneError as error:
+                log.info("%s: cannot leave the group: %s", self._name, error.message)
+            self.session = self._joining = ""

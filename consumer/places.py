@@ -1,5 +1,5 @@
-"""The consumer's connections to brokers, as it tells of them: asks the cluster about brokers that
-it does not reach, and tries them.
+"""The consumer's reports on its connections to brokers: it asks the cluster about brokers that it
+does not reach, and tries them.
 
 `unreached.py` decides.
 """
@@ -39,7 +39,7 @@ class BrokerPlaces:
     The brokers at which a consumer of an exclusive group has a place.
 
     Args:
-        name: of the consumer, for log lines.
+        name: the name of the consumer, for log lines.
     """
 
     def __init__(
@@ -63,11 +63,11 @@ class BrokerPlaces:
 
     @property
     def unreached(self) -> tuple[str, ...]:
-        """Broker groups that are not reached, as heartbeats say it."""
+        """Return the broker groups that are not reached, as heartbeats report them."""
         return self._brokers.told
 
     def look(self, clients: Sequence[PullClient]) -> None:
-        """Look at the consumer's partitions; called from time to time."""
+        """Check the consumer's partitions; this is called from time to time."""
         failing: dict[str, int] = {}
         reached: set[str] = set()
         for client in clients:
@@ -84,12 +84,12 @@ class BrokerPlaces:
             self._asking = start_task(self._ask(due), name="ask for places")
 
     def close(self) -> None:
-        """Ask no more."""
+        """Stop asking."""
         if self._asking is not None:
             self._asking.cancel()
 
     async def _ask(self, due: Sequence[str]) -> None:
-        """Decide about brokers that are not reached, by what the cluster says of them."""
+        """Decide about brokers that are not reached, by the reports of the cluster on them."""
         try:
             partitions = await self._membership.partitions_by_broker()
         except KeylaneError as error:
@@ -98,18 +98,19 @@ class BrokerPlaces:
             return
         if failures := self._troubles.over(self._clock.boot_ms()):
             log.info("%s can ask about brokers again, after %s", self._name, failures)
-        # At once: where the network is cut, each broker that is asked costs a time-out.
+        # They are asked at once: where the network is cut, each broker that is asked costs a
+        # time-out.
         await asyncio.gather(*(self._decide(name, partitions.get(name)) for name in due))
 
     async def _decide(self, name: str, partition: Partition | None) -> None:
         """Decide about one broker group; `partition` is one of the subject's there."""
         away = partition is None or partition.address is None
-        # Also where its partitions try by themselves: the pause after their last try may be longer
-        # than the broker is back.
+        # This is done even where its partitions try by themselves: the pause after their last try
+        # may be longer than the broker has been back.
         reached = partition is not None and not away and await self._is_reached(partition)
         now_ms = self._clock.boot_ms()
         if name not in self._brokers.due(now_ms):
-            return  # a partition has got there meanwhile
+            return  # a partition has reached it meanwhile
         if not away and not reached:
             changed = not self._brokers.is_told(name)
             self._brokers.stay(name, now_ms)
@@ -123,10 +124,10 @@ class BrokerPlaces:
 
     async def _is_reached(self, partition: Partition) -> bool:
         """
-        Whether the broker answers on a data connection.
+        Return whether the broker answers on a data connection.
 
-        It is asked something that changes nothing, and the refusal that comes, because this is no
-        owner, is an answer: an open connection alone may lead nowhere.
+        The request changes nothing, and the refusal, because this is not an owner, is an answer: an
+        open connection alone may lead nowhere.
         """
         assert partition.address is not None
         who = (int(partition.partition_id), self._group, self._membership.session, 0)

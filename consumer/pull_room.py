@@ -2,14 +2,14 @@
 
     take ─▶ pull under way ─▶ put: batches that nothing has opened ─▶ opened ─▶ the next in turn
 
-Many partitions would else have a pull each ahead: their bytes come into memory that is new each
-time, and leave the processor's cache before they are opened.
+Otherwise many partitions would each have a pull ahead: their bytes would be read into new memory
+each time, and leave the processor's cache before they are opened.
 
 Invariants
     A partition that is at its end waits for nothing: room is for bytes that a broker has ready.
-    Partitions get room in the order in which they asked.
-    What holds room and does not move, as a paused partition or a broker that does not answer,
-    delays others for less than twice `STALL_S`, however much of other partitions moves meanwhile.
+    Partitions get room in the order in which they asked. Room that is held without progress, for
+    example by a paused partition or a broker that does not answer, delays others for less than
+    twice `STALL_S`, however much moves in other partitions meanwhile.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import asyncio
 
 ROOM_BYTES = 4 << 20
 STALL_S = 0.5
-"""Between two looks: what a partition had at one counts no longer after the next, if it has freed
-none of it.
+"""Seconds between two checks: bytes that a partition had at one check no longer count after the
+next, if it has freed none of them.
 """
 MESSAGE_BYTES = 1 << 10
-"""What a message has, until a pull has shown it."""
+"""The assumed size of a message, in bytes, until a pull has shown it."""
 
 
 class PullRoom:
@@ -30,35 +30,37 @@ class PullRoom:
     The room of a consumer.
 
     Args:
-        bytes_max: of its partitions together; a pull may have more if there is no other.
+        bytes_max: the bytes of its partitions together; a pull may have more if there is no other.
     """
 
     def __init__(self, bytes_max: int = ROOM_BYTES, *, stall_s: float = STALL_S) -> None:
         self._bytes_max = bytes_max
         self._stall_s = stall_s
         self.taken = 0
-        """Bytes of all partitions, but for those that have not moved for long."""
+        """The bytes of all partitions, except those that have not moved for long."""
         self._shares: set[RoomShare] = set()
         self._turns: dict[asyncio.Future[None], tuple[RoomShare, int]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def share(self) -> RoomShare:
-        """The part of a new partition."""
+        """Return the share of a new partition."""
         share = RoomShare(self)
         self._shares.add(share)
         return share
 
     @property
     def is_waited_for(self) -> bool:
-        """True while a partition waits for room."""
+        """Return True while a partition waits for room."""
         return bool(self._turns)
 
     def fits(self, count: int) -> bool:
-        """True if `count` more bytes fit."""
+        """Return True if `count` more bytes fit."""
         return not self.taken or self.taken + count <= self._bytes_max
 
     def wait(self, share: RoomShare, count: int) -> asyncio.Future[None]:
-        """Have `share` take `count` bytes when it is its turn; it is done then."""
+        """Let `share` take `count` bytes when it is its turn, and return the future that is done
+        then.
+        """
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
         self._turns[waiter] = share, count
@@ -74,13 +76,13 @@ class PullRoom:
         self._serve()
 
     def free(self, count: int) -> None:
-        """Note that `count` bytes are taken no longer."""
+        """Note that `count` bytes are no longer taken."""
         self.taken -= count
         if self._turns:
             self._serve()
 
     def leave(self, share: RoomShare) -> None:
-        """End the part of a partition."""
+        """End the share of a partition."""
         self._shares.discard(share)
 
     def _serve(self) -> None:
@@ -96,8 +98,8 @@ class PullRoom:
                 return
 
     def _look(self) -> None:
-        """Count no longer what each partition had at the last look, if it has freed none of it
-        since.
+        """Stop counting the bytes that each partition had at the last check, if it has freed none
+        of them since.
         """
         self._timer = None
         for share in self._shares:
@@ -108,21 +110,21 @@ class PullRoom:
 
 
 class _Taken:
-    """Bytes that one partition takes, and frees in the same order."""
+    """The bytes that one partition takes, and frees in the same order."""
 
     __slots__ = ("_moved", "_noted", "_standing", "count")
 
     def __init__(self) -> None:
         self.count = 0
         self._standing = 0
-        """The oldest of them, which do not count in the room."""
+        """The oldest bytes, which do not count in the room."""
         self._noted = 0
-        """How many there were at the last look."""
+        """The number of bytes at the last check."""
         self._moved = False
-        """Some were freed since."""
+        """True if some were freed since."""
 
     def free(self, count: int) -> int:
-        """Free the oldest `count` bytes, at most all; returns how many of them count in the
+        """Free the oldest `count` bytes, at most all, and return how many of them count in the
         room.
         """
         count = min(count, self.count)
@@ -135,13 +137,13 @@ class _Taken:
         return count - standing
 
     def note(self) -> None:
-        """Begin the time in which some have to be freed."""
+        """Begin the time in which some must be freed."""
         self._noted = self.count
         self._moved = False
 
     def look(self) -> int:
-        """Have those of the last look stand, if none was freed since; returns how many counted
-        until now.
+        """Mark the bytes of the last check as standing, if none was freed since, and return how
+        many counted until now.
         """
         stands = 0 if self._moved else self._noted - self._standing
         self._standing += stands
@@ -150,7 +152,7 @@ class _Taken:
 
 
 class RoomShare:
-    """What one partition has of the room."""
+    """The share of one partition in the room."""
 
     __slots__ = ("_message_bytes", "_room", "_under_way", "_unopened")
 
@@ -158,16 +160,16 @@ class RoomShare:
         self._room = room
         self._unopened = _Taken()
         self._under_way = _Taken()
-        """For the pull that is under way."""
+        """The bytes for the pull that is under way."""
         self._message_bytes = MESSAGE_BYTES
 
     def take_now(self, messages: int, bytes_max: int) -> bool:
         """
-        Take room for a pull; False: it has to wait.
+        Take room for a pull, and return False if it has to wait.
 
         Args:
-            messages: that the broker has ready.
-            bytes_max: of the pull.
+            messages: the number of messages that the broker has ready.
+            bytes_max: the most bytes of the pull.
         """
         count = self._size(messages, bytes_max)
         room = self._room
@@ -199,8 +201,8 @@ class RoomShare:
         self._room.taken += count
 
     def came(self, count: int = 0, messages: int = 0) -> None:
-        """Note that the pull has brought `count` bytes, of `messages`, or has ended without: its
-        room is free.
+        """Note that the pull has brought `count` bytes, in `messages` messages, or has ended
+        without any: its room is free.
         """
         if messages > 0 and count:
             self._message_bytes = -(-count // messages)
@@ -218,18 +220,18 @@ class RoomShare:
         self._room.free(self._unopened.free(count))
 
     def note(self) -> None:
-        """Begin the time in which something has to move."""
+        """Begin the time in which something must move."""
         self._under_way.note()
         self._unopened.note()
 
     def look(self) -> int:
-        """Have stand what did not move since the last look; returns how many bytes counted in the
-        room until now.
+        """Mark as standing the bytes that did not move since the last check, and return how many
+        counted in the room until now.
         """
         return self._under_way.look() + self._unopened.look()
 
     def leave(self) -> None:
-        """End it: what is held is not opened here."""
+        """End the share: its bytes are not opened here."""
         self.came()
         self.opened(self._unopened.count)
         self._room.leave(self)

@@ -1,7 +1,8 @@
-"""Tells a program of the partitions that its consumer is granted, hands over and loses.
+"""Notifies a program of the partitions that its consumer is granted, hands over and loses.
 
-    granted ─▶ on_assigned, awaited before the first pull      wanted elsewhere, or closing ─▶ on_revoked, awaited before the hand-over
-                                                           fenced, or past its lease ────▶ on_lost
+    granted ─▶ on_assigned, awaited before the first pull
+    wanted elsewhere, or closing ─▶ on_revoked, awaited before the hand-over
+    fenced, or past its lease ────▶ on_lost
 
 A call-back that fails is logged: the hand-over continues.  One that takes longer than the limit is
 cancelled.
@@ -12,17 +13,16 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable
 from typing import Any
 
-from ..protocol.errors import CallbackTypeError
+from ..protocol.errors import HandlerTypeError, Reason
 from ..rpc.race import start_task
 from .pulling.pull_client import PullClient
+from .settings import PartitionsCallback
 
 log = logging.getLogger("keylane.consumer")
 
-PartitionsCallback = Callable[[list[int]], Awaitable[None] | None]
-"""Called with ids of partitions; an awaitable that it returns is awaited."""
+"""A call-back, called with ids of partitions; an awaitable that it returns is awaited."""
 
 
 class Rebalance:
@@ -31,7 +31,7 @@ class Rebalance:
 
     Args:
         limit_ms: milliseconds that a call-back may take.
-        name: of the consumer, for log lines.
+        name: the name of the consumer, for log lines.
     """
 
     def __init__(
@@ -50,11 +50,11 @@ class Rebalance:
         self._on_lost = on_lost
         self._granted: list[PullClient] = []
         self._telling: dict[int, asyncio.Task[None]] = {}
-        """By partition: tells of its grant."""
+        """The task that reports the grant, by partition."""
 
     def assigned(self, client: PullClient) -> None:
-        """Tell that a partition was granted, with others that are granted at this moment; nothing
-        is pulled before.
+        """Report that a partition was granted, with others that are granted at this moment; nothing
+        is pulled before that.
         """
         if self._on_assigned is None:
             return
@@ -79,7 +79,7 @@ class Rebalance:
                 client.gate.let_go("on_assigned")
 
     async def ends(self, partition_id: int, *, lost: bool) -> None:
-        """Tell that a partition is handed over, or `lost`: once the call-back for its grant has
+        """Report that a partition is handed over, or `lost`, once the call-back for its grant has
         returned.
         """
         telling = self._telling.get(partition_id)
@@ -95,7 +95,7 @@ class Rebalance:
     ) -> None:
         if call is None:
             return
-        # A task of its own: a call-back that cancels its task must not end the hand-over.
+        # This is a task of its own: a call-back that cancels its task must not end the hand-over.
         calling = start_task(self._called(name, call, partition_ids), name=name)
         try:
             await asyncio.wait([calling])
@@ -123,18 +123,19 @@ class Rebalance:
 
 
 def check_callbacks(**calls: object) -> None:
-    """Raises CallbackTypeError: one of `calls` is neither None nor a function of partition ids."""
+    """Raise HandlerTypeError if one of `calls` is neither None nor a function of partition ids."""
     for name, call in calls.items():
         if call is None:
             continue
         if not callable(call) or isinstance(call, type):
-            raise CallbackTypeError(
-                f"{name} is a function of a list of partition ids, not {call!r:.60}"
+            raise HandlerTypeError(
+                Reason.CALLBACK_TYPE,
+                f"{name} is a function of a list of partition ids, not {call!r:.60}",
             )
         try:
             inspect.signature(call, follow_wrapped=False).bind([])
         except TypeError as error:
             said = f"{name} {call!r:.60} cannot be called with a list of partition ids: {error}"
-            raise CallbackTypeError(said) from None
+            raise HandlerTypeError(Reason.CALLBACK_TYPE, said) from None
         except ValueError:
-            continue  # a builtin does not say what it takes
+            continue  # a builtin does not declare its arguments

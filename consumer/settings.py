@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..protocol.backoff import Backoff
-from ..protocol.errors import ConfigError, InvalidNameError
+from ..protocol.errors import ConfigError, InvalidRequestError
 from ..protocol.groups import TRIES_MAX_MAX, FailurePolicy, FullPolicy
 from ..protocol.ids import check_name
 from ..protocol.limits import (
@@ -18,26 +19,41 @@ from ..protocol.limits import (
     TTL_MS_MAX,
     TTL_MS_MIN,
 )
+from ..protocol.message import Message
 from ..protocol.routing import ConsumeStrategy
 from ..protocol.settings import CALL_TIMEOUT_MS, kind_problems, range_problems, refuse, values_of
 
-__all__ = ["RECORDS_MAX", "AckMode", "ConsumerSettings", "FailurePolicy", "FullPolicy"]
+__all__ = [
+    "RECORDS_MAX",
+    "AckMode",
+    "ConsumerSettings",
+    "FailurePolicy",
+    "Filter",
+    "FullPolicy",
+    "PartitionsCallback",
+]
+
+PropertyFilter = Mapping[str, str | bytes]
+Filter = PropertyFilter | Callable[[Message[Any]], object]
+PartitionsCallback = Callable[[list[int]], Awaitable[None] | None]
 
 
 class AckMode(enum.StrEnum):
-    """When a handled message is acked at its broker."""
+    """The moment at which a handled message is acked at its broker."""
 
     LINGERING = "lingering"
     EACH = "each"
     BEFORE = "before"
 
 
+CONCURRENCY = 16
 RECORDS_MAX = 100_000
 HANDLER_TIMEOUT_MS_MAX = 7 * 24 * 3_600_000
 
 _RANGES = {
     "ttl_ms": (TTL_MS_MIN, TTL_MS_MAX),
     "concurrency": (1, 10_000),
+    "threads": (0, 1_000),
     "max_records": (1, RECORDS_MAX),
     "max_wait_ms": (0, 60_000),
     "pull_bytes": (1, PULL_BYTES_MAX),
@@ -64,95 +80,120 @@ class ConsumerSettings:
             its partitions.
         consume_strategy: the strategy of the group, also as text: "exclusive", the default, or
             "shared"; the group's first consumer decides.
-        concurrency: 1 to 10_000, default 16; handlers at once, each on another order key.
-        max_records: 1 to 100_000, default 500; messages that a batch handler gets at once, at most.
+        concurrency: 1 to 10_000, default 16; the number of handlers at once, each for a different
+            order key.
+        threads: 0 to 1_000, default 0; the number of threads in which the handler, a `def` that
+            blocks, is called; it replaces `concurrency`.
+        max_records: 1 to 100_000, default 500; the most messages that a batch handler gets at once.
         max_wait_ms: 0 to 60_000, default 0; milliseconds for which a message may wait until a batch
-            handler gets it with `max_records` of its partition; 0: a free worker takes what is
-            there.
+            handler gets it with `max_records` of its partition; 0: a free worker takes the messages
+            that are available.
         pull_bytes: 1 to 2_097_152, default 1_048_576; bytes of the batches that one pull may bring.
         pull_wait_ms: 0 to 30_000, default 30_000; milliseconds for which a broker that has nothing
             new may wait before it answers a pull.
-        buffer_messages: 1 to 1_000_000, default 20_000; messages of one partition that are pulled
-            and not yet handled, at most.  Pulling also pauses while the handled messages leave more
+        buffer_messages: 1 to 1_000_000, default 20_000; the most messages of one partition that are
+            pulled and not yet handled.  Pulling also pauses while the handled messages leave more
             gaps than a cursor keeps.
-        in_flight_messages: 1 to 100_000, default 200; shared groups: messages of one partition that
-            are handed out to this consumer and not yet handled, at most; other consumers do not get
-            them.  Messages waiting for their next try do not count, up to `buffer_messages` of
-            them.  Less is pulled while handlers take long: as many messages as workers are free,
-            and as are handled in a second.
+        in_flight_messages: 1 to 100_000, default 200; shared groups: the most messages of one
+            partition that are handed out to this consumer and not yet handled; other consumers do
+            not get them.  Messages waiting for their next try do not count, up to `buffer_messages`
+            of them.  While handlers take long, fewer are pulled: as many as there are free workers,
+            plus as many as are handled in a second.
         in_flight_ms: 100 to 3_600_000, default 60_000; shared groups: milliseconds after which a
             message that waits here for a worker, or for its next try, is handed out again, to any
-            consumer; so is one that a loop has passed over without an ack, as a failed try.  What a
-            handler or the loop body has is renewed until it ends. When a broker has not heard a
-            consumer for `ttl_ms`, its messages are handed out again at once.
+            consumer; so is a message that a loop has passed over without an ack, which counts as a
+            failed try. Messages with a handler or the loop body are renewed until it ends. When a
+            broker has received nothing from a consumer for `ttl_ms`, its messages are handed out
+            again at once.
+        name: default "", which stands for host and process id; a name for people of up to 512
+            characters, shown with the partitions.
+        broadcast: default False; True, in place of a group: this consumer gets every message that
+            is sent while it is open, and leaves no state when it ends.
+        tags: default None; only messages with one of these tags are handled: others count as
+            handled, and brokers leave out batches without any of them.
+        filter: default None; only messages with these properties, for example {"country": "DE"}, or
+            those for which a plain function of a message returns True, are handled. If the function
+            raises, this is a failed try of the message.  All members of a group need the same tags
+            and filter.
+        on_assigned: default None; called with the ids of partitions that were granted, before
+            anything is pulled from them.
+        on_revoked: default None; called before partitions go to another consumer; without a
+            handler, messages in hand may still be acked.
+        on_lost: default None; called with the ids of partitions whose leases are lost, so that none
+            of their messages can be acked. The three may be `async def`, and have `handover_ms` to
+            end.
         instance: default ""; a name of this consumer within its group that outlives its process.  A
             process that is started under the same name takes over from its predecessor at once,
             with the same partitions and new tokens; a predecessor that still lives ends with
-            InstanceTakenError.  For exclusive groups.
-        ack: when a handled message is acked, also as text.  "lingering", the default: some
-            milliseconds later, with others; what is not acked when a process is killed is handled
-            again.  "each": the ack is durable at the broker before the next message of the key
-            starts, so that of each key one message is handled again, at most, and `await
-            message.ack()` returns when it is durable.  A handler then holds its worker until the
-            ack is durable: more `concurrency` makes up for it.  While older messages leave more
-            gaps than a broker keeps, it takes no further ack: the key waits, and so does `ack()`,
-            until those are handled or the lease ends.  "before": the ack is durable before the
-            handler starts, and no message is handled twice: one whose handler fails, or is cut
-            short by a crash or a hand-over, is lost.
+            FencedError.  Only exclusive groups have instances.
+        ack: the moment at which a handled message is acked, also as text. "lingering", the default:
+            some milliseconds later, with others; messages that are not acked when a process is
+            killed are handled again.  "each": the ack is durable at the broker before the next
+            message of the key starts, so that at most one message of each key is handled again, and
+            `await message.ack()` returns when it is durable.  A handler then holds its worker until
+            the ack is durable: a larger `concurrency` compensates for it. While older messages
+            leave more gaps than a broker keeps, the broker takes no further ack: the key waits, and
+            so does `ack()`, until these messages are handled or the lease ends.  "before": the ack
+            is durable before the handler starts, and no message is handled twice: a message whose
+            handler fails, or is interrupted by a crash or a hand-over, is lost.
         ack_linger_ms: 0 to 10_000, default 20; milliseconds for which acks are collected before one
             request carries them.
         handler_timeout_ms: 0 to 604_800_000, default 3_600_000; milliseconds after which a handler,
-            or a batch handler, that has not returned is cancelled, up to a tenth later; that is a
-            failed try, with HandlerTimeoutError.  0 or None: no limit.  In `threads` it is counted
-            as a failed try and logged, and the message stays with the thread until that returns,
-            because a thread cannot be cancelled.  A `def` without `threads` blocks the event loop,
-            and no limit ends it.  With ack="before" the message is lost, as with other errors.
+            or a batch handler, that has not returned is cancelled, up to a tenth later; this is a
+            failed try, with HandlerTimeoutError. 0 or None: no limit. With `threads` it is counted
+            as a failed try and logged, but the message stays with the thread until the thread
+            returns, because a thread cannot be cancelled.  A `def` without `threads` blocks the
+            event loop, and no limit ends it.  With ack="before" the message is lost, as with other
+            errors.
         handover_ms: 0 to 600_000, default 5_000; milliseconds that running handlers have to end
             when their partition is handed over, within the lease; then they are cancelled.  A
-            handler that ignores the cancellation keeps its partition here until it ends.
-            Iteration: the time for acks of messages passed over; a running loop body is waited for.
-        on_failure: default None, which is "retry" or "block"; what becomes of a message that has
-            failed `tries_max` times, or has ended its process, also as text. It fails if its
-            handler raises, of a batch handler for it alone, or if the program gives it back
-            (`nack`). "block", the default of strict subjects: it is tried on, and later messages of
-            its key wait.  "park": its key is set aside at the broker with all its messages, in
-            their order, until an operator has them handled again or skips some; everything else
-            goes on.  "dead": the message is set aside alone, and later ones of its key go on.
-            Messages without a key are set aside alone, as are all of a shared group.  "retry", the
-            default of exclusive groups of best_tried subjects, and of exclusive groups only for
-            them: the first failure sets the message aside alone, at the broker, for the pauses of
-            `retry_backoff`; after `retry_tries_max` tries it is a dead letter.  In a shared group
-            the message waits in place for these pauses, of `in_flight_ms` at most.  What `keylane
-            group set` has stored for the group counts more.
-        on_full: for "park", also as text: what becomes of a key that finds no room, because the
+            handler that ignores the cancellation keeps its partition here until it ends. In an
+            iteration, it is the time for acks of messages that were passed over; a running loop
+            body is waited for.
+        on_failure: default None, which is "retry" or "block"; the treatment, also as text, of a
+            message that has failed `tries_max` times, or has ended its process. It fails if its
+            handler raises (a batch handler, when called for it alone), or if the program gives it
+            back (`nack`). "block", the default of strict subjects: it is tried until it succeeds,
+            and later messages of its key wait.  "park": its key is set aside at the broker with all
+            its messages, in their order, until an operator has them handled again or skips some;
+            everything else continues. "dead": the message is set aside alone, and later ones of its
+            key continue. Messages without a key are set aside alone, as are all of a shared group.
+            "retry", the default of exclusive groups of best_tried subjects, and, among exclusive
+            groups, allowed only for these: the first failure sets the message aside alone, at the
+            broker, for the pauses of `retry_backoff`; after `retry_tries_max` tries it is a dead
+            letter.  In a shared group the message waits in place for these pauses, of
+            `in_flight_ms` at most. A value that `keylane group set` has stored for the group takes
+            precedence.
+        on_full: for "park", also as text: the treatment of a key that finds no room, because the
             group has 10,000 parked keys or 1,000,000 parked messages on the partition.  "block",
-            the default: its message waits until there is room. "dead": the key is set aside all the
-            same, with all that follows, in order, as dead letters, which have as much room of their
-            own; messages without a key become dead letters.  What is stored for the group counts
-            more.
+            the default: its message waits until there is room. "dead": the key is set aside anyway,
+            with all its later messages, in order, as dead letters, which have as much room of their
+            own; messages without a key become dead letters. A value stored for the group takes
+            precedence.
         tries_max: 1 to 1_000_000, default 10; tries of a message, counted durably, until
-            `on_failure` applies.  A `Retry` counts, and is never the last.  What is stored for the
-            group counts more.
-        retry_tries_max: 1 to 1_000_000, default 32; tries of a message under "retry".  What is
-            stored as the group's tries counts more.
-        call_timeout_ms: 10 to 600_000, default 5_000; milliseconds for a call of a metaserver or
-            broker, beyond the time that it may wait itself.
+            `on_failure` applies.  A `Retry` counts as a try, but is never the last one. A value
+            stored for the group takes precedence.
+        retry_tries_max: 1 to 1_000_000, default 32; tries of a message under "retry".  The number
+            of tries stored for the group takes precedence.
+        call_timeout_ms: 10 to 600_000, default 5_000; milliseconds for a call to a metaserver or
+            broker, beyond the time that the server itself may wait.
         backoff: default Backoff(first_ms=50, max_ms=2_000); the pauses between tries of a failing
             call.
         handler_backoff: default Backoff(first_ms=100, max_ms=30_000); the pauses between tries of a
-            failing message. Later messages of its key wait meanwhile; no worker does.  What is
-            stored for the group counts more.
-        retry_backoff: default Backoff(first_ms=5_000, max_ms=600_000); the pauses under "retry".
-            What is stored for the group counts more.
+            failing message. Later messages of its key wait meanwhile, but no worker does. A value
+            stored for the group takes precedence.
+        retry_backoff: default Backoff(first_ms=5_000, max_ms=600_000); the pauses under "retry". A
+            value stored for the group takes precedence.
 
     Raises:
-        ConfigError: values out of their range, or that cannot work together; the text names all of
+        ConfigError: values are out of their range, or cannot work together; the text names all of
             them.
     """
 
     ttl_ms: int = TTL_MS_DEFAULT
     consume_strategy: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE
-    concurrency: int = 16
+    concurrency: int = CONCURRENCY
+    threads: int = 0
     max_records: int = 500
     max_wait_ms: int = 0
     pull_bytes: int = 1 << 20
@@ -160,6 +201,13 @@ class ConsumerSettings:
     buffer_messages: int = 20_000
     in_flight_messages: int = 200
     in_flight_ms: int = 60_000
+    name: str = ""
+    broadcast: bool = False
+    tags: Collection[str] | None = None
+    filter: Filter | None = None
+    on_assigned: PartitionsCallback | None = None
+    on_revoked: PartitionsCallback | None = None
+    on_lost: PartitionsCallback | None = None
     instance: str = ""
     ack: AckMode = AckMode.LINGERING
     ack_linger_ms: int = 20
@@ -183,6 +231,8 @@ class ConsumerSettings:
             problems.append(
                 f"concurrency above {ACK_RANGES_MAX} could leave more gaps than a cursor keeps"
             )
+        if not problems and self.threads and self.concurrency != CONCURRENCY:
+            problems.append("threads say how many handlers run at once: leave concurrency out")
         try:
             object.__setattr__(self, "consume_strategy", ConsumeStrategy(self.consume_strategy))
         except ValueError:
@@ -208,19 +258,21 @@ class ConsumerSettings:
 
     @property
     def failure_policy(self) -> FailurePolicy:
-        """`on_failure`, or BLOCK if nothing is said."""
+        """Return `on_failure`, or BLOCK if it is not set."""
         return self.on_failure or FailurePolicy.BLOCK
 
     @property
     def last_try(self) -> int:
-        """The number of the try after which a message is set aside for good, if one is the last."""
+        """Return the number of the try after which a message is set aside for good, if there is a
+        last one.
+        """
         retries = self.failure_policy is FailurePolicy.RETRY
         return self.retry_tries_max if retries else self.tries_max
 
     @property
     def try_backoff(self) -> Backoff:
-        """The pauses between tries of a message that stays where it is: of a shared group, under
-        RETRY, as if it did not.
+        """Return the pauses between tries of a message that stays in place; in a shared group this
+        includes RETRY.
         """
         shared = self.consume_strategy is ConsumeStrategy.SHARED
         retries = self.failure_policy is FailurePolicy.RETRY
@@ -228,7 +280,7 @@ class ConsumerSettings:
 
     @property
     def margin_ms(self) -> int:
-        """How much earlier than at the metaserver a lease ends at this side."""
+        """Return how much earlier a lease ends here than at the metaserver, in milliseconds."""
         return max(50, self.ttl_ms // 10)
 
 
@@ -237,30 +289,25 @@ def _instance_problems(instance: object, strategy: ConsumeStrategy) -> list[str]
         return []
     try:
         check_name("instance", instance)
-    except InvalidNameError as error:
+    except InvalidRequestError as error:
         return [error.message]
     if strategy is ConsumeStrategy.SHARED:
         return ["instance is for exclusive groups: a shared one has no partitions of its own"]
     return []
 
 
-def given_of(**arguments: Any) -> dict[str, Any]:
-    """The arguments that are not None."""
-    return {name: value for name, value in arguments.items() if value is not None}
-
-
 def settings_with(settings: ConsumerSettings | None, **given: Any) -> ConsumerSettings:
     """
-    These settings, or the defaults, with the arguments that are not None in their place; raises
-    ConfigError.
+    Return these settings, or the defaults, with the arguments that are not None in their place.
+    Raises ConfigError.
 
-    `tries_max` is that of every policy.
+    `tries_max` applies to every policy.
     """
     if settings is None:
         settings = ConsumerSettings()
     if not isinstance(settings, ConsumerSettings):
         raise ConfigError(f"settings must be ConsumerSettings, not {settings!r:.40}")
-    changed = replace(settings, **given_of(**given))
+    changed = replace(settings, **{k: v for k, v in given.items() if v is not None})
     tries_max = given.get("tries_max")
     return changed if tries_max is None else replace(changed, retry_tries_max=tries_max)
 
@@ -282,4 +329,4 @@ OTHER_WORDS = {
     "enable_auto_commit": "give ack=",
     "max_retries": "give tries_max= with on_failure='park' or 'dead'",
 }
-"""Names that arguments of consumers have elsewhere, and those to give here."""
+"""Names that consumer arguments have in other systems, with the names to use here."""

@@ -1,4 +1,4 @@
-"""Several consumers that live together: those of a `Consumer` without a subject of its own."""
+"""Several consumers that run together: those of a `Consumer` without a subject of its own."""
 
 from __future__ import annotations
 
@@ -8,20 +8,15 @@ from contextlib import AsyncExitStack
 from typing import Protocol
 
 from ..protocol.control import SHORT_TEXT_CHARS_MAX
-from ..protocol.errors import (
-    AlreadyOpenError,
-    ClosedError,
-    ConfigError,
-    HandlerTwiceError,
-    HandlerTypeError,
-)
+from ..protocol.errors import ClosedError, ConfigError, HandlerTypeError, Reason, UsageError
 from ..protocol.ids import check_name
 from ..rpc.environment import environment_of
 from ..rpc.race import Race, error_of, shield, start_task
 from .dispatches import Calls
+from .settings import ConsumerSettings
 
 _UNSENDABLE = re.compile("[\0\ud800-\udfff]")
-"""NUL, and halves of characters, which have no bytes in UTF-8."""
+"""NUL and lone surrogates, which have no bytes in UTF-8."""
 
 
 class Member(Protocol):
@@ -36,8 +31,8 @@ class Member(Protocol):
         ...
 
     def begin_close(self) -> asyncio.Task[None] | None:
-        """Begin to hand everything over; returns what `close` waits for, None if it waits for
-        nothing.
+        """Begin to hand everything over, and return the task for which `close` waits, or None if it
+        waits for nothing.
         """
         ...
 
@@ -46,7 +41,7 @@ class Member(Protocol):
         ...
 
     async def suspend(self) -> None:
-        """Hand everything over and get nothing until `resume`."""
+        """Hand everything over, and receive nothing until `resume`."""
         ...
 
     async def resume(self) -> None:
@@ -60,27 +55,29 @@ class Several:
     def __init__(self) -> None:
         self.members: list[Member] = []
         self._taken: set[tuple[str, str]] = set()
-        """Subjects and groups that have a member."""
+        """The subjects and groups that have a member."""
         self._open = False
         self._closings = 0
-        """Calls of `begin_close`."""
+        """The number of calls of `begin_close`."""
 
     @property
     def state(self) -> str:
-        """For people."""
+        """Return the state, for people."""
         return "open" if self._open else "closed"
 
     def check_new(self, subject: str, group: str | None) -> None:
-        """Raises HandlerTwiceError: this group of the subject has a member; broadcast ones have no
+        """Raise ConfigError if this group of the subject has a member; broadcast consumers have no
         group.
         """
         if group is not None and (subject, group) in self._taken:
-            raise HandlerTwiceError(subject=subject, group=group)
+            raise ConfigError(Reason.HANDLER_TWICE, subject=subject, group=group)
 
     def add(self, member: Member, subject: str = "", group: str | None = None) -> None:
-        """Add a member.  Raises AlreadyOpenError: they are open."""
+        """Add a member. Raises UsageError if they are open."""
         if self._open:
-            raise AlreadyOpenError("handlers are added before the consumer is opened")
+            raise UsageError(
+                Reason.ALREADY_OPEN, "handlers are added before the consumer is opened"
+            )
         self.members.append(member)
         if group is not None:
             self._taken.add((subject, group))
@@ -91,9 +88,9 @@ class Several:
 
         Raises:
             HandlerTypeError: there is no member.
-            AlreadyOpenError
+            UsageError
             ClosedError: `close` was called meanwhile.
-            BaseException: as the opening of a member does.
+            BaseException: the opening of a member raised it.
         """
         if not self.members:
             raise HandlerTypeError(
@@ -102,7 +99,7 @@ class Several:
                 "Consumer(meta, subject=..., group=...)"
             )
         if self._open:
-            raise AlreadyOpenError("the consumer is open already")
+            raise UsageError(Reason.ALREADY_OPEN, "the consumer is open already")
         self._open = True
         closings = self._closings
         try:
@@ -118,14 +115,14 @@ class Several:
             raise
 
     async def close(self) -> None:
-        """Close all members, also if that of one fails."""
+        """Close all members, even if the close of one fails."""
         ending = self.begin_close()
         if ending is not None:
             await shield(ending)
 
     def begin_close(self) -> asyncio.Task[None] | None:
-        """Begin to close all members; returns what `close` waits for, None if it waits for
-        nothing.
+        """Begin to close all members, and return the task for which `close` waits, or None if it
+        waits for nothing.
         """
         self._open = False
         self._closings += 1
@@ -147,8 +144,8 @@ class Several:
                         raise error
 
     async def run(self) -> None:
-        """Open the members if they are not, wait for a signal, the end of one or `close`, and close
-        all.
+        """Open the members if they are not open, wait for a signal, for the end of one or for
+        `close`, and close all.
         """
         closings = self._closings
         with environment_of(None).stop_signals() as stop:
@@ -171,7 +168,7 @@ class Several:
                 await self.close()
 
     async def suspend(self) -> None:
-        """Suspend all members, one after another: a handler may call it."""
+        """Suspend all members, one after another, because a handler may call it."""
         for member in self.members:
             await member.suspend()
 
@@ -189,17 +186,17 @@ async def _end(endings: list[asyncio.Task[None]]) -> None:
 
 
 def several_if(
-    subject: object, group: object, name: object, calls: Calls, broadcast: bool
+    subject: object, group: object, calls: Calls, settings: ConsumerSettings
 ) -> Several | None:
-    """The place for consumers of `on`, if there is no subject; else checks the names.  Raises
-    ConfigError.
+    """Return the container for consumers of `on`, if there is no subject; otherwise check the
+    names. Raises ConfigError.
     """
-    if broadcast and subject is None:
+    if settings.broadcast and subject is None:
         raise ConfigError(
-            "broadcast=True is of a subject: Consumer(meta, subject=..., broadcast=True)"
+            "broadcast=True is of a subject: Consumer(meta, subject=..., settings=...)"
         )
     if subject is not None or group is not None:
-        _check_names(subject, group, name, broadcast=broadcast)
+        _check_names(subject, group, settings.name, broadcast=settings.broadcast)
         return None
     if calls.one is not None:
         raise ConfigError(
@@ -210,8 +207,8 @@ def several_if(
 
 
 def _check_names(subject: object, group: object, name: object, *, broadcast: bool) -> None:
-    """Raises InvalidNameError; ConfigError: one is missing, or a metaserver would not take `name`
-    as that of a client.
+    """Check the names. Raises InvalidRequestError; ConfigError if one is missing, or a metaserver
+    would not accept `name` for a client.
     """
     if subject is None:
         raise ConfigError(
@@ -222,14 +219,13 @@ def _check_names(subject: object, group: object, name: object, *, broadcast: boo
     if group is None and not broadcast:
         raise ConfigError(
             f"group= is missing: Consumer(meta, subject={subject!r:.40}, group=...); or "
-            f"broadcast=True, for every message "
-            "that is sent once it is open"
+            "ConsumerSettings(broadcast=True), for every message that is sent once it is open"
         )
     check_name("subject", subject)
     if not broadcast:
         check_name("consumer group", group)
     text = isinstance(name, str) and len(name) <= SHORT_TEXT_CHARS_MAX
-    if name is not None and (not text or _UNSENDABLE.search(str(name))):
+    if not text or _UNSENDABLE.search(str(name)):
         raise ConfigError(
             f"name must be text of at most {SHORT_TEXT_CHARS_MAX} characters, without NUL, not "
             f"{name!r:.40}"

@@ -1,8 +1,8 @@
-"""What a metaserver tells a consumer of its group beside its partitions: the stored policy, and the
-operators' switches.
+"""Takes a metaserver's reports on a consumer's group, besides its partitions: the stored policy,
+and the operators' switches.
 
-A stored field counts more than the consumer's own code, so that all members of a group do the same
-with what fails, and an operator's change reaches them while they run.
+A stored field takes precedence over the consumer's own code, so that all members of a group treat
+failures in the same way, and an operator's change reaches them while they run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Told:
 
     Args:
         client: the name of the consumer, by which operators suspend it.
-        settings: what its own code says.
+        settings: the settings in its own code.
     """
 
     def __init__(
@@ -46,7 +46,9 @@ class Told:
         self._suspended_by = OperatorSwitch.OFF
 
     def take(self, grants: Grants) -> bool:
-        """Take what came with grants, and log what is new; True if `settings` have changed."""
+        """Take the reports that came with grants, log what is new, and return True if `settings`
+        have changed.
+        """
         if grants.suspended_by is not self._suspended_by:
             self._suspended_by = grants.suspended_by
             self._log_switch()
@@ -63,7 +65,7 @@ class Told:
 
     @property
     def waiting_for(self) -> str:
-        """For people: what an operator has suspended, and the command that ends it; "" if
+        """Return, for people, what an operator has suspended, and the command that ends it; "" if
         nothing.
         """
         if self._suspended_by is OperatorSwitch.OFF:
@@ -81,7 +83,9 @@ class Told:
             log.info("an operator has resumed %s, which takes partitions again", self._name)
 
     def _log_retry(self) -> None:
-        """Log that "retry" is wanted and not in force: the order of the subject would be broken."""
+        """Log that "retry" is wanted but not in force, because the order of the subject would be
+        broken.
+        """
         wanted = self._policy.on_failure or self._own.on_failure
         if wanted is FailurePolicy.RETRY and self.settings.on_failure is not wanted:
             log.warning(
@@ -114,7 +118,9 @@ def in_force(
     stored: GroupPolicy,
     order_strategy: OrderStrategy = OrderStrategy.STRICT,
 ) -> ConsumerSettings:
-    """The settings of a consumer of a subject, with the stored fields in the place of its own."""
+    """Return the settings of a consumer of a subject, with the stored fields in place of its
+    own.
+    """
     fields: dict[str, Any] = {"on_failure": stored.on_failure, "on_full": stored.on_full}
     fields["tries_max"] = fields["retry_tries_max"] = stored.tries_max
     first_ms, max_ms = stored.backoff_first_ms, stored.backoff_max_ms
@@ -133,7 +139,7 @@ def in_force(
 
 
 def stored_text(stored: GroupPolicy) -> str:
-    """The fields that are stored, for people."""
+    """Return the stored fields, for people."""
     fields = {name: getattr(stored, name) for name in stored.__struct_fields__}
     given = [f"{name}={value}" for name, value in fields.items() if value is not None]
     return ", ".join(given) or "nothing is stored, its own code counts"

@@ -13,7 +13,7 @@ import sys
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
-from keylane import Consumer, Message
+from keylane import Consumer, ConsumerSettings, Message
 from keylane.sink import FencedSession, create_tables
 
 META = os.environ.get("KEYLANE_META", "127.0.0.1:7000")
@@ -50,7 +50,13 @@ async def main(path: str) -> None:
         if handled == COUNT:
             ended.set()
 
-    async with Consumer(META, subject="payments", group="ledger", handler=handle, concurrency=1):
+    async with Consumer(
+        META,
+        subject="payments",
+        group="ledger",
+        handler=handle,
+        settings=ConsumerSettings(concurrency=1),
+    ):
         await ended.wait()
     await engine.dispose()
 

@@ -1,1 +1,1 @@
-"""The metaserver: which brokers and subjects there are, and which session owns which partition."""
+"""The metaserver: keeps brokers, subjects, consumer groups and leases in an SQL database."""

@@ -1,4 +1,4 @@
-"""`python -m keylane.metaserver --data DIR`: runs a metaserver until SIGTERM or SIGINT."""
+"""`python -m keylane.metaserver --data DIR` runs a metaserver until SIGTERM or SIGINT."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger("keylane.metaserver")
 
 
 def main(arguments: list[str] | None = None, *, prog: str = "keylane.metaserver") -> int:
-    """Run; returns the exit status."""
+    """Run a metaserver, and return the exit status."""
     if not __debug__:
         print("keylane: do not run with -O: its assertions guard the data", file=sys.stderr)
         return 1
@@ -62,8 +62,8 @@ async def _serve(
 
 
 def _die_after(step: str) -> None:
-    """Kill this process after the step that KEYLANE_DIE_AFTER names, as a crash would: for
-    tests.
+    """Kill this process after the step that KEYLANE_DIE_AFTER names, so that tests can simulate a
+    crash.
     """
     if step == os.environ.get("KEYLANE_DIE_AFTER"):
         os.kill(os.getpid(), 9)

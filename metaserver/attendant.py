@@ -1,8 +1,8 @@
-"""The periodic work of a metaserver: expired sessions, changes by other metaservers, repairs,
-expired data.
+"""Runs the periodic work of a metaserver: expired sessions, changes by other metaservers, repairs,
+and expired data.
 
-It polls every `poll_ms`, and earlier when a session is about to expire: a silent consumer is
-replaced at its ttl even if no other consumer calls.
+It polls every `poll_ms`, and earlier when a session is about to expire, so that a silent consumer
+is replaced at its ttl even if no other consumer calls.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from .sql.database import Database
 
 log = logging.getLogger("keylane.metaserver")
 SETTLE_S = 1.0
-"""How long a round waits for one group.  A transaction elsewhere may hold its row for as long as a
-statement may take, and the other groups and what waits for changes wait for the round.
+"""Longest time, in seconds, for which a round waits for one group. Another transaction may hold the
+group's row for as long as a statement may take, and everything else in the round has to wait.
 """
 LATE_S = 10.0
-"""For how long rounds leave a group behind before the log says so: where many consumers join at
-once, settling takes its time.
+"""Time, in seconds, after which a group that rounds have skipped is logged. Settling may take long
+where many consumers join at once.
 """
 
 
 class Attendant:
     """
-    Runs the periodic work.  Any number of metaservers may run it at once: each step is a
+    Runs the periodic work. Any number of metaservers may run it at once: each step is a
     transaction.
 
     Args:
         duties: called every `expire_ms`.
-        quick_duties: called every `poll_ms` while there is such work in the database.
-        beside: called once; they run as long as the periodic work.
+        quick_duties: called after each poll that finds work for them in the database.
+        beside: long-running jobs, started once and ended with the periodic work.
     """
 
     def __init__(
@@ -68,17 +68,18 @@ class Attendant:
         self._removals_wanted = asyncio.Event()
         self._quick_wanted = [asyncio.Event() for _ in quick_duties]
         self._troubles = LogFilter()
-        """Those of rounds and of duties: what fails for the same reason has one line."""
+        """Suppresses repeated log lines about failures of rounds and duties."""
         self._failing = False
-        """Whether a round has failed since the last good one."""
+        """True if a round has failed since the last good one."""
         self._creations = False
-        """Whether the last round saw a creation that was not finished."""
+        """True if the last round saw an unfinished creation of a subject."""
         self._late: dict[int, float] = {}
-        """The groups that rounds have left behind, and since when."""
+        """Group id → time, in seconds of the event loop's clock, since when rounds have skipped it.
+        """
 
     async def run(self) -> None:
-        """Run until cancelled.  A KeylaneError is logged and the work retried; any other error ends
-        the run and is raised.
+        """Run until cancelled. A KeylaneError is logged and the work is repeated; any other error
+        ends the run and is raised.
         """
         try:
             async with asyncio.TaskGroup() as group:
@@ -90,20 +91,20 @@ class Attendant:
                     group.create_task(self._run_duty_loop(duty))
                 for duty, wanted in zip(self._quick_duties, self._quick_wanted, strict=True):
                     group.create_task(self._run_quick_loop(duty, wanted))
-                # Its own loop: a hanging broker answers no call, and nothing else waits for it.
+                # Removals have a loop of their own, so that a hanging broker delays nothing else.
                 group.create_task(self._run_quick_loop(self._remove, self._removals_wanted))
         except Exception:
-            log.exception("a bug ended the periodic work")
+            log.exception("the periodic work ended with an unexpected error")
             raise
 
     async def poll(self) -> int:
-        """Do one round; returns the milliseconds until the next one is due."""
+        """Do one round, and return the milliseconds until the next one is due."""
         poll_ms = self._settings.poll_ms
         good = True
         try:
             due = await self._database.read(due_work)
             self._creations = due.creations
-            if due.quick or self._catalogue.has_untold:
+            if due.quick or self._catalogue.has_unannounced:
                 for wanted in self._quick_wanted:
                     wanted.set()
             self._late = {
@@ -130,7 +131,7 @@ class Attendant:
         return max(1, min(poll_ms, next_ms))
 
     async def _settle(self, group_id: int) -> bool:
-        """Settle a group, or leave it to the next round; whether it was settled."""
+        """Settle a group, or leave it to the next round; returns True if it was settled."""
         try:
             async with asyncio.timeout(SETTLE_S):
                 await self._groups.settle(group_id)
@@ -146,7 +147,7 @@ class Attendant:
         return False
 
     def _failed(self, why: str) -> None:
-        """Note that a round has failed, or a part of it."""
+        """Log the failure of a round or of a part of it."""
         self._warn(why)
         self._failing = True
 
@@ -185,7 +186,9 @@ class Attendant:
             self._warn(error.message)
 
     def _warn(self, why: str) -> None:
-        """Log why work failed, unless the log has said so lately: rounds are many a second."""
+        """Log why work failed; lines that repeat within a while are suppressed, because there are
+        many rounds a second.
+        """
         if line := self._troubles.met(why, _now_ms()):
             log.warning("periodic work failed and will be retried: %s", line)
 

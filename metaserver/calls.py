@@ -1,6 +1,4 @@
-"""The handlers of a metaserver's control calls; the calls are declared in
-`protocol/endpoints.py`.
-"""
+"""Handles a metaserver's control calls, which `protocol/endpoints.py` declares."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ def control_routes(
     starts: StartService,
     publications: PublicationService,
 ) -> list[ControlRoute]:
-    """One route for each of `endpoints.METASERVER`."""
+    """Return the routes of the endpoints that need no access control."""
     return [
         *_subject_routes(catalogue),
         *_consumer_routes(groups, catalogue),
@@ -115,7 +113,6 @@ def _consumer_routes(groups: GroupService, catalogue: Catalogue) -> list[Control
             endpoints.JOIN, lambda body, _: catalogue.retry_while_empty(partial(groups.join, body))
         ),
         ControlRoute(endpoints.HEARTBEAT, lambda body, _: groups.heartbeat(body)),
-        ControlRoute(endpoints.HEARTBEATS, lambda body, _: groups.heartbeats(body)),
         ControlRoute(endpoints.RELEASE, lambda body, _: groups.release(body)),
         ControlRoute(endpoints.SUSPEND, lambda body, _: groups.suspend(body)),
         ControlRoute(endpoints.LEAVE, lambda body, _: groups.leave(body)),
@@ -164,7 +161,7 @@ def _operation_routes(operations: OperationDriver) -> list[ControlRoute]:
 
 
 def strategy(params: Params) -> OrderStrategy | None:
-    """The order strategy of the query, None if it names none.  Raises InvalidRequestError."""
+    """Return the order strategy that the query names, or None. Raises InvalidRequestError."""
     text = params.get("order_strategy")
     try:
         return None if text is None else OrderStrategy(text)

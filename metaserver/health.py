@@ -1,5 +1,5 @@
-"""Whether a metaserver is ready for clients, and why not: within a second, also while the database
-does not answer.
+"""Reports whether a metaserver is ready for clients, and if not, why. The answer comes within a
+second even if the database does not answer.
 """
 
 from __future__ import annotations
@@ -18,26 +18,24 @@ from .sql.database import Database
 
 
 class HealthyDatabase(Database, Protocol):
-    """A database that says whether it can be written and answers, and when it may be another
-    one.
-    """
+    """A database that reports its health and its new connections."""
 
     @property
     def name(self) -> str:
-        """The kind of the database."""
+        """The kind of the database: "sqlite" or "postgresql"."""
         ...
 
     async def problem(self) -> str:
-        """Return why it cannot be written now, "" if it can."""
+        """Return the reason why the database cannot be written now, or ""."""
         ...
 
     def silence(self) -> str:
-        """Return that it has not answered for a while, and for how long; "": it answers."""
+        """Return for how long the database has not answered, as a text, or "" if it answers."""
         ...
 
     def on_new_connection(self, call: Callable[[], None]) -> None:
-        """Have `call` called at each new connection: another server, which lacks commits, may
-        answer on it.
+        """Register a callback for each new connection: the server behind it may be another one, for
+        example a replica that lacks commits.
         """
         ...
 
@@ -54,8 +52,8 @@ class MetaserverHealth:
         self._known = Remembered(self._read)
 
     async def now(self) -> Health:
-        """The health as of now; `details.age_ms` says how old it is if the database does not answer
-        in time.
+        """Return the present health, or the last known one if the database does not answer in time;
+        `details.age_ms` is its age.
         """
         recalled = await self._known.ask()
         health = recalled.value or Health(
@@ -68,7 +66,7 @@ class MetaserverHealth:
         return replace(health, details=details)
 
     async def close(self) -> None:
-        """End what is under way."""
+        """End a reading that is running."""
         await self._known.close()
 
     def _silence(self) -> str:
@@ -76,7 +74,7 @@ class MetaserverHealth:
         return f"the database does not answer: {silence}" if silence else ""
 
     async def _read(self) -> Health:
-        """Ask the database.  Raises StorageError."""
+        """Read the health from the database. Raises StorageError."""
         problem = await self._database.problem()
         cluster = None if self._member is None else await self._member.state()
         brokers = await self._catalogue.brokers()

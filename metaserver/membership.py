@@ -1,7 +1,7 @@
-"""A metaserver as a member of the cluster: it notes itself, raises the cluster's version, and
+"""A metaserver as a member of the cluster: it registers itself, raises the cluster's version, and
 checks brokers against it.
 
-every BEAT_S: own row renewed ─▶ lowest version of all members ─▶ the cluster's version, told to brokers
+every BEAT_S: renew own row ─▶ lowest version of all members ─▶ the cluster's version, for brokers
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from ..protocol.control import BrokerHeartbeat
-from ..protocol.errors import KeylaneError, MemberTooOldError, UpgradeSkippedError
+from ..protocol.errors import KeylaneError, VersionError
 from ..protocol.log_filter import LogFilter
 from ..protocol.membership.cluster_view import ClusterView, MemberView
 from ..protocol.membership.versions import OWN, VERSION, check_member, holding_back
@@ -26,11 +26,11 @@ log = logging.getLogger("keylane.metaserver")
 
 BEAT_S = 5.0
 TTL_MS = 15_000
-"""A metaserver that was killed holds an upgrade back for so long."""
+"""Time, in milliseconds, after which a metaserver that was killed no longer delays an upgrade."""
 
 
 def cluster_view(state: ClusterState) -> ClusterView:
-    """The cluster for operators."""
+    """Convert the state of the cluster to the view for operators."""
     return ClusterView(
         name=state.name,
         version=str(state.version),
@@ -41,10 +41,10 @@ def cluster_view(state: ClusterState) -> ClusterView:
 
 class ClusterMember:
     """
-    The part of one metaserver in its cluster.
+    The membership of one metaserver in its cluster.
 
     Args:
-        version: of this program.
+        version: the version of this program.
     """
 
     def __init__(self, database: Database, *, version: str = VERSION) -> None:
@@ -53,25 +53,25 @@ class ClusterMember:
         self._version = version
         self._known = ClusterState("", OWN, [])
         self.problem = ""
-        """Why this metaserver must not go on; "" as it should be."""
+        """Reason why this metaserver must not serve, or ""."""
 
     @property
     def version(self) -> str:
-        """The cluster's version."""
+        """The cluster's version, as it was last read."""
         return str(self._known.version)
 
     async def learn(self) -> None:
-        """Learn the cluster's name and version, before any broker reports itself.  Raises
+        """Read the cluster's name and version, before any broker reports itself. Raises
         StorageError.
         """
         self._known = await self.state()
 
     async def state(self) -> ClusterState:
-        """The cluster as of now.  Raises StorageError."""
+        """Read the state of the cluster. Raises StorageError."""
         return await self._database.read(read_cluster)
 
     async def beat(self, address: str) -> None:
-        """Note this metaserver, and learn the cluster's version.  Raises StorageError."""
+        """Register this metaserver, and read the cluster's version. Raises StorageError."""
         noted: dict[str, Any] = {
             "holder": self._holder,
             "address": address,
@@ -84,7 +84,7 @@ class ClusterMember:
         self._known = state
         try:
             check_member(self._version, self._known.version, "this metaserver")
-        except (MemberTooOldError, UpgradeSkippedError) as error:
+        except VersionError as error:
             # It was not heard of while the others went on, as a suspended one.
             if not self.problem:
                 log.error("%s; %s", error.message, error.hint)
@@ -92,7 +92,7 @@ class ClusterMember:
 
     @asynccontextmanager
     async def at_work(self, address: str) -> AsyncIterator[None]:
-        """Beat until the block ends, and hold no upgrade back from then on."""
+        """Renew the registration until the block ends, and remove it then."""
         await self.beat(address)
         beating = asyncio.create_task(self._run(address))
         try:
@@ -113,22 +113,22 @@ class ClusterMember:
                     log.warning("cannot register this metaserver in the database: %s", line)
             else:
                 if failures := troubles.over(round(loop.time() * 1000)):
-                    log.warning("this metaserver is noted again, after %s", failures)
+                    log.warning("this metaserver is registered again, after %s", failures)
 
     async def _leave(self) -> None:
         try:
             await self._database.write(leave, holder=self._holder)
         except KeylaneError as error:
-            log.debug("cannot report that this metaserver leaves: %s", error.message)
+            log.debug("cannot remove this metaserver's registration: %s", error.message)
 
     def check(self, report: BrokerHeartbeat) -> None:
         """
-        Check that a broker may be of this cluster.
+        Check that a broker may belong to this cluster.
 
         Raises:
-            OtherClusterError: its settings name another one.
-            UpgradeSkippedError, MemberTooOldError: its version is not allowed.
-            InvalidRequestError: it tells no readable version.
+            ConflictError: its settings name another cluster.
+            VersionError, VersionError: the cluster does not admit its version.
+            InvalidRequestError: it reports no readable version.
         """
         check_cluster(report.cluster, self._known.name, "the metaserver")
         check_member(report.version, self._known.version, f"broker group {report.broker_group}")

@@ -1,8 +1,7 @@
 """
-The figures of a metaserver for operators: the cluster as its database has it, and how long the
-database takes.
+The metrics of a metaserver: the state of the cluster in its database, and the database's latency.
 
-A scrape gets the last figures, with their age, while the database does not answer.
+While the database does not answer, a scrape gets the last figures with their age.
 """
 
 from __future__ import annotations
@@ -32,27 +31,29 @@ _ENDED = (OperationState.DONE, OperationState.CANCELED)
 
 
 class _Cluster(NamedTuple):
-    """What one read of the database gives."""
+    """The figures of one read of the database."""
 
     brokers: dict[Labels, float]
-    """1: available."""
+    """Broker group → 1 if it is available, else 0."""
     cordoned: int
     subjects: int
     groups: int
     sessions: dict[Labels, float]
-    """Live sessions by subject and group."""
+    """Number of live sessions by subject and group."""
     given_up: dict[Labels, float]
-    """Messages that groups had not read of lost partitions, at most, as far as known."""
+    """Largest possible number of messages of lost partitions that a group had not read, by group;
+    partitions of unknown number are not counted.
+    """
     given_up_partitions: dict[Labels, float]
-    """Such partitions by group, those included of which no number is known."""
+    """Number of lost partitions that a group had not read to the end, by group."""
     leases: int
-    """Leases of live sessions."""
+    """Number of leases of live sessions."""
     operations: int
-    """Operations under way."""
+    """Number of operations that are not finished."""
     behind: bool
-    """Whether the database lacks what brokers have."""
+    """True if the database lacks partitions or changes that brokers have."""
     waiting: int
-    """Operations that cannot go on, with the reason in `keylane subject operations`."""
+    """Number of operations that wait; `keylane subject operations` shows the reasons."""
 
 
 class MetaserverMetrics:
@@ -65,24 +66,24 @@ class MetaserverMetrics:
         self._known = Remembered(self._read)
 
     async def collect(self) -> Iterable[Metric]:
-        """All figures as of now, or as the database gave them last."""
+        """Return all figures, read now or, if the database does not answer, the last ones."""
         recalled = await self._known.ask()
         families = [self._database_reads()]
         if recalled.value is not None:
             age = gauge(
                 "keylane_metaserver_figures_age_seconds",
-                "How old the figures of the cluster are; 0: the database has just given them.",
+                "Age of the figures of the cluster; 0: they were just read.",
                 recalled.age_s,
             )
             families += [*_families(recalled.value), age]
         return families
 
     async def close(self) -> None:
-        """End what is under way."""
+        """End a reading that is running."""
         await self._known.close()
 
     async def _read(self) -> _Cluster:
-        """Ask the database.  Raises StorageError."""
+        """Read the figures from the database. Raises StorageError."""
         began_ns = self._clock.boot_ns()
         cluster = await self._database.read(_read)
         self._reads.observe(self._clock.boot_ns() - began_ns)
@@ -105,8 +106,8 @@ def _families(cluster: _Cluster) -> Iterable[Metric]:
     yield gauge("keylane_metaserver_cordoned_brokers", "Cordoned broker groups.", cluster.cordoned)
     yield gauge(
         "keylane_metaserver_database_behind",
-        "1 while the database lacks partitions or changes that brokers have: it "
-        "went back, or is empty.",
+        "1 while the database lacks partitions or changes that brokers have: it is older, or "
+        "empty.",
         cluster.behind,
     )
     yield gauge("keylane_metaserver_subjects", "Subjects.", cluster.subjects)
@@ -128,12 +129,12 @@ def _families(cluster: _Cluster) -> Iterable[Metric]:
     yield gauge("keylane_metaserver_leases", "Leases of live consumers.", cluster.leases)
     yield gauge(
         "keylane_metaserver_operations",
-        "Resizes, moves and the like under way.",
+        "Operations on partitions that are not finished.",
         cluster.operations,
     )
     yield gauge(
         "keylane_metaserver_waiting_operations",
-        "Operations that wait, for the reason that `keylane subject operations` tells.",
+        "Operations that wait; `keylane subject operations` shows the reasons.",
         cluster.waiting,
     )
 

@@ -1,5 +1,5 @@
-"""What was read last, for who cannot wait for a database that does not answer: probes and scrapes
-have a second.
+"""Remembers the last result of a read, for callers such as probes and scrapes, which have a second
+and cannot wait for a database that does not answer.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from ..protocol.errors import KeylaneError
 
 T = TypeVar("T")
 WAIT_S = 0.6
-"""How long an ask waits for a new reading; what remains of the second is for the rest of its
+"""Time, in seconds, for which a call waits for a new reading; the rest of the second is for its
 answer.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Recalled(Generic[T]):
-    """The last reading."""
+    """The result of the last successful reading, with its age."""
 
     value: T | None
-    """None: there was none yet."""
+    """The result; None before the first reading."""
     age_s: float
-    """Since its end; 0: it was read for this ask."""
+    """Time, in seconds, since the reading ended; 0: it was made for this call."""
     error: KeylaneError | None = None
-    """Why there is no newer one; None: it is not over, or it is this one."""
+    """Error of a later reading; None: the last reading succeeded, or has not ended."""
 
 
 class Remembered(Generic[T]):
-    """Reads when it is asked, one reading at a time, and remembers the last one."""
+    """Runs at most one reading at a time, when it is asked, and remembers the last result."""
 
     def __init__(self, read: Callable[[], Coroutine[Any, Any, T]]) -> None:
         self._read = read
@@ -41,7 +41,7 @@ class Remembered(Generic[T]):
         self._error: KeylaneError | None = None
 
     async def ask(self) -> Recalled[T]:
-        """Return a new reading if it is over in time, else the last one."""
+        """Return a new result if its reading ends in time, else the last one."""
         clock = asyncio.get_running_loop().time
         if self._reading is None:
             self._reading = asyncio.create_task(self._read_now())
@@ -65,7 +65,7 @@ class Remembered(Generic[T]):
             self._reading = None
 
     async def close(self) -> None:
-        """End the reading that is under way."""
+        """Cancel the reading that is running."""
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.wait([self._reading])

@@ -1,6 +1,4 @@
-"""A running metaserver: its database, its periodic work and its server, started and ended
-together.
-"""
+"""Starts and ends a metaserver as a whole: its database, its periodic work and its server."""
 
 from __future__ import annotations
 
@@ -37,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class RunningMetaserver:
-    """A metaserver that listens; made by `running_metaserver`."""
+    """A metaserver that accepts connections; `running_metaserver` makes it."""
 
     def __init__(
         self,
@@ -52,7 +50,7 @@ class RunningMetaserver:
         self._access = access
 
     def adopt(self, settings: MetaserverSettings) -> None:
-        """Take over what may change in a running metaserver: `settings.RELOADED`."""
+        """Apply those settings that may change while a metaserver runs: `settings.RELOADED`."""
         if self._access is not None:
             audit = self._access.audit
             audit.retention_ms, audit.rows_max = (
@@ -63,12 +61,12 @@ class RunningMetaserver:
 
     @property
     def address(self) -> str:
-        """host:port where it listens."""
+        """host:port at which it accepts connections."""
         return self._server.address
 
     async def serve_until(self, stop: asyncio.Event) -> None:
-        """Return when `stop` is set.  Raises what the periodic work failed with, if it met a
-        bug.
+        """Return when `stop` is set. If the periodic work ends with an unexpected error, raise
+        that.
         """
         async with Race() as race:
             race.start(stop.wait())
@@ -90,10 +88,9 @@ async def running_metaserver(
     Run a metaserver in this event loop until the block ends.
 
     Args:
-        network: how brokers are called; default: HTTP, closed at the end.
-        clock: its boot time is SQLite's time; default: the machine's.
-        after_step: called with the name of each step of an operation on partitions and of a reset
-            that was done.
+        network: connects to brokers; default: HTTP, closed at the end.
+        clock: its boot time is the time of an SQLite database; default: the machine's.
+        after_step: called with the name of each finished step of an operation or a reset.
 
     Raises:
         ConfigError, DataFolderError, StorageError, AddressError
@@ -161,7 +158,7 @@ async def running_metaserver(
 
 
 def _watching(metrics: ServerMetrics, access: AccessService | None) -> list[asyncio.Task[None]]:
-    """Begin what runs beside the periodic work."""
+    """Start the tasks that run beside the periodic work."""
     watching = [asyncio.create_task(metrics.watch_loop())]
     if access is not None:
         watching += [asyncio.create_task(run()) for run in (access.run, access.audit.run)]
@@ -204,10 +201,10 @@ async def _access(
     database: Database, settings: MetaserverSettings, clock: Clock
 ) -> AccessService | None:
     """
-    The access control of the metaserver, started; None: it has none.
+    Start access control; returns None if the settings have none.
 
     Raises:
-        TokenInvalidError: a file has no token.
+        ConfigError: a token file has no valid token.
         StorageError
     """
     if not settings.is_guarded:
@@ -234,7 +231,7 @@ async def _access(
 
 
 def _known_tokens(settings: MetaserverSettings) -> dict[str, str]:
-    """Hash → principal, of the tokens of the settings.  Raises TokenInvalidError."""
+    """Return token hash → principal, for the tokens in the settings. Raises ConfigError."""
     known = {}
     for path, principal in (
         (settings.admin_token_file, ADMIN),

@@ -1,6 +1,4 @@
-"""The services of a metaserver over one database, their periodic work and their routes, put
-together.
-"""
+"""Builds the services of a metaserver over one database, with periodic work and routes."""
 
 from __future__ import annotations
 
@@ -50,7 +48,7 @@ class Services:
     routes: list[ControlRoute]
 
     def close(self) -> None:
-        """Answer what waits, before the server stops."""
+        """Answer the calls that wait, before the server stops."""
         self.groups.close()
         self.catalogue.close()
 
@@ -66,15 +64,14 @@ def services_of(
     member: ClusterMember | None = None,
 ) -> Services:
     """
-    The services of one metaserver, under an id that no other metaserver has.
+    Build the services of one metaserver, under an id that no other metaserver has.
 
     Args:
-        network: how brokers are called.
-        rng: draws the id, and pauses between tries.
-        after_step: called with the name of each step of an operation on partitions and of a reset
-            that was done.
-        access: access control; None: every caller may do everything.
-        member: checks the versions of brokers; None: all are of one.
+        network: connects to brokers.
+        rng: draws the id, and the pauses between tries.
+        after_step: called with the name of each finished step of an operation or a reset.
+        access: access control; None: every caller has every right.
+        member: checks the versions of brokers; None: they are not checked.
     """
     driver = f"{rng.getrandbits(128):032x}"
     news = None if access is None else access.news
@@ -152,8 +149,8 @@ def services_of(
 
 
 def _over_database(route: ControlRoute, agreement: AgreementWatch) -> ControlRoute:
-    """A route over the database; if it creates what brokers get, it waits for the comparison of a
-    start or a new connection.
+    """Mark a route as one over the database. A route that creates something at brokers first waits
+    for the comparison with the brokers that follows a start or a new connection.
     """
     route = replace(route, to_database=True)
     if route.endpoint not in _CREATING:

@@ -1,4 +1,4 @@
-"""The settings of a metaserver, with their help texts; all problems are reported at once."""
+"""The settings of a metaserver, with their help texts; all invalid values are reported at once."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class MetaserverSettings(ServingSettings):
     The settings of a metaserver.
 
     Raises:
-        ConfigError: lists every impossible value.
+        ConfigError: lists every invalid value.
     """
 
     data: Path = field(metadata={"doc": "folder of the embedded database"})
@@ -40,11 +40,11 @@ class MetaserverSettings(ServingSettings):
         default=None,
         repr=False,  # it may have a password
         metadata={
-            "doc": "postgresql+asyncpg://… where several metaservers share a database; with a "
-            "password not as a flag, which ps shows"
+            "doc": "postgresql+asyncpg://… if several metaservers share a database; do not give "
+            "a password in a flag, which ps shows"
         },
     )
-    port: int = field(default=7000, metadata={"doc": "0: any free one"})
+    port: int = field(default=7000, metadata={"doc": "port to listen on; 0: any free one"})
     cluster: str = field(
         default="",
         metadata={
@@ -55,14 +55,14 @@ class MetaserverSettings(ServingSettings):
     broker_heartbeat_ms: int = field(
         default=1_000,
         metadata={
-            "doc": "how often a broker reports itself; without news, up to a quarter of "
-            "broker_ttl_ms apart"
+            "doc": "interval between two reports of a broker; without changes, up to a quarter of "
+            "broker_ttl_ms"
         },
     )
     broker_ttl_ms: int = field(
         default=10_000,
         metadata={
-            "doc": "a broker without a report for this long is not available; a restart fits in"
+            "doc": "silence after which a broker is not available; longer than a restart takes"
         },
     )
     heartbeat_ms_max: int = field(
@@ -70,46 +70,46 @@ class MetaserverSettings(ServingSettings):
     )
     poll_ms: int = field(
         default=500,
-        metadata={"doc": "how often the database is polled for changes by other metaservers"},
+        metadata={
+            "doc": "interval at which the database is polled for changes by other metaservers"
+        },
     )
     repair_ms: int = field(
-        default=2_000, metadata={"doc": "how often an interrupted creation is retried"}
+        default=2_000, metadata={"doc": "interval at which interrupted creations are retried"}
     )
     operation_lease_ms: int = field(
         default=5_000,
-        metadata={"doc": "after this long another metaserver continues an operation left behind"},
+        metadata={"doc": "time after which another metaserver continues an abandoned operation"},
     )
     expire_ms: int = field(
         default=10_000,
-        metadata={"doc": "interval between checks for data removed by retention"},
+        metadata={"doc": "interval between checks for data that retention has removed"},
     )
     group_expires_ms: int = field(
         default=0,
-        metadata={
-            "doc": "a consumer group that no consumer joins for this long is deleted; 0: none is"
-        },
+        metadata={"doc": "a consumer group without consumers for this time is deleted; 0: never"},
     )
     hidden_expires_ms: int = field(
         default=7 * 86_400_000,
         metadata={
-            "doc": "a hidden subject that is neither filled nor published for this long is "
-            "deleted; 0: none is"
+            "doc": "a hidden subject that is neither filled nor published for this time is "
+            "deleted; 0: never"
         },
     )
     history_retention_ms: int = field(
         default=90 * 86_400_000,
         metadata={
-            "doc": "how long it is known which subjects and groups were deleted or published, and "
-            "which changes were made"
+            "doc": "time for which deletions and publications of subjects and groups, and changes "
+            "of partitions, are remembered"
         },
     )
-    sessions_max: int = field(default=10_000, metadata={"doc": "consumers of one group"})
-    subjects_max: int = field(default=10_000, metadata={"doc": "subjects"})
+    sessions_max: int = field(default=10_000, metadata={"doc": "most consumers of one group"})
+    subjects_max: int = field(default=10_000, metadata={"doc": "most subjects"})
     auto_create: str = field(
         default=AUTO_CREATE_OFF,
         metadata={
-            "doc": "off, or which subjects the first message sent to them creates: a pattern such "
-            "as events.*"
+            "doc": "off, or a pattern such as events.*: subjects that match are created by the "
+            "first message that is sent to them"
         },
     )
     auto_create_partitions: int = field(
@@ -117,14 +117,14 @@ class MetaserverSettings(ServingSettings):
     )
     http_connections_max: int = field(
         default=CONNECTIONS_MAX,
-        metadata={"doc": "HTTP connections at once: each consumer and producer has one or two"},
+        metadata={"doc": "most HTTP connections; each consumer and producer has one or two"},
     )
     admin_token_file: Path | None = field(
         default=None,
-        metadata={"doc": "file with the token of the principal admin, who may do everything"},
+        metadata={"doc": "file with the token of the principal admin, which has every right"},
     )
     admin_token_hash: str = field(
-        default="", metadata={"doc": "SHA-256 of that token, in place of the file"}
+        default="", metadata={"doc": "SHA-256 of that token, instead of the file"}
     )
     cluster_token_file: Path | None = field(
         default=None,
@@ -132,7 +132,7 @@ class MetaserverSettings(ServingSettings):
     )
     broker_token_hashes: tuple[str, ...] = field(
         default=(),
-        metadata={"doc": "NAME:SHA-256 of each broker's token, in place of the file"},
+        metadata={"doc": "NAME:SHA-256 of each broker's token, instead of the file"},
     )
     jwt_issuer: str = field(
         default="", metadata={"doc": "claim iss of tokens (JWT) of an outside issuer"}
@@ -143,11 +143,11 @@ class MetaserverSettings(ServingSettings):
     )
     jwt_jwks_ca: Path | None = field(
         default=None,
-        metadata={"doc": "PEM file of the authority of that URL; without it those of the machine"},
+        metadata={"doc": "PEM file of the authority of that URL; default: those of the machine"},
     )
     jwt_algorithms: tuple[str, ...] = field(
         default=("RS256", "ES256"),
-        metadata={"doc": "signatures that are believed; none and HS* never are"},
+        metadata={"doc": "signature algorithms that are accepted; none and HS* are never accepted"},
     )
     jwt_principal_claim: str = field(
         default="sub", metadata={"doc": "claim with the name of the principal jwt:NAME"}
@@ -156,7 +156,7 @@ class MetaserverSettings(ServingSettings):
         default="", metadata={"doc": "claim with groups, the principals group:NAME"}
     )
     jwt_leeway_s: int = field(
-        default=30, metadata={"doc": "how far the clock of the issuer may be off"}
+        default=30, metadata={"doc": "largest difference between the issuer's clock and this one"}
     )
     audit_retention_ms: int = field(
         default=90 * 86_400_000,
@@ -177,7 +177,7 @@ class MetaserverSettings(ServingSettings):
 
     @property
     def outside_issuer(self) -> IssuerSettings | None:
-        """The outside issuer that is believed, None without."""
+        """Settings of the outside issuer of tokens; None: there is none."""
         if not self.jwt_issuer:
             return None
         return IssuerSettings(
@@ -192,7 +192,7 @@ class MetaserverSettings(ServingSettings):
         )
 
     def creates(self, subject: str) -> bool:
-        """True if the first message sent to a subject of this name creates it."""
+        """True if the first message that is sent to a subject of this name creates it."""
         return self.auto_create != AUTO_CREATE_OFF and fnmatchcase(subject, self.auto_create)
 
 
@@ -256,30 +256,29 @@ def metaserver_settings(
     environment: Mapping[str, str] | None = None,
 ) -> MetaserverSettings:
     """
-    Settings from a TOML file, the environment and flags; a flag that is None was not given.
+    Read the settings from a TOML file, the environment and flags; a flag of None was not given.
 
     Raises:
-        ConfigError: the file is unreadable, names are unknown or missing, values are impossible.
+        ConfigError: the file is unreadable, names are unknown or missing, or values are invalid.
     """
     return SOURCES.read(flags, config, environment or {})
 
 
 DATABASE_URL_VARIABLE = "KEYLANE_METASERVER_DATABASE_URL"
 SOURCES = SettingSources("metaserver", MetaserverSettings, _problems)
-"""Where the settings of a metaserver come from."""
+"""The places from which the settings of a metaserver are read."""
 RELOADED = frozenset({"log_level", "audit_retention_ms", "audit_rows_max"}) | RELOADED_TLS
-"""What a running metaserver takes over from its file at SIGHUP; the rest needs a restart."""
+"""Settings that a running metaserver reads again at SIGHUP; the others need a restart."""
 
 
 def warning_about_flags(flags: Mapping[str, Any]) -> str:
-    """What to say of a password that stands in the arguments of the program; "" if none does."""
+    """Return a warning if a flag has a password, else ""."""
     url = flags.get("database_url")
     if not isinstance(url, str) or without_password(url) == url:
         return ""
     return (
-        "the password in --database-url is seen by every user of this host, as by "
-        "ps: give the URL as "
-        f"{DATABASE_URL_VARIABLE}, or as database_url in the file of --config"
+        "every user of this host can see the password in --database-url, for example with ps: "
+        f"give the URL as {DATABASE_URL_VARIABLE}, or as database_url in the file of --config"
     )
 
 
@@ -303,4 +302,4 @@ def machine_boot() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
-        return ""  # unknown: every start counts as a new boot, and sessions live a ttl longer
+        return ""  # unknown: every start counts as a new boot, and sessions live one ttl longer

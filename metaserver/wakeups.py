@@ -1,8 +1,7 @@
-"""Waiting calls of this process, woken by changes; and runs of work that many calls share.
+"""Wakes the waiting calls of this process at changes, and lets many calls share one run of work.
 
-A wake-up may be missed at the end of the process: the truth is in SQL.
-A call listens before it reads: a change after the read wakes it, a change before it is in what was
-read.
+A wake-up may be lost when the process ends, because the state is in SQL. A call registers before it
+reads, so that it sees an earlier change in its read, and is woken by a later one.
 """
 
 from __future__ import annotations
@@ -21,34 +20,31 @@ T = TypeVar("T")
 
 class Waiter:
     """
-    One waiting call, or a part of one.
+    A registration of one waiting call; a call may have several.
 
     Args:
-        event: shared by the waiters of one call: each change ends their wait.
+        event: shared by the waiters of one call, so that each change ends its wait.
     """
 
-    def __init__(self, event: asyncio.Event | None = None) -> None:
-        self._event = event or asyncio.Event()
-        self.woken = False
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    @property
+    def woken(self) -> bool:
         """Whether a change has come to this waiter."""
+        return self._event.is_set()
 
     def wake(self) -> None:
-        """End the wait, or the next one."""
-        self.woken = True
+        """End the present wait, or the next one."""
         self._event.set()
 
     async def wait(self, wait_ms: int) -> None:
         """Return when woken, or after `wait_ms`."""
-        await wait_for(self._event, wait_ms)
-
-
-async def wait_for(event: asyncio.Event, wait_ms: int) -> None:
-    """Return when `event` is set, or after `wait_ms`."""
-    try:
-        async with asyncio.timeout(wait_ms / 1000):
-            await event.wait()
-    except TimeoutError:
-        pass
+        try:
+            async with asyncio.timeout(wait_ms / 1000):
+                await self._event.wait()
+        except TimeoutError:
+            pass
 
 
 class Wakeups(Generic[K]):
@@ -56,33 +52,20 @@ class Wakeups(Generic[K]):
 
     def __init__(self) -> None:
         self._waiters: dict[K, dict[Waiter, None]] = {}
-        """The first to wait is the first to be woken."""
+        """Key → its waiters, which are woken in the order of their registration."""
 
     @contextmanager
-    def listen(self, key: K, event: asyncio.Event | None = None) -> Iterator[Waiter]:
-        """Wait for changes of `key` from now on, until the block ends; `event` as of `Waiter`."""
-        with self.listen_all((key,), event) as waiters:
-            yield waiters[key]
-
-    @contextmanager
-    def listen_all(
-        self, keys: Iterable[K], event: asyncio.Event | None = None
-    ) -> Iterator[dict[K, Waiter]]:
-        """Wait for changes of each of these keys, until the block ends; `event` as of `Waiter`,
-        shared by all.
-        """
-        event = event or asyncio.Event()
-        listening = {key: Waiter(event) for key in keys}
-        for key, waiter in listening.items():
-            self._waiters.setdefault(key, {})[waiter] = None
+    def listen(self, key: K) -> Iterator[Waiter]:
+        """Register for changes of `key` until the block ends; `event` as for `Waiter`."""
+        waiter = Waiter()
+        self._waiters.setdefault(key, {})[waiter] = None
         try:
-            yield listening
+            yield waiter
         finally:
-            for key, waiter in listening.items():
-                waiters = self._waiters[key]
-                del waiters[waiter]
-                if not waiters:
-                    del self._waiters[key]
+            waiters = self._waiters[key]
+            del waiters[waiter]
+            if not waiters:
+                del self._waiters[key]
 
     def wake(self, keys: Iterable[K]) -> None:
         """Wake every call that waits for one of these keys."""
@@ -95,7 +78,7 @@ class Wakeups(Generic[K]):
         self.wake(self._waiters)
 
     def keys(self) -> list[K]:
-        """The keys that calls wait for."""
+        """Return the keys that calls wait for."""
         return list(self._waiters)
 
 
@@ -106,8 +89,9 @@ class SingleFlight(Generic[K, V, T]):
 
     Args:
         work: gets the key and the items of all calls that share the run.
-        rest_ms_max: the pause between two runs is as long as the first of them took, up to this.
-            Long runs are shared by more calls, and take at most half of the time.
+        rest_ms_max: longest pause between two runs, in milliseconds. The pause is as long as the
+            previous run took, so that runs take at most half of the time, and more calls share a
+            long one.
     """
 
     def __init__(
@@ -116,13 +100,13 @@ class SingleFlight(Generic[K, V, T]):
         self._work = work
         self._rest_ms_max = rest_ms_max
         self._items: dict[K, list[V]] = {}
-        """Of the run that has not begun."""
+        """Key → items of the run that has not begun."""
         self._next: dict[K, asyncio.Task[T]] = {}
         self._last: dict[K, asyncio.Task[T]] = {}
         self._took: dict[K, float] = {}
 
     async def run(self, key: K, item: V) -> T:
-        """Return what a run answered that began after this call and got its item."""
+        """Add an item to the next run for this key, and return that run's result."""
         self._items.setdefault(key, []).append(item)
         task = self._next.get(key)
         if task is None:

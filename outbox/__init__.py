@@ -1,5 +1,5 @@
-"""The outbox: messages written in the user's own transactions, sent after commit, in order, each
-once.
+"""The outbox: messages are written in the user's own transactions, and sent after the commit, in
+order, each once.
 """
 
 from .admin import create_tables, outbox_status, purge_failed, purge_waiting, redrive_failed

@@ -1,5 +1,6 @@
-"""Calls for operators and migrations, on an engine or the URL of a database; only `purge_waiting`
-asks a metaserver.
+"""Calls for operators and migrations, which take an engine or the URL of a database.
+
+Only `purge_waiting` asks a metaserver.
 """
 
 from __future__ import annotations
@@ -10,11 +11,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 from sqlalchemy.engine import Connection
 
 from ..protocol.address import addresses_of
-from ..protocol.errors import (
-    OutboxSubjectExistsError,
-    SubjectDeletedError,
-    SubjectUnknownError,
-)
+from ..protocol.errors import ConflictError, Reason, SubjectDeletedError, SubjectUnknownError
 from ..protocol.ids import check_name
 from ..protocol.settings import flag_problems, refuse_call
 from ..rpc.client import MetaClient
@@ -32,11 +29,11 @@ T = TypeVar("T")
 
 async def create_tables(engine_or_url: EngineOrUrl, *, prefix: str = DEFAULT_PREFIX) -> None:
     """
-    Create the tables of an outbox; again changes nothing.
+    Create the tables of an outbox; a repeated call changes nothing.
 
     Raises:
-        OutboxOlderError: an older keylane made them; nothing was changed.
-        OutboxNewerError: a newer keylane made them.
+        SchemaError: the tables exist and are of an older keylane; nothing was changed.
+        SchemaError: the tables are of a newer keylane.
         ConfigError: the engine, the URL or the prefix cannot be used.
         StorageError: the database answered with an error.
     """
@@ -51,11 +48,11 @@ async def outbox_status(
     engine_or_url: EngineOrUrl, *, subject: str | None = None, prefix: str = DEFAULT_PREFIX
 ) -> OutboxStatus:
     """
-    Count the rows of an outbox, of all subjects or one, and tell which process sends them.
+    Count the rows of an outbox, of all subjects or one, and return which process sends them.
 
     Raises:
-        OutboxMissingError, OutboxOlderError, OutboxNewerError, ConfigError, StorageError
-        InvalidNameError, InvalidRequestError: an argument cannot be right; nothing was done.
+        SchemaError, SchemaError, SchemaError, ConfigError, StorageError
+        InvalidRequestError, InvalidRequestError: an argument is invalid; nothing was done.
     """
     _check(subject)
     now_ns = environment_of(None).clock.wall_ns()
@@ -70,14 +67,14 @@ async def redrive_failed(
     prefix: str = DEFAULT_PREFIX,
 ) -> RowChange:
     """
-    Send failed rows again, each before newer ones of its key: a row that was stored is then stored
-    twice.
+    Send failed rows again, each before newer rows of its key; a row that had been stored is then
+    stored twice.
 
-    Refused rows are sent again, too, behind what was sent of their keys meanwhile.
+    Refused rows are sent again too, after the rows of their keys that were sent in the meantime.
 
     Args:
-        subject: only its rows.
-        dry_run: change nothing, tell what would be.
+        subject: only rows of this subject.
+        dry_run: change nothing, only count the rows.
 
     Returns:
         The numbers of failed and of refused rows.
@@ -97,11 +94,11 @@ async def purge_failed(
     prefix: str = DEFAULT_PREFIX,
 ) -> RowChange:
     """
-    Delete failed and refused rows, and let newer rows of the keys of failed ones be sent.
+    Delete failed and refused rows, so that newer rows of the failed rows' keys are sent.
 
     Args:
-        subject: only its rows.
-        dry_run: change nothing, tell what would be.
+        subject: only rows of this subject.
+        dry_run: change nothing, only count the rows.
 
     Returns:
         The numbers of failed and of refused rows.
@@ -123,22 +120,21 @@ async def purge_waiting(
     prefix: str = DEFAULT_PREFIX,
 ) -> RowChange:
     """
-    Delete rows that were never sent, of a subject that does not exist: they wait for one of its
-    name.
+    Delete rows that were never sent because their subject does not exist.
 
     Args:
-        meta: `host:port` of a metaserver, which knows whether the subject exists; or several, as of
-            `Outbox`.
-        subject: the rows' subject.  Those that are halted behind a failed row are deleted as well,
+        meta: `host:port` of a metaserver, which knows whether the subject exists; or several, in
+            the forms that `Outbox` takes.
+        subject: the rows' subject.  Rows that are halted behind a failed row are deleted as well,
             failed rows are not.
-        force: also if the subject exists; the metaserver is not asked.
-        dry_run: change nothing, tell what would be.
+        force: delete the rows even if the subject exists; no metaserver is asked.
+        dry_run: change nothing, only count the rows.
 
     Returns:
         The numbers of waiting and of halted rows.
 
     Raises:
-        OutboxSubjectExistsError: the subject exists: its rows are sent.
+        ConflictError: the subject exists, so its rows will be sent.
         NotSentError, OutcomeUnknownError: no metaserver answers; nothing was deleted.
         As `outbox_status`.
     """
@@ -151,14 +147,14 @@ async def purge_waiting(
 
 
 def _check(subject: str | None, **flags: bool) -> None:
-    """Raises InvalidNameError, InvalidRequestError."""
+    """Raise InvalidRequestError or InvalidRequestError for an invalid argument."""
     if subject is not None:
         check_name("subject", subject)
     refuse_call(flag_problems(**flags))
 
 
 async def _check_absent(addresses: list[str], subject: str) -> None:
-    """Raises OutboxSubjectExistsError."""
+    """Raise ConflictError if a metaserver knows the subject."""
     timeout_ms = OutboxSettings().call_timeout_ms
     connections = Connections(None, timeout_ms=timeout_ms, what="outbox")
     network = connections.open()
@@ -170,7 +166,7 @@ async def _check_absent(addresses: list[str], subject: str) -> None:
         return
     finally:
         await clean_up(connections.close)
-    raise OutboxSubjectExistsError(subject=subject)
+    raise ConflictError(Reason.OUTBOX_SUBJECT_EXISTS, subject=subject)
 
 
 async def _run(

@@ -22,20 +22,20 @@ class OutboxUpgrade(MigrateOperation):
         operations.invoke(cls(prefix))
 
     def reverse(self) -> MigrateOperation:
-        """The operation that undoes it."""
+        """Return the operation that undoes this one."""
         return OutboxDrop(self.prefix)
 
 
 @Operations.register_operation("keylane_outbox_drop")
 class OutboxDrop(MigrateOperation):
-    """Drop the tables of an outbox, with the rows that are not sent."""
+    """Drop the tables of an outbox, with the rows that were not sent."""
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
 
     @classmethod
     def keylane_outbox_drop(cls, operations: Operations, prefix: str = DEFAULT_PREFIX) -> None:
-        """Drop the tables of an outbox, with the rows that are not sent."""
+        """Drop the tables of an outbox, with the rows that were not sent."""
         operations.invoke(cls(prefix))
 
 

@@ -1,12 +1,13 @@
 """Decides which waiting rows are recorded in which batches.  Pure.
 
 Invariants
-    The rows of a key are in one partition at a time: while a partition that the route has left has
-    unsettled batches, the rows of its range wait. A row is recorded behind all rows of its
-    partition with a lower id that were read with it. The rows of a key with a failed row are
-    halted: nothing newer overtakes the failed one. A row over the limit of its subject is refused,
-    and the newer rows of its key go on; while the limit is not confirmed, because the route may be
-    out of date, the row waits, and so do the newer rows of its key.
+    The rows of a key are in one partition at a time: while a partition that is no longer in the
+    route has unsettled batches, the rows of its range wait.
+    A row is recorded after all rows of its partition that have a lower id and were read with it.
+    The rows of a key with a failed row are halted, so that no newer row overtakes the failed one.
+    A row over the limit of its subject is refused, and the newer rows of its key are sent.  While
+    the limit is not confirmed, because the route may be out of date, the row waits, and so do the
+    newer rows of its key.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ SubjectKey = tuple[str, bytes]
 
 
 class Capacity(NamedTuple):
-    """What a partition takes now."""
+    """How many batches a partition takes now, and how they are numbered."""
 
     partition_id: int
     session: SendSession
     next_sequence: int
     batches: int
-    """How many more may be recorded."""
+    """Number of batches that may still be recorded."""
 
 
 CapacityTable = Sequence[Capacity | None]
-"""By logical partition; None where rows wait."""
+"""A capacity for each logical partition; None for those whose rows wait."""
 
 
 class SubjectRange(NamedTuple):
@@ -50,11 +51,11 @@ class SizeLimit(NamedTuple):
 
     bytes: int
     confirmed: bool
-    """The metaserver was asked for it since a row over it was read."""
+    """True if a metaserver reported this limit after a row over it was read."""
 
 
 class RecordPlan(NamedTuple):
-    """What one transaction records."""
+    """The changes that one transaction records."""
 
     batches: list[OutboxBatch]
     halted: list[int]
@@ -68,7 +69,7 @@ class RecordPlan(NamedTuple):
 
 
 def closed_ranges(tables: Mapping[str, CapacityTable]) -> list[SubjectRange]:
-    """The ranges whose rows need not be read, because they would wait."""
+    """Return the ranges whose rows need not be read, because they would have to wait."""
     ranges = []
     for subject, table in tables.items():
         start = 0
@@ -86,13 +87,13 @@ def capacity_table(
     barred: Iterable[tuple[int, int]],
 ) -> list[Capacity | None]:
     """
-    The capacity of each logical partition of a subject.
+    Return the capacity of each logical partition of a subject.
 
     Args:
         partition_ids: the open partition of each logical partition; empty while the route is not
             known.
-        capacities: of the partitions that take batches.
-        barred: the ranges of the partitions that the route has left and that have unsettled
+        capacities: capacities of the partitions that take batches, by partition id.
+        barred: the ranges of partitions that are no longer in the route and still have unsettled
             batches.
     """
     if not partition_ids:
@@ -113,13 +114,13 @@ def assign(
     batch_count: int,
 ) -> RecordPlan:
     """
-    Record rows in batches, as many as there is capacity for.
+    Assign rows to batches, as many as there is capacity for.
 
     Args:
-        rows: in the order of their ids.
-        tables: by subject.
+        rows: waiting rows, in the order of their ids.
+        tables: a capacity table for each subject whose route was asked for.
         halted_keys: keys that have a failed row.
-        limits: by subject, where it is lower than that of all messages.
+        limits: size limits of the subjects whose limit is lower than that of all messages.
     """
     filling: dict[int, _Filling] = {}
     halted: list[int] = []
@@ -159,7 +160,7 @@ def assign(
 
 
 class _Filling:
-    """The batches that one partition gets."""
+    """The batches that one partition gets in this round."""
 
     def __init__(self, capacity: Capacity, batch_bytes: int, batch_count: int) -> None:
         self._capacity = capacity
@@ -168,7 +169,7 @@ class _Filling:
         self._next_sequence = capacity.next_sequence
         self._bytes = 0
         self._rows: list[OutboxRow] = []
-        """Of the last batch."""
+        """Rows of the last batch."""
         self.batches: list[OutboxBatch] = []
         self._full = False
 
@@ -177,14 +178,14 @@ class _Filling:
         if not self._rows or self._closes_before(size):
             self._begin(row.subject)
         if self._full:
-            return  # it waits, and so does every row behind it
+            return  # it waits, and so does every row after it
         self._rows.append(row)
         self._bytes += size
         self._next_sequence += 1
 
     def _closes_before(self, size: int) -> bool:
-        """True if a row of this size begins a new batch; a batch of the least limits still holds
-        the largest row.
+        """Return True if a row of this size begins a new batch; the largest row fits into a batch
+        even under the smallest limits.
         """
         return (
             self._bytes >= self._batch_bytes

@@ -1,8 +1,8 @@
-"""Rows of the outbox, and the batches that they are sent in.  Pure.
+"""Rows of the outbox, and the batches in which they are sent.  Pure.
 
-A batch is recorded before it is sent.  Its bytes follow from its record and its rows, so every
-process that has the lease sends the same bytes, and the broker recognizes a batch that it has
-stored.
+A batch is recorded in the database before it is sent.  Its bytes follow from its record and its
+rows, so every process that has the lease sends the same bytes, and the broker recognizes a batch
+that it has already stored.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ class OutboxRow(NamedTuple):
     id: int
     subject: str
     logical: int
-    """Its logical partition; that of a message without a key was drawn when it was added."""
+    """The logical partition; drawn at random when a message without a key was added."""
     key: bytes
     value: bytes
     properties: bytes
     added_at_ns: int
-    """Nanoseconds since 1970, by the calendar of the process that added it."""
+    """Time of the process that added the row, in nanoseconds since 1970."""
 
     @property
     def size(self) -> int:
@@ -33,7 +33,7 @@ class OutboxRow(NamedTuple):
 
 
 class SendSession(NamedTuple):
-    """Under what a broker knows the batches that one holder of the lease sends to one partition."""
+    """The identity under which one holder of the lease sends batches to one partition."""
 
     producer_id: int
     epoch: int
@@ -41,7 +41,7 @@ class SendSession(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class OutboxBatch:
-    """Rows of one partition, the lowest id first; their order in the batch."""
+    """Rows of one partition, which are sent together in the order of their ids."""
 
     subject: str
     partition_id: int
@@ -49,7 +49,9 @@ class OutboxBatch:
     sequence: int
     rows: list[OutboxRow]
     doubtful: bool = False
-    """It may be stored: a try ended without an answer, or another process recorded it."""
+    """True if the batch may be stored: a try ended without an answer, or another process recorded
+    it.
+    """
     _data: bytes = field(default=b"", repr=False)
 
     @property
@@ -58,7 +60,7 @@ class OutboxBatch:
         return self.rows[0].id
 
     def encode(self) -> bytes:
-        """The bytes of the batch, always the same."""
+        """Return the bytes of the batch, which are the same at every try."""
         if not self._data:
             self._data = encode_batch(
                 partition_id=self.partition_id,

@@ -1,4 +1,6 @@
-"""The outbox: a message is added in the user's own transaction, and sent after its commit."""
+"""The client of the outbox: it adds messages in the user's own transactions, and sends them after
+the commit.
+"""
 
 from __future__ import annotations
 
@@ -45,17 +47,18 @@ T = TypeVar("T")
 
 class Outbox(Resident, Generic[V]):
     """
-    Messages added in a transaction of the user's database: sent if it commits, gone if it does not.
+    Messages are added in a transaction of the user's database: they are sent if it commits, and
+    vanish if it rolls back.
 
         outbox = Outbox("127.0.0.1:7000", engine)
         async with outbox, AsyncSession(engine) as session, session.begin():
             session.add(Order(...))
             await outbox.add(session, "orders", b"...", key=b"customer-7")
 
-    Messages of a key are stored in the order of their rows, each once; nothing newer of a key
-    overtakes.  Several processes may open an outbox on the same tables: the one that has the lease
-    sends.  Adding needs no opened outbox, and no metaserver; the rows are then sent by a process
-    that opens one.
+    Messages of a key are stored in the order of their rows, each once; no newer message of a key
+    overtakes an older one.  Several processes may open an outbox on the same tables: the process
+    that holds the lease sends.  To add messages, the outbox need not be open, and no metaserver
+    need be reachable; any process that opens an outbox on these tables sends the rows.
 
     An outbox works in the event loop and the process that opened it; `add_sync` may be called in
     any thread.
@@ -75,21 +78,21 @@ class Outbox(Resident, Generic[V]):
         _database: Transactions | None = None,
     ) -> None:
         """
-        Make an outbox; `async with` opens it, and it sends while it is open.
+        Create an outbox; `async with` opens it, and it sends while it is open.
 
         Args:
-            meta: `host:port` of a metaserver; of several, an iterable of texts or one text with
+            meta: `host:port` of a metaserver; for several, an iterable of texts or one text with
                 commas.
             engine_or_url: an engine of SQLAlchemy, async or not, or the URL of the database.
-            prefix: the first letters of the names of the tables.
-            codec: encodes the values that are added, as JsonCodec(Order) does, in the thread that
-                adds; or codecs by subject: annotate that outbox as `Outbox[Any]`; subjects without
-                a codec take bytes.  None: all do.
+            prefix: the prefix of the tables' names.
+            codec: encodes the values that are added, for example JsonCodec(Order), in the thread
+                that adds them; or codecs by subject: annotate such an outbox as `Outbox[Any]`;
+                subjects without a codec take bytes.  None: all subjects take bytes.
             settings: times in milliseconds, sizes in bytes.
-            tls: the authority of the servers' certificates; None: KEYLANE_TLS_CA of the
+            tls: the authority that signed the servers' certificates; None: KEYLANE_TLS_CA of the
                 environment, or no TLS.
-            token: of a cluster with access control; None: KEYLANE_TOKEN_FILE names its file, or
-                KEYLANE_TOKEN has it.
+            token: the access token, for a cluster with access control; None: it is read from the
+                file that KEYLANE_TOKEN_FILE names, or from KEYLANE_TOKEN.
 
         Raises:
             ConfigError: an address, the URL, the prefix, the codec or the settings cannot be used.
@@ -113,7 +116,7 @@ class Outbox(Resident, Generic[V]):
         self._routes: OutboxRoutes | None = None
         self._drainer: Drainer | None = None
         self._closing: Drainer | None = None
-        """The one that is being closed."""
+        """The drainer that is being closed, so that a repeated `close` can finish the work."""
         self._commits: CommitWatch | None = None
 
     def __repr__(self) -> str:
@@ -121,13 +124,13 @@ class Outbox(Resident, Generic[V]):
 
     async def __aenter__(self) -> Self:
         """
-        Begin to send.  No metaserver needs to answer: rows wait.
+        Start sending.  No metaserver needs to be reachable: until one is, rows wait.
 
         Raises:
-            OutboxMissingError, OutboxOlderError, OutboxNewerError: the tables cannot be used.
+            SchemaError, SchemaError, SchemaError: the tables cannot be used.
             StorageError: the database does not answer.
-            StoryError: the metaserver is that of a virtual cluster, and no story runs here.
-            AlreadyOpenError, ForkedError
+            StoryError: the metaserver belongs to a virtual cluster, and no story runs here.
+            UsageError, UsageError
         """
         if self._environment.network is None:
             for address in self._addresses:
@@ -158,11 +161,11 @@ class Outbox(Resident, Generic[V]):
 
     async def close(self) -> None:
         """
-        Stop sending; rows that are not sent stay in the table.  In a forked child it does nothing.
+        Stop sending; rows that were not sent stay in the table.  A forked child does nothing.
 
         Raises:
-            OtherLoopError: it was opened in another event loop.
-            InternalError: it had stopped sending, of a bug of keylane; it is closed.
+            UsageError: the outbox was opened in another event loop.
+            InternalError: the outbox had stopped sending because of a bug in keylane; it is closed.
         """
         if not self._connections.home.here:
             return
@@ -184,31 +187,33 @@ class Outbox(Resident, Generic[V]):
 
     async def status(self) -> OutboxStatus:
         """
-        Count the rows by subject, and tell which fail and which process sends.  It reads every row.
+        Return the rows counted by subject, the first failed rows, and the process that sends.
+
+        The call reads every row.
 
         Raises:
-            OutboxMissingError, OutboxOlderError, OutboxNewerError, StorageError
+            SchemaError, SchemaError, SchemaError, StorageError
         """
         now_ns = self._environment.clock.wall_ns()
         return await self._look(read_status, now_ns)
 
     async def gauges(self) -> OutboxGauges:
         """
-        How many rows there are, and how old the oldest is: a few look-ups in indexes, however many
-        rows wait.
+        Return how many rows there are, and how old the oldest is.
 
-        An outbox that is not open, and so may never be closed, connects anew for each call: a
-        program that polls gives it an engine of its own, whose pool keeps connections, or opens it.
+        The call needs a few look-ups in indexes, however many rows wait.  An outbox that is not
+        open may never be closed, so it opens a new connection for each call.  A program that polls
+        should open the outbox, or pass an engine of its own, whose pool keeps connections.
 
         Raises:
-            OutboxMissingError, OutboxOlderError, OutboxNewerError, StorageError
+            SchemaError, SchemaError, SchemaError, StorageError
         """
         now_ns = self._environment.clock.wall_ns()
         return await self._look(read_gauges, now_ns)
 
     async def _look(self, read: Callable[..., T], now_ns: int) -> T:
-        """What `read` finds; an outbox that is not open, and so may never be closed, keeps no
-        connection.
+        """Return the result of `read`; an outbox that is not open may never be closed, so it keeps
+        no connection.
         """
         try:
             return await self._database.run(read, self._tables, now_ns=now_ns)
@@ -223,10 +228,10 @@ class Outbox(Resident, Generic[V]):
     @property
     def waiting(self) -> dict[str, str]:
         """
-        Why rows wait that this process is to send, by subject; empty while all is sent.
+        Reasons why rows wait that this process should send, by subject; empty while all are sent.
 
         Raises:
-            InternalError: this outbox has stopped sending, of a bug of keylane.
+            InternalError: this outbox has stopped sending because of a bug in keylane.
         """
         if self._drainer is None:
             return {}
@@ -246,29 +251,30 @@ class Outbox(Resident, Generic[V]):
         tags: Collection[str] = (),
     ) -> Coroutine[Any, Any, int]:
         """
-        Add a message in the transaction of `target`; to be awaited.
+        Add a message in the transaction of `target`; the result must be awaited.
 
         Args:
-            subject: need not exist yet; its messages wait until it does.
-            value: bytes, or a value for the codec; with key and properties at most what the subject
-                takes (1 MiB). A row over that is refused when it would be sent, and newer rows of
-                its key go on: see `status`.
-            key: the order key; none means any partition, and no order.
-            properties: text to text or bytes, up to 64 KiB packed.
-            tags: texts without commas, which `message.tags` has; they count as a property,
-                "keylane.tags".
+            subject: the name of the subject; it need not exist yet, the messages wait until it
+                does.
+            value: bytes, or a value for the codec.  Key, value and properties together may have
+                as many bytes as the subject takes (1 MiB).  A larger row is refused when its turn
+                to be sent comes, and newer rows of its key are sent: see `status`.
+            key: the order key; a message without one goes to any partition, and has no order.
+            properties: names with texts or bytes, up to 64 KiB packed.
+            tags: texts without commas, which the receiver finds in `message.tags`; they are packed
+                as a property, "keylane.tags".
 
         Returns:
             The id of the row.
 
         Raises:
-            MessageTooLargeError, InvalidRequestError, InvalidNameError, CodecError: at the call,
-                also if it is not awaited; nothing was added.
-            InvalidRequestError: the connection has AUTOCOMMIT, so that no rollback would take the
-                row back.
-            OutboxMissingError: the tables do not exist; what the database does to the transaction
-                is its own.
-            SQLAlchemyError: as the database raised it.
+            MessageTooLargeError, InvalidRequestError, InvalidRequestError, CodecError: raised by the
+                call itself, before it is awaited; nothing was added.
+            InvalidRequestError: the connection has AUTOCOMMIT, so that a rollback would not remove
+                the row.
+            SchemaError: the tables do not exist; whether the transaction can continue
+                depends on the database.
+            SQLAlchemyError: any other error of the database, unchanged.
         """
         if not isinstance(target, AsyncSession | AsyncConnection):
             raise InvalidRequestError(
@@ -287,7 +293,7 @@ class Outbox(Resident, Generic[V]):
         properties: Mapping[str, str | bytes] | None = None,
         tags: Collection[str] = (),
     ) -> int:
-        """As `add`, for a Session or a Connection, in any thread."""
+        """Add a message as `add` does, with a Session or a Connection, in any thread."""
         if not isinstance(target, Session | Connection):
             raise InvalidRequestError(
                 f"add_sync takes a Session or a Connection, not {type(target).__name__}"
@@ -317,21 +323,24 @@ class Outbox(Resident, Generic[V]):
         tags: Collection[str] = (),
     ) -> None:
         """
-        Add a message in a transaction of its own, and wait until it is stored by a broker.
+        Add a message in a transaction of its own, and wait until a broker has stored it.
 
-        A message that is not part of a transaction keeps its place behind the rows of its key so.
-        Of a row that an operator purges meanwhile, or that is sent while rows are purged, nothing
-        is known here.
+        This keeps a message that belongs to no transaction in order with the other rows of its
+        key.  If an operator purges rows while the call waits, it cannot know whether its row was
+        sent or purged.
 
         Raises:
             As `add`.
             MessageTooLargeError: also if the subject takes less; the row stays in the table,
-            refused. OutboxRowFailedError: no broker can tell whether it is stored, or an operator
-            has purged it, or others meanwhile. StorageError: the database does not answer; the
-            message may be added. InternalError: this outbox has stopped sending, of a bug of
-            keylane; by its `fate` the message may be added. ClosedError, ForkedError,
-            OtherLoopError: not open, or not here.  If the outbox is closed meanwhile, the
-                `fate` is UNKNOWN: the message is in the table.
+                refused.
+            DeliveryError: no broker knows whether the row is stored, or an operator has
+                purged rows while the call waited.
+            StorageError: the database does not answer; the message may have been added.
+            InternalError: this outbox has stopped sending because of a bug in keylane; the `fate`
+                says whether the message may have been added.
+            ClosedError, UsageError, UsageError: the outbox is not open, or not in this
+                process or event loop.  If it is closed while the call waits, the `fate` is
+                UNKNOWN: the message is in the table.
         """
         self._connections.home.check()
         if self._drainer is not None and self._drainer.fault is not None:
@@ -343,8 +352,8 @@ class Outbox(Resident, Generic[V]):
         await self._waiters.wait(row_id, token)
 
     def _insert_row(self, connection: Connection, row: dict[str, Any]) -> tuple[int, int]:
-        """The row's id, and the lease's token; it is read last, while no operator can see the
-        row.
+        """Add the row; return its id and the lease's token, which is read before an operator can
+        see the row.
         """
         row_id = _row_id(connection.execute(self._insert, row))
         return row_id, connection.execute(sa.select(self._tables.lease.c.token)).scalar_one()

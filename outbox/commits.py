@@ -1,4 +1,4 @@
-"""Says when the user's transaction is committed, because then its rows can be sent."""
+"""Detects the commits of the user's transactions, after which their rows can be sent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from sqlalchemy.engine import Connection, Transaction
 from sqlalchemy.orm import Session, SessionTransaction
 
 POLL_S = 0.001
-"""SQLAlchemy has an event before the commit of a connection and none after it."""
+"""Interval in seconds at which a commit is polled for, because SQLAlchemy has an event before the
+commit of a connection and none after it.
+"""
 
 
 class CommitWatch:
@@ -26,10 +28,10 @@ class CommitWatch:
         self._loop = loop
         self._wake = wake
         self._noted: WeakKeyDictionary[Session | Connection, bool] = WeakKeyDictionary()
-        """True for those that have added rows in their present transaction."""
+        """Sessions and connections that were noted; True while their transaction has added rows."""
 
     def note(self, target: Session | Connection) -> None:
-        """`target` has added a row."""
+        """Note that `target` has added a row in its present transaction."""
         known = target in self._noted
         self._noted[target] = True
         if known:

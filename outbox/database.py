@@ -1,4 +1,4 @@
-"""The user's database: transactions of the outbox itself.  I/O: SQL."""
+"""Transactions of the outbox itself in the user's database.  I/O: SQL."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ locked.
 
 
 class Transactions(Protocol):
-    """What the outbox needs of a database."""
+    """The calls of a database that the outbox needs."""
 
     async def run(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
@@ -28,14 +28,14 @@ class Transactions(Protocol):
         Return what `work` returns in a transaction of its own.
 
         Raises:
-            OutboxMissingError: a table is missing.
+            SchemaError: a table is missing.
             StorageError: the database answered with an error; the transaction may be committed.
             What `work` raises; nothing is committed.
         """
         ...
 
     async def close(self) -> None:
-        """Close what was opened here."""
+        """Close the connections that were opened here."""
         ...
 
 
@@ -43,7 +43,7 @@ class OutboxDatabase(UserDatabase):
     """The database behind an engine or a URL, with the tables of an outbox."""
 
     def __init__(self, engine_or_url: EngineOrUrl, tables: OutboxTables) -> None:
-        """Raises ConfigError: what is given is neither an engine nor the URL of a database with an
-        installed driver.
+        """Raise ConfigError if the argument is neither an engine nor the URL of a database whose
+        driver is installed.
         """
         super().__init__(engine_or_url, tables.missing_error, **_LOCKS_ROWS_ONLY)

@@ -1,10 +1,10 @@
-"""Sends what waits in the table, while this process has the lease.
+"""Sends the rows that wait in the table, while this process has the lease.
 
-    wake ─▶ round (a transaction) ─▶ senders send ─▶ answers ─▶ round ─▶ … ─▶ nothing is left: the
-        lease is released
+    wake ─▶ round (a transaction) ─▶ senders send ─▶ answers ─▶ round ─▶ … ─▶ no rows are left:
+                                                                              release the lease
 
-After any error of the database, and when the token has passed, everything known of the table is
-read again: what is in the table is enough for any process to go on.
+After any error of the database, and when the token has passed, this process forgets what it knows
+of the table and reads it again: any process can continue from the content of the table alone.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from .waiters import RowWaiters
 
 log = logging.getLogger("keylane.outbox")
 SUBJECTS_KEPT = 1_000
-"""Subjects whose routes and senders are kept while nothing is to be sent: a program may name ever
-new ones for months.
+"""Number of subjects whose routes and senders are kept while there is nothing to send: a program
+may use new subjects for months.
 """
 
 
 class Drainer:
-    """The one task of an opened outbox that takes the lease, and its senders."""
+    """The task of an open outbox that takes the lease, and the senders that it starts."""
 
     def __init__(
         self,
@@ -69,29 +69,29 @@ class Drainer:
         self._closing = False
         self.token: int | None = None
         self._may_hold = False
-        """A round was cancelled: it may have taken the lease, also in a thread in which its
-        transaction still runs.
+        """True after a round was cancelled: its transaction may have taken the lease, or may still
+        run in a thread.
         """
         self.senders: dict[int, PartitionSender] = {}
         self._by_subject: dict[str, list[PartitionSender]] = {}
-        """The same senders: each round asks for those of each subject."""
+        """The same senders by subject, because each round looks them up so."""
         self._settled = SettledBatches()
         self._halted_keys: set[SubjectKey] = set()
         self._confirmed: set[str] = set()
-        """Subjects whose route was asked for since a row over their limit was read."""
+        """Subjects whose route was read again after a row over their limit was found."""
         self._confirming: dict[str, asyncio.Task[None]] = {}
         self._learning: dict[str, asyncio.Task[None]] = {}
         self.fault: BaseException | None = None
-        """The bug of which one of its tasks died.  It sends nothing more; its lease ends by its
-        time.
+        """The error that ended one of its tasks, because of a bug.  After it nothing more is sent,
+        and the lease expires.
         """
         self._begin_session()
         self._task = start_task(self._run(), name="outbox")
         self._task.add_done_callback(self.note_fault)
 
     def _begin_session(self) -> None:
-        """Be a new producer to the brokers: batches of the earlier one are other processes'
-        business.
+        """Become a new producer for the brokers; batches of the earlier one may be sent by other
+        processes.
         """
         self._producer_id = self._draw_identity(63) | 1
         self._epochs = itertools.count()
@@ -100,7 +100,7 @@ class Drainer:
         return SendSession(self._producer_id, next(self._epochs))
 
     def wake(self) -> None:
-        """Look for waiting rows now."""
+        """Start the next round now."""
         self._wake.set()
 
     def note_fault(self, task: asyncio.Task[None]) -> None:
@@ -118,30 +118,29 @@ class Drainer:
         try:
             await self._rounds()
         except asyncio.CancelledError:
-            # Only the event loop's end cancels this: a lease that is kept would hold up the next
-            # process.
+            # Only the end of the event loop cancels this task.  A lease that was kept would delay
+            # the next process.
             await self._release()
             raise
 
     async def _rounds(self) -> None:
-        attempt = 0
+        pauses = self._settings.backoff.pauses(self._rng)
         self.wake()
         while not self._closing and self.fault is None:
             try:
                 if await self._is_due():
                     await self._round()
-                attempt = 0
+                pauses.reset()
             except (KeylaneError, TokenPassedError) as error:
                 log.info(
                     "the outbox will read its rows again: %s", getattr(error, "message", error)
                 )
                 await self._forget()
-                attempt += 1
-                await self._pause(self._settings.backoff.wait_ms(attempt, self._rng))
+                await self._pause(pauses.next_ms())
                 self.wake()
 
     async def _is_due(self) -> bool:
-        """Wait until a round is due; False if there is nothing to do."""
+        """Wait until a round may be due; return False if there is nothing to do."""
         settings = self._settings
         if await self._pause(
             settings.rescan_ms
@@ -152,7 +151,7 @@ class Drainer:
         return self.token is not None or await self._database.run(rows.any_unsettled, self._tables)
 
     async def _pause(self, wait_ms: int) -> bool:
-        """Wait; True if it was woken before the time was over."""
+        """Wait, and return True if `wake` ended the pause before its time."""
         try:
             async with asyncio.timeout(wait_ms / 1000):
                 await self._wake.wait()
@@ -233,12 +232,12 @@ class Drainer:
         }
 
     def _limits(self) -> dict[str, SizeLimit]:
-        """The limits of subjects that are lower than MESSAGE_BYTES_MAX."""
+        """Return the limits of the subjects whose limit is below MESSAGE_BYTES_MAX."""
         lowest: dict[str, int] = {}
         for subject, known in self._routes.known.items():
-            told = [each.limit_bytes for each in self._senders_of(subject) if each.listed]
+            reported = [each.limit_bytes for each in self._senders_of(subject) if each.listed]
             routed = MESSAGE_BYTES_MAX if known.route is None else known.route.message_bytes_max
-            lowest[subject] = min([routed, *told])
+            lowest[subject] = min([routed, *reported])
         return {
             subject: SizeLimit(limit, subject in self._confirmed)
             for subject, limit in lowest.items()
@@ -246,7 +245,7 @@ class Drainer:
         }
 
     def _confirm(self, subject: str) -> None:
-        """Ask for the route once more before rows are refused: the limit may have been raised."""
+        """Ask for the route again before rows are refused: the limit may have been raised."""
         if subject not in self._confirming:
             task = start_task(self._ask_limit(subject), name=f"outbox limit {subject}")
             self._confirming[subject] = task
@@ -271,22 +270,22 @@ class Drainer:
         await asyncio.sleep(pause_ms / 1000)
 
     def _barriers_known(self, subject: str) -> bool:
-        """True unless a partition has unsettled batches and its range is not known."""
+        """Return True if the range of every partition with unsettled batches is known."""
         return all(
             sender.partition is not None for sender in self._senders_of(subject) if sender.batches
         )
 
     async def _forget(self) -> None:
-        """Forget everything that the tables know; batches under way are sent again by the next
-        holder of the lease.
+        """Forget everything that was read from the tables; the next holder of the lease sends the
+        unsettled batches again.
         """
         self.token = None
         await self._close_senders()
-        self._settled = SettledBatches()  # until here senders may have added to it
+        self._settled = SettledBatches()  # senders may have added to it until they were closed
         self._halted_keys = set()
         self._begin_session()
         for subject, known in self._routes.known.items():
-            self._lead(subject, known)
+            self._apply_route(subject, known)
 
     async def _close_senders(self) -> None:
         senders, self.senders, self._by_subject = list(self.senders.values()), {}, {}
@@ -313,7 +312,7 @@ class Drainer:
         return sender
 
     async def _close_idle_senders(self) -> None:
-        """Close the senders of partitions that the route has left, once they are empty."""
+        """Close the senders without batches whose partitions are no longer in the route."""
         for partition_id, sender in list(self.senders.items()):
             known = self._routes.known.get(sender.subject)
             if (
@@ -326,8 +325,8 @@ class Drainer:
                 await sender.close()
 
     async def _forget_idle(self) -> None:
-        """Forget subjects whose last batch is the longest ago: some processes always have rows,
-        each time of other subjects.
+        """Forget the subjects that have not sent for the longest time: a process may always have
+        rows, but of other subjects each time.
         """
         busy = {sender.subject for sender in self.senders.values() if sender.batches}
         busy |= {*self._learning, *self._confirming}
@@ -360,14 +359,12 @@ class Drainer:
         """See `SenderOwner.follow`."""
         unsettled = [sender.partition_id for sender in self._senders_of(subject) if sender.batches]
         known = await self._routes.ask(subject, unsettled)
-        self._lead(subject, known)
+        self._apply_route(subject, known)
         self.wake()
         return known
 
-    def _lead(self, subject: str, known: KnownRoute) -> None:
-        """Tell the senders of a subject what is known of their partitions; there is one for each
-        open partition.
-        """
+    def _apply_route(self, subject: str, known: KnownRoute) -> None:
+        """Pass a route to the senders of the subject; create a sender for each open partition."""
         for partition_id in known.open:
             self._sender(subject, partition_id)
         for sender in self._senders_of(subject):
@@ -377,7 +374,7 @@ class Drainer:
             sender.partition = partition or sender.partition
 
     def _learn(self, subject: str) -> None:
-        """Ask for the route until it says where the rows of the subject go."""
+        """Start to ask for the route, until it says where the rows of the subject go."""
         if subject not in self._learning and not self._is_routed(subject):
             task = start_task(self._ask_until_routed(subject), name=f"outbox {subject}")
             self._learning[subject] = task
@@ -400,13 +397,13 @@ class Drainer:
             if self._is_routed(subject):
                 return
             await self._wait_for_route(subject, known, attempt)
-            if self.token is None:  # another process sends: the next lease asks for the route again
+            if self.token is None:  # another process sends; we ask again when we have the lease
                 self._routes.known.pop(subject, None)
                 return
 
     @property
     def problems(self) -> dict[str, str]:
-        """Why rows wait, by subject."""
+        """The reasons why rows wait, by subject."""
         routes = {
             subject: self._routes.known[subject].problem
             for subject in (*self._learning, *self._confirming)
@@ -419,8 +416,8 @@ class Drainer:
 
     # ── the end ───────────────────────────────────────────────────────────────────────────────────
     async def close(self) -> None:
-        """Finish the transaction under way, and release the lease; what is not settled is another
-        process's.
+        """Finish the present transaction and release the lease; another process will settle the
+        remaining batches.
         """
         self._closing = True
         self.wake()
@@ -432,25 +429,24 @@ class Drainer:
         await self._release()
 
     async def _release(self) -> None:
-        """Send nothing more, and let another process take the lease."""
+        """Stop the senders, and let another process take the lease."""
         await self._close_senders()
         if self.token is not None or self._may_hold:
             try:
                 await self._database.run(release, self._tables, owner=self._owner)
             except KeylaneError as error:
                 log.info(
-                    "the outbox could not give its lease back, which ends by its ttl: %s",
+                    "the outbox could not release its lease, which will expire: %s",
                     error.message,
                 )
             self.token, self._may_hold = None, False
 
 
 def stopped(fault: BaseException) -> InternalError:
-    """The error of an outbox whose task died of a bug."""
+    """Return the error of an outbox whose task ended because of a bug."""
     error = InternalError(
-        f"the outbox has stopped sending, of a fault of its own: {fault!r:.200}; its rows stay, "
-        f"and are sent by any "
-        "outbox that is opened on its tables",
+        f"the outbox has stopped sending because of a bug in keylane: {fault!r:.200}; its rows "
+        "stay in the table, and any outbox that is opened on it sends them",
     )
     error.__cause__ = fault
     return error

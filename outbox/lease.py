@@ -1,10 +1,10 @@
-"""The lease: one process sends.  Each take has a higher token, and every write of a holder checks
-its token first.
+"""The lease, which makes sure that one process sends.  I/O: SQL.
 
-A holder that was suspended finds its token passed and stops; PostgreSQL ends the transaction in
-which it stood still.  Until then it can only send batches that were recorded, which the broker
-recognizes or refuses.  So the time of the lease, the database's, decides only how soon another
-process takes over.  I/O: SQL.
+Each take raises the token, and every write of a holder checks its token first.  A holder that was
+suspended finds that its token has passed, and stops; PostgreSQL ends the transaction in which it
+was suspended.  Until then it can only send batches that were recorded, which the broker recognizes
+or refuses.  So the duration of the lease, measured by the database's clock, decides only how soon
+another process takes over.
 """
 
 from __future__ import annotations
@@ -16,28 +16,30 @@ from .settings import LEASE_MS_MAX
 from .tables import OutboxTables, database_ms
 
 IDLE_MS_MIN = 5_000
-"""PostgreSQL ends a transaction that has the lease's row locked once it was idle for the time of
-the lease, and for this long.
+"""Shortest time in milliseconds, if the lease is shorter, after which PostgreSQL ends an idle
+transaction that has locked the row of the lease.
 """
 
 TOKENS_PER_DELETION = 1 << 32
-"""The token's high half counts deletions by operators: who waits for a row can tell them from a row
-that was sent.
+"""The high half of the token counts deletions by operators, so that a caller who waits for a row
+can distinguish a deleted row from a sent one.
 """
 
 
 class TokenPassedError(Exception):
-    """Another process took the lease, or an operator changed rows: what this process knows of them
-    is outdated.
+    """Another process took the lease, or an operator changed rows: this process must read them
+    again.
     """
 
 
 def take(connection: Connection, tables: OutboxTables, *, owner: str, lease_ms: int) -> int | None:
-    """The token of the lease, taken for `lease_ms`; None while it is another live process's."""
+    """Take the lease for `lease_ms` and return its token; None while another live process has
+    it.
+    """
     lease = tables.lease
     now = database_ms()
     _end_when_idle(connection, lease_ms)
-    # A time further away than any lease was written before the clock was set back.
+    # An end that is further away than any lease was written before the clock was set back.
     free = sa.or_(
         lease.c.until_ms < now, lease.c.until_ms > now + LEASE_MS_MAX, lease.c.owner == owner
     )
@@ -71,9 +73,9 @@ def renew(connection: Connection, tables: OutboxTables, *, token: int, lease_ms:
 
 def release(connection: Connection, tables: OutboxTables, *, owner: str) -> None:
     """
-    Let another process take the lease at once, if it is the owner's.
+    End the lease at once, if `owner` has it, so that another process can take it.
 
-    The token passes too: a transaction that its holder cancelled may still run in a thread, and
+    The token is raised too: a transaction that the holder cancelled may still run in a thread, and
     would renew the lease.
     """
     lease = tables.lease
@@ -84,10 +86,11 @@ def release(connection: Connection, tables: OutboxTables, *, owner: str) -> None
 
 def pass_token(connection: Connection, tables: OutboxTables, *, deletes: bool) -> None:
     """
-    Lock the lease's row and have its holder read everything again; for changes by an operator.
+    Lock the row of the lease, and make its holder read everything again; an operator's change
+    begins with it.
 
     Args:
-        deletes: rows may be deleted that were not sent; see `deletions`.
+        deletes: the change may delete rows that were not sent; see `deletions`.
     """
     lease = tables.lease
     _end_when_idle(connection, IDLE_MS_MIN)
@@ -96,16 +99,18 @@ def pass_token(connection: Connection, tables: OutboxTables, *, deletes: bool) -
 
 
 def deletions(token: int) -> int:
-    """How often an operator had deleted rows that were not sent, when the lease had this token."""
+    """Return how often operators had deleted rows that were not sent when the lease had this
+    token.
+    """
     return token // TOKENS_PER_DELETION
 
 
 def _end_when_idle(connection: Connection, lease_ms: int) -> None:
     """
-    Have PostgreSQL end this transaction if this process stands still in it.
+    Let PostgreSQL end this transaction if this process is suspended in it.
 
-    It keeps the lease's row locked: no other process could take the lease, or close its outbox,
-    before it goes on.
+    The transaction locks the row of the lease: otherwise no other process could take the lease, or
+    close its outbox, until this process continues.
     """
     if connection.dialect.name == "postgresql":
         setting = sa.literal("idle_in_transaction_session_timeout")

@@ -1,5 +1,5 @@
-"""Sends the recorded batches of one partition, in order; the oldest that is not stored stops those
-behind it.
+"""Sends the recorded batches of one partition in order; the batches after one that is not stored
+wait for it.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from .settings import OutboxSettings
 
 log = logging.getLogger("keylane.outbox")
 WARN_AT = 8
-"""Failures in a row after which a warning is logged: some seconds."""
+"""Number of failures in a row, some seconds, after which a warning is logged."""
 
 
 class SenderOwner(Protocol):
-    """What a sender needs of the drainer."""
+    """The calls of the drainer that a sender needs."""
 
     def stored(self, batch: OutboxBatch) -> None:
         """Delete a batch that is stored."""
@@ -45,15 +45,17 @@ class SenderOwner(Protocol):
     def left(
         self, subject: str, returned: list[OutboxBatch], failed: list[OutboxBatch], why: str
     ) -> None:
-        """Let rows wait again, or mark them as failed."""
+        """Let the rows of returned batches wait again, and mark those of failed ones as failed."""
         ...
 
     async def follow(self, subject: str) -> object:
-        """Ask for the newest route of a subject, and tell its senders."""
+        """Ask for the newest route of a subject, and pass it to the subject's senders."""
         ...
 
     def note_fault(self, task: asyncio.Task[None]) -> None:
-        """A task has ended: if it died of a bug, nothing more is sent, and callers are told."""
+        """Note that a task has ended: if it ended because of a bug, stop sending and report it to
+        waiting callers.
+        """
         ...
 
 
@@ -74,55 +76,56 @@ class PartitionSender:
         self.subject = subject
         self.partition_id = partition_id
         self.partition: Partition | None = None
-        """None until the route has its address."""
+        """The partition in the route, with its address; None until a route has named it."""
         self.listed = False
-        """It is open in the latest route."""
+        """True if the partition is open in the latest route."""
         self.sealed = False
-        """Its broker has said so."""
+        """True if the broker has answered that the partition is sealed."""
         self.gone: KeylaneError | None = None
-        """Why no broker can be asked about it any more; None while one can."""
+        """The reason why no broker can be asked about the partition any more; None while one
+        can.
+        """
         self.limit_bytes = MESSAGE_BYTES_MAX
-        """The limit of one message that its broker has told in a refusal."""
+        """The limit for one message, in bytes; a refusal of the broker may lower it."""
         self.problem = ""
-        """Why its batches are not stored; empty while they are."""
+        """The reason why batches are not stored; empty while they are."""
         self.batches: deque[OutboxBatch] = deque()
-        """Recorded and not settled, the oldest first; all of one session."""
+        """Batches that are recorded and not settled, the oldest first; all are of one session."""
         self._owner = owner
         self._broker_at = broker_at
         self._settings = settings
-        self._rng = rng
         self._new_session = new_session
         self._session = new_session()
         self._next_sequence = 0
-        self._attempt = 0
+        self._pauses = settings.backoff.pauses(rng)
         self._wake = asyncio.Event()
         self._task = start_task(self._run(), name=f"outbox {subject} {partition_id}")
         self._task.add_done_callback(owner.note_fault)
 
     @property
     def open(self) -> bool:
-        """True while it may store new batches."""
+        """True while the partition may store new batches."""
         return self.listed and not self.sealed
 
     # ── recording ─────────────────────────────────────────────────────────────────────────────────
     def capacity(self) -> Capacity | None:
-        """What may be recorded for it now; None for nothing."""
+        """Return how many batches may be recorded for the partition now; None if none may."""
         count = self._settings.in_flight_max - len(self.batches)
-        # Brokers recognize the latest batches only, and nothing may be stored before what another
-        # process has recorded.
+        # A broker recognizes only the latest batches, and a batch that another process has recorded
+        # must be stored before any new one.
         doubtful = any(batch.doubtful for batch in self.batches)
         if not self.open or doubtful or count <= 0:
             return None
         return Capacity(self.partition_id, self._session, self._next_sequence, count)
 
     def inherit(self, batches: Sequence[OutboxBatch]) -> None:
-        """Send batches that an earlier holder of the lease has recorded, before anything else."""
+        """Send batches that an earlier holder of the lease has recorded, before any new batch."""
         self.batches.extend(batches)
         self._wake.set()
 
     def take(self, batch: OutboxBatch) -> bool:
-        """Send a batch that was recorded by `capacity`; False if that has changed meanwhile: it
-        can't be sent.
+        """Send a batch that was recorded under `capacity`; return False if the capacity has changed
+        since, so that the batch cannot be sent.
         """
         if not self.open or batch.session != self._session:
             return False
@@ -139,12 +142,12 @@ class PartitionSender:
                 await self._stream()
             except KeylaneError as error:
                 self.problem = error.message
-                self._attempt += 1
                 await self._owner.follow(self.subject)
                 if self._after_failure(error):
+                    self._pauses.skip()
                     continue
-                wait_ms = self._settings.backoff.wait_ms(self._attempt, self._rng)
-                level = logging.WARNING if self._attempt == WARN_AT else logging.DEBUG
+                wait_ms = self._pauses.next_ms()
+                level = logging.WARNING if self._pauses.failures == WARN_AT else logging.DEBUG
                 log.log(level, "rows of %s wait: %s", self.subject, error.message)
                 await asyncio.sleep(wait_ms / 1000)
 
@@ -158,9 +161,7 @@ class PartitionSender:
         return await self._broker_at(address).channel()
 
     async def _stream(self) -> None:
-        """Send for ever.  After the first failure it waits for all calls, then raises that
-        failure.
-        """
+        """Send until the first failure; then wait for all calls, and raise that failure."""
         calls: deque[asyncio.Task[None]] = deque()
         try:
             while True:
@@ -199,13 +200,13 @@ class PartitionSender:
             raise
 
     def _settle(self, batch: OutboxBatch) -> None:
-        self._attempt = 0
+        self._pauses.reset()
         self.problem = ""
         self.batches.remove(batch)
         self._owner.stored(batch)
 
     def _after_failure(self, error: KeylaneError) -> bool:
-        """Act on the error that the oldest batch met; True if all batches have left."""
+        """Act on the error of the oldest batch; return True if this sender gave up all batches."""
         if not self.batches:
             return False
         self.sealed = self.sealed or isinstance(error, StaleRouteError)

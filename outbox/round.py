@@ -1,7 +1,8 @@
-"""One transaction of the process that sends: what was settled is deleted, what waits is recorded.
+"""One transaction of the process that sends: it deletes settled batches and records waiting rows.
 I/O: SQL.
 
-take or renew the lease ─▶ settle ─▶ read waiting rows ─▶ assign ─▶ record ─▶ or release, if nothing is left
+    take or renew the lease ─▶ settle ─▶ read waiting rows ─▶ assign ─▶ record
+                                                                └▶ no rows are left: release
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ class SettledBatches:
 
     stored: list[OutboxBatch] = field(default_factory=list)
     returned: list[OutboxBatch] = field(default_factory=list)
-    """Their rows wait again."""
+    """Batches whose rows wait again."""
     failed: dict[OutboxBatch, str] = field(default_factory=dict)
-    """With the reason."""
+    """Batches that failed, each with the reason."""
 
     def __bool__(self) -> bool:
         return bool(self.stored or self.returned or self.failed)
@@ -34,14 +35,14 @@ class SettledBatches:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundOrder:
-    """What a round is to do."""
+    """The input of a round."""
 
     owner: str
     token: int | None
-    """None to take the lease."""
+    """The token of the lease; None if the round has to take the lease."""
     settled: SettledBatches
     sending: bool
-    """Batches are recorded that are not settled."""
+    """True if there are recorded batches that are not settled."""
     tables: Mapping[str, CapacityTable]
     halted_keys: set[SubjectKey]
     limits: Mapping[str, SizeLimit]
@@ -49,22 +50,24 @@ class RoundOrder:
 
 @dataclass(slots=True, kw_only=True)
 class RoundOutcome:
-    """What a round did."""
+    """The result of a round."""
 
     token: int | None
-    """None: another process has the lease, or nothing is left and it is free."""
+    """The token of the lease; None if another process has it, or if it was released because no
+    rows are left.
+    """
     recorded: list[OutboxBatch] = field(default_factory=list)
     unknown: set[str] = field(default_factory=set)
     """Subjects of waiting rows whose route is not known."""
     halted_keys: set[SubjectKey] = field(default_factory=set)
     inherited: bool = False
-    """The lease was taken, and `recorded` are batches of an earlier holder."""
+    """True if the lease was taken, and `recorded` are batches of an earlier holder."""
     refused: dict[int, str] = field(default_factory=dict)
     """Rows that are refused, by id, with the reason."""
     unconfirmed: set[str] = field(default_factory=set)
-    """Subjects with a row over a limit that has to be asked for again."""
+    """Subjects with a row over their limit, which has to be asked for again."""
     more: bool = False
-    """Rows wait behind those that were read, and the next round may read them."""
+    """True if more rows wait than were read, so that the next round is due at once."""
 
 
 def run_round(
@@ -74,7 +77,7 @@ def run_round(
     Do one round.
 
     Raises:
-        TokenPassedError: what this process knows is outdated.
+        TokenPassedError: this process must read the tables again.
     """
     token = order.token
     halted_keys = order.halted_keys

@@ -1,12 +1,12 @@
 """The routes of the subjects whose rows wait.
 
 A route is asked for when it is needed: at the first row of a subject, and after a partition refused
-or did not answer. A partition that was sealed meanwhile refuses, so an outdated route costs one
-call and no order.
+or did not answer.  A partition that has been sealed refuses, so an outdated route costs one call
+and never breaks the order.
 
-When a subject is deleted, nothing is stored in its partitions any more.  Rows that were not sent
-wait for a later subject of its name, which an operator has to create: no message creates a deleted
-name again.
+When a subject is deleted, its partitions store nothing any more.  Rows that were not sent wait
+until an operator creates a subject of this name: sending a message does not create a deleted
+subject again.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from dataclasses import dataclass, field, replace
 from ..protocol import endpoints
 from ..protocol.backoff import Backoff
 from ..protocol.errors import (
-    AcceptedAsLostError,
+    DeliveryError,
     KeylaneError,
+    Reason,
     SubjectDeletedError,
     SubjectUnknownError,
 )
@@ -32,12 +33,12 @@ from ..rpc.race import shared, start_task
 
 log = logging.getLogger("keylane.outbox")
 MISSING_PAUSE_MS_MAX = 60_000
-"""Longest pause between two questions for a subject that does not exist, and that may never be
-created.
+"""Longest pause in milliseconds between two requests for the route of a subject that does not
+exist, and may never be created.
 """
 DELETED_KNOWN_MAX = 10_000
-"""Deleted subjects that are known by name; one that is forgotten is asked for as by a process that
-was started anew.
+"""Number of deleted subjects that are remembered; a forgotten one is treated as a restarted process
+treats it.
 """
 _NO_SUBJECT = (SubjectDeletedError, SubjectUnknownError)
 _DELETED = "the subject was deleted: its rows wait until an operator creates one of this name"
@@ -45,7 +46,7 @@ _DELETED = "the subject was deleted: its rows wait until an operator creates one
 
 @dataclass(slots=True)
 class KnownRoute:
-    """What is known of a subject's partitions."""
+    """The latest route of a subject, and the state of the requests for it."""
 
     route: Route | None = None
     open: dict[int, Partition] = field(default_factory=dict)
@@ -54,22 +55,22 @@ class KnownRoute:
     others: dict[int, Partition] = field(default_factory=dict)
     """Partitions with unsettled batches that are not open."""
     gone: Mapping[int, KeylaneError] = field(default_factory=dict)
-    """Partitions that no broker can be asked about any more, and why: their loss is accepted, or
-    their subject deleted.
+    """Partitions that no broker can be asked about any more, each with the reason: an operator has
+    accepted their loss, or their subject is deleted.
     """
     problem: str = ""
-    """Why the last question was not answered."""
+    """The reason why the last request gave no route; empty if it did."""
     refused: str = ""
-    """The text of the error that answered the last question."""
+    """The text of the error that answered the last request."""
     missing: int = 0
-    """Answers in a row that there is no such subject."""
+    """Number of answers in a row that there is no such subject."""
 
     def pause_ms(self, attempt: int, backoff: Backoff, rng: random.Random) -> int:
-        """Milliseconds to wait after `attempt` questions in a row without a route."""
+        """Return the milliseconds to wait after `attempt` requests in a row without a route."""
         if not self.missing:
             return backoff.wait_ms(attempt, rng)
-        # Not by `attempt`: a metaserver that comes back may miss its subjects for a moment, while
-        # it is rebuilt.
+        # `attempt` does not count here: a metaserver that comes back may lack its subjects for a
+        # moment, while it is rebuilt.
         longest = replace(backoff, max_ms=max(backoff.max_ms, MISSING_PAUSE_MS_MAX))
         return longest.wait_ms(self.missing, rng)
 
@@ -80,23 +81,23 @@ class OutboxRoutes:
     def __init__(self, meta: MetaClient) -> None:
         self._meta = meta
         self.known: dict[str, KnownRoute] = {}
-        """By subject; the one that was used last is last."""
+        """Routes by subject; the subject that was used last is last."""
         self._deleted = RecentNames(DELETED_KNOWN_MAX)
-        """Subjects that were deleted, as long as no later one of their name is known."""
+        """Subjects that were deleted, as long as no later subject of the same name is known."""
         self._asking: dict[str, asyncio.Task[KnownRoute]] = {}
 
     def used(self, subject: str) -> None:
-        """Note that messages go by the route of a subject."""
+        """Note that messages of a subject were recorded by its route."""
         if subject in self.known:
             self.known[subject] = self.known.pop(subject)
 
     async def ask(self, subject: str, unsettled: Collection[int]) -> KnownRoute:
         """
-        Ask for the newest route; calls for one subject at the same time share an answer.
+        Ask for the newest route; concurrent calls for one subject share an answer.
 
         Args:
-            unsettled: the partitions that have unsettled batches.  Of those that the route does not
-                list any more the history is asked for.
+            unsettled: the partitions that have unsettled batches.  If the route no longer lists one
+                of them, the subject's history is read too.
         """
         task = self._asking.get(subject)
         if task is None:
@@ -119,7 +120,9 @@ class OutboxRoutes:
                 history = (await self._meta.call(endpoints.HISTORY, subject=subject)).partitions
                 listed |= {each.partition.partition_id: each.partition for each in history}
                 lost = [each.partition.partition_id for each in history if each.lost]
-                known.gone = {each: AcceptedAsLostError(partition_id=each) for each in lost} | {
+                known.gone = {
+                    each: DeliveryError(Reason.ACCEPTED_AS_LOST, partition_id=each) for each in lost
+                } | {
                     each: SubjectDeletedError(subject=subject)
                     for each in unsettled
                     if each not in listed
@@ -130,7 +133,7 @@ class OutboxRoutes:
             known.others = {each: listed[each] for each in unsettled if each in listed}
             self._deleted.discard(subject)
         except KeylaneError as error:
-            # Of what lasts a log has one line: the same answer comes with each question.
+            # The same answer comes at each request; only the first one is logged above DEBUG.
             level = logging.WARNING if isinstance(error, _NO_SUBJECT) else logging.INFO
             level = logging.DEBUG if known.refused == error.message else level
             log.log(level, "rows of subject %s wait to be sent: %s", subject, error.message)
@@ -151,7 +154,7 @@ class OutboxRoutes:
         return await self._meta.route_to_send(subject, subject_id=subject_id)
 
     async def close(self) -> None:
-        """Cancel the questions under way."""
+        """Cancel the pending requests."""
         tasks = list(self._asking.values())
         for task in tasks:
             task.cancel()

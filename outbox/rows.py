@@ -1,7 +1,7 @@
-"""Rows of messages and of batches, read and written.  I/O: SQL.
+"""Reads and writes the rows of messages and of batches.  I/O: SQL.
 
-Every function belongs in a transaction that has checked the token of the lease, but for `insert_of`
-and `any_unsettled`.
+All functions but `insert_of` and `any_unsettled` must be called in a transaction that has checked
+the token of the lease.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from .tables import FAILED, HALTED, REFUSED, WAITING, OutboxTables
 
 FAILURE_CHARS_MAX = 500
 IDS_AT_ONCE = 5_000
-"""Parameters of one statement; SQLite takes 32,766."""
+"""Number of ids in one statement, each a parameter; SQLite takes 32,766."""
 SUBJECTS_MAX = 10_000
-"""Subjects of a statement, each a parameter: SQLite and PostgreSQL take some 32,000."""
+"""Number of subjects in one statement, each a parameter; SQLite and PostgreSQL take some 32,000."""
 RANGES_MAX = 5_000
-"""Ranges of a statement, each 50 to 70 bytes of text: SQLite takes a million."""
+"""Number of ranges in one statement, each 50 to 70 bytes of text; SQLite takes a million bytes."""
 
 
 def insert_of(tables: OutboxTables) -> sa.Insert:
-    """The statement that adds a row."""
+    """Return the statement that adds a row."""
     return sa.insert(tables.rows)
 
 
 def any_unsettled(connection: Connection, tables: OutboxTables) -> bool:
-    """True if a row waits or is recorded."""
+    """Return True if a row waits or is recorded."""
     return _any(connection, tables, tables.rows.c.batch_id >= WAITING)
 
 
 def any_waiting(connection: Connection, tables: OutboxTables) -> bool:
-    """True if a row waits."""
+    """Return True if a row waits."""
     return _any(connection, tables, tables.rows.c.batch_id == WAITING)
 
 
@@ -50,7 +50,7 @@ def _any(connection: Connection, tables: OutboxTables, wanted: sa.ColumnElement[
 
 
 def failed_keys(connection: Connection, tables: OutboxTables) -> set[SubjectKey]:
-    """The keys that have a failed row."""
+    """Return the keys that have a failed row."""
     rows = tables.rows.c
     keys = connection.execute(
         sa.select(rows.subject, rows.order_key).where(rows.batch_id == FAILED).distinct()
@@ -67,31 +67,33 @@ def waiting(
     bytes_max: int,
 ) -> tuple[list[OutboxRow], bool]:
     """
-    Waiting rows in the order of their ids, and whether there are more.
+    Return waiting rows in the order of their ids, and whether there are more.
 
-    They begin with the lowest id each time: a row whose id is low and that was committed late is
-    found before newer ones.
+    Each call begins at the lowest id, so that a row with a low id that was committed late is found
+    before newer rows.
 
     Args:
-        closed: ranges whose rows are passed over; those of one subject follow each other.  Of more
-            than a statement has room for some rows are returned, and others behind them.
-        bytes_max: of keys, values and properties; the first row is read in any case.
+        closed: ranges whose rows are skipped; the ranges of one subject follow each other.  If
+            there are more than a statement has room for, the result has rows of some of these
+            ranges too, and rows of open ranges after them.
+        bytes_max: limit for keys, values and properties together; the first row is read in any
+            case.
     """
-    passed_over = ClosedRows(closed)
+    skipped = ClosedRows(closed)
     rows = tables.rows.c
-    wanted = sa.and_(rows.batch_id == WAITING, passed_over.condition(tables))
-    if not passed_over.all_passed:
-        # Each page sees what was committed before it.  A row above may be younger than one below,
-        # committed behind our back.
+    wanted = sa.and_(rows.batch_id == WAITING, skipped.condition(tables))
+    if not skipped.all_skipped:
+        # Each page sees the rows that were committed before it was read.  A row above the highest
+        # id of now may be newer than a row of an earlier page that was committed in the meantime.
         newest = sa.select(sa.func.max(rows.id)).where(rows.batch_id == WAITING)
         wanted = sa.and_(wanted, rows.id <= (connection.execute(newest).scalar() or 0))
     after = 0
     while True:
         some = sa.and_(wanted, rows.id > after)
         page, more = _first_rows(
-            connection, tables, some, rows_max, bytes_max, options=passed_over.execution_options
+            connection, tables, some, rows_max, bytes_max, options=skipped.execution_options
         )
-        if passed_over.all_passed or not more or passed_over.has_open(page):
+        if skipped.all_skipped or not more or skipped.has_open(page):
             return page, more
         after = page[-1].id
 
@@ -105,7 +107,7 @@ def _first_rows(
     *,
     options: dict[str, Any],
 ) -> tuple[list[OutboxRow], bool]:
-    """The first rows by their ids, and whether there are more."""
+    """Return the first rows by their ids, and whether there are more."""
     rows = tables.rows.c
     size = sa.func.length(rows.order_key) + sa.func.length(rows.value)
     first = (
@@ -132,20 +134,20 @@ def _first_rows(
 
 class ClosedRows:
     """
-    Ranges whose rows wait: those that a statement passes over, and those that it has no room for.
+    Ranges whose rows wait: a statement skips them, as far as it has room for them.
 
-    A subject whose rows all wait is an element of one list, which a database looks up once a row.
-    Subjects of which some partitions wait are the cases of one CASE: a chain of ANDs over all of
-    them is as deep as it is long, and SQLite refuses expressions that are deeper than 1,000.
+    Subjects whose rows all wait are in one list, which a database looks up once a row.  Subjects of
+    which only some partitions wait are the cases of one CASE: a chain of ANDs would be as deep as
+    it is long, and SQLite refuses expressions that are deeper than 1,000.
     """
 
     def __init__(self, closed: Iterable[SubjectRange]) -> None:
         self._whole: list[str] = []
-        """Subjects that a statement passes over."""
+        """Subjects that the statement skips."""
         self._parts: dict[str, list[SubjectRange]] = {}
-        """Ranges that a statement passes over."""
+        """Ranges that the statement skips."""
         self._left: dict[str, list[SubjectRange]] = {}
-        """Ranges that no statement passes over."""
+        """Ranges that the statement has no room for, and does not skip."""
         ranges_left = RANGES_MAX
         for subject, group in groupby(closed, key=lambda each: each.subject):
             ranges = list(group)
@@ -161,18 +163,18 @@ class ClosedRows:
 
     @property
     def execution_options(self) -> dict[str, Any]:
-        """Of a statement with `condition`: with ranges as text it is another one each time, which
-        no cache shall keep.
+        """The options for a statement with `condition`: the ranges are in its text, so the
+        statement differs each time and must not fill a cache.
         """
         return {"compiled_cache": None} if self._parts else {}
 
     @property
-    def all_passed(self) -> bool:
-        """True if a statement with `condition` selects no row that waits."""
+    def all_skipped(self) -> bool:
+        """True if a statement with `condition` selects no row of a closed range."""
         return not self._left
 
     def condition(self, tables: OutboxTables) -> sa.ColumnElement[bool]:
-        """True of rows that are to be read."""
+        """Return the condition of the rows that have to be read."""
         rows = tables.rows.c
         conditions: list[sa.ColumnElement[bool]] = []
         if self._whole:
@@ -186,7 +188,7 @@ class ClosedRows:
         return sa.and_(sa.true(), *conditions)
 
     def has_open(self, selected: Iterable[OutboxRow]) -> bool:
-        """True if one of the rows that a statement selected does not wait."""
+        """Return True if one of the selected rows is in no closed range."""
         return any(
             not any(
                 each.start <= row.logical < each.end for each in self._left.get(row.subject, ())
@@ -200,8 +202,8 @@ def _is_whole(ranges: Sequence[SubjectRange]) -> bool:
 
 
 def _in_any(ranges: Iterable[SubjectRange]) -> sa.ColumnElement[bool]:
-    """True of logical partitions in these ranges, as text: hundreds of parameters cost more than
-    the look.
+    """Return the condition that a logical partition is in these ranges; it is text, because
+    hundreds of parameters cost more than the query itself.
     """
     text = " OR ".join(f"logical BETWEEN {each.start:d} AND {each.end - 1:d}" for each in ranges)
     return sa.literal_column(f"({text})", sa.Boolean)
@@ -232,7 +234,9 @@ def _read(
 
 
 def recorded(connection: Connection, tables: OutboxTables) -> list[OutboxBatch]:
-    """All recorded batches with their rows, in the order in which each partition gets them."""
+    """Return all recorded batches with their rows, in the order in which each partition gets
+    them.
+    """
     table = tables.batches
     batches = connection.execute(
         sa.select(table).order_by(table.c.partition_id, table.c.sequence)
@@ -258,10 +262,10 @@ def recorded(connection: Connection, tables: OutboxTables) -> list[OutboxBatch]:
 
 def record(connection: Connection, tables: OutboxTables, batches: Sequence[OutboxBatch]) -> None:
     """
-    Note which rows are in which batch, before any of them is sent.
+    Write down which rows are in which batch, before any of them is sent.
 
     Raises:
-        TokenPassedError: a row is not there any more; another program removed it.
+        TokenPassedError: a row has vanished; another program removed it.
     """
     if not batches:
         return
@@ -291,7 +295,7 @@ def halt(connection: Connection, tables: OutboxTables, ids: Sequence[int]) -> No
 
 
 def refuse(connection: Connection, tables: OutboxTables, refused: Mapping[int, str]) -> None:
-    """Keep rows from being sent; newer rows of their keys go on."""
+    """Keep rows from being sent; newer rows of their keys are sent."""
     rows = tables.rows
     for row_id, why in refused.items():
         connection.execute(

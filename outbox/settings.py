@@ -27,26 +27,25 @@ class OutboxSettings:
     Everything that can be set for an outbox.
 
     Attributes:
-        rescan_ms: 10 to 3_600_000, default 1_000; milliseconds between two looks at the table for
+        rescan_ms: 10 to 3_600_000, default 1_000; milliseconds between two scans of the table for
             rows of other processes, and of processes that have ended.
         lease_ms: 500 to 600_000, default 10_000; milliseconds after which a process that holds the
-            lease and does not renew it is taken for dead.
+            lease and does not renew it is considered dead.
         batch_bytes: 1 to 559_104, default 131_072; bytes of a batch; frames of 64 to 256 KiB are
             the fastest.
         batch_count: 1 to 65_536, default 4_096; rows of a batch, at most.
-        in_flight_max: 1 to 8, default 5; batches recorded and not settled per partition.  A broker
-            recognizes repeats of no more than these.
+        in_flight_max: 1 to 8, default 5; batches per partition that are recorded and not settled.
+            A broker recognizes repeats of 8 batches at most.
         read_rows: 1 to 100_000, default 10_000; rows that one transaction reads and records.
         read_bytes: 1 to 1_073_741_824, default 8_388_608; bytes of keys, values and properties that
             one transaction reads; one row is read in any case.
         call_timeout_ms: 10 to 600_000, default 5_000; milliseconds for one call of a broker or a
             metaserver.
         backoff: default Backoff(first_ms=50, max_ms=2_000); the pauses between tries of a failing
-            call.  A subject that does not exist is asked for after pauses that go on growing, to 60
-            s.
+            call.  The pauses between requests for a subject that does not exist grow to 60 s.
 
     Raises:
-        ConfigError: values out of their range, or that cannot work together; the text names all of
+        ConfigError: values are out of their range, or cannot work together; the text names all of
             them.
     """
 

@@ -1,8 +1,8 @@
 """The tables of an outbox in the user's database, and the database's time.
 
-keylane_outbox          a row for each message that waits, is recorded, or failed; a sent one is deleted
-keylane_outbox_batch    a row for each recorded batch that is not settled
-keylane_outbox_lease    one row: who sends, under which token, and which version the tables have
+keylane_outbox         a row for each message that is not sent yet, or failed
+keylane_outbox_batch   a row for each recorded batch that is not settled
+keylane_outbox_lease   one row: which process sends, its token, and the version of the tables
 """
 
 from __future__ import annotations
@@ -16,18 +16,13 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
-from ..protocol.errors import (
-    ConfigError,
-    OutboxMissingError,
-    OutboxNewerError,
-    OutboxOlderError,
-)
+from ..protocol.errors import ConfigError, Reason, SchemaError
 from ..protocol.ids import NAME_CHARS_MAX
 from ..protocol.limits import KEY_BYTES_MAX
 
 DEFAULT_PREFIX = "keylane_outbox"
 VERSION = 1
-"""Of these tables."""
+"""The version of these tables."""
 WAITING = 0
 """`batch_id` of a row that is not recorded."""
 FAILED = -1
@@ -35,7 +30,7 @@ HALTED = -2
 """`batch_id` of a row behind a failed one of its key."""
 REFUSED = -3
 """`batch_id` of a row that was never sent, because it is over the limit of its subject; newer rows
-of its key go on.
+of its key are sent.
 """
 LEASE_ID = 1
 _PREFIX = re.compile(r"[a-z][a-z0-9_]{0,39}")
@@ -53,7 +48,7 @@ class OutboxTables:
     """The tables whose names begin with `prefix`."""
 
     def __init__(self, prefix: str = DEFAULT_PREFIX) -> None:
-        """Raises ConfigError: the prefix is no lower-case name of at most 40 characters."""
+        """Raise ConfigError if the prefix is no lower-case name of at most 40 characters."""
         if not isinstance(prefix, str) or _PREFIX.fullmatch(prefix) is None:
             raise ConfigError(f"a prefix of tables matches {_PREFIX.pattern}, not {prefix!r:.60}")
         self.metadata = sa.MetaData()
@@ -96,7 +91,12 @@ class OutboxTables:
         )
 
     def create(self, connection: Connection) -> None:
-        """Create what is missing, or nothing.  Raises OutboxOlderError, OutboxNewerError."""
+        """
+        Create the tables that are missing.
+
+        Raises:
+            SchemaError, SchemaError
+        """
         self.metadata.create_all(connection)
         if connection.execute(sa.select(self.lease.c.id)).first() is None:
             connection.execute(sa.insert(self.lease), FIRST_LEASE)
@@ -104,38 +104,44 @@ class OutboxTables:
 
     def check(self, connection: Connection) -> None:
         """
-        Let tables of this version through.
+        Check that the tables exist and have this version.
 
         Raises:
-            OutboxMissingError, OutboxOlderError, OutboxNewerError
+            SchemaError, SchemaError, SchemaError
         """
         try:
             version = connection.execute(sa.select(self.lease.c.version)).scalar_one_or_none()
         except SQLAlchemyError as error:
             raise self.missing_error(error) or error from error
         if version is None:
-            raise OutboxMissingError(f"{self.lease.name} has no row", table=self.lease.name)
+            raise SchemaError(
+                Reason.OUTBOX_MISSING, f"{self.lease.name} has no row", table=self.lease.name
+            )
         if version < VERSION:
-            raise OutboxOlderError(table=self.rows.name, version=version, wanted=VERSION)
+            raise SchemaError(
+                Reason.OUTBOX_OLDER, table=self.rows.name, version=version, wanted=VERSION
+            )
         if version > VERSION:
-            raise OutboxNewerError(table=self.rows.name, version=version, wanted=VERSION)
+            raise SchemaError(
+                Reason.OUTBOX_NEWER, table=self.rows.name, version=version, wanted=VERSION
+            )
 
-    def missing_error(self, error: SQLAlchemyError) -> OutboxMissingError | None:
-        """The typed error if `error` says that a table does not exist."""
+    def missing_error(self, error: SQLAlchemyError) -> SchemaError | None:
+        """Return the typed error if `error` says that a table does not exist."""
         cause = getattr(error, "orig", None)
         said = f"{getattr(cause, 'sqlstate', '')} {cause}"
         if not any(state in said for state in _MISSING_STATES):
             return None
-        return OutboxMissingError(table=self.rows.name)
+        return SchemaError(Reason.OUTBOX_MISSING, table=self.rows.name)
 
 
 FIRST_LEASE = {"id": LEASE_ID, "version": VERSION, "token": 0, "owner": "", "until_ms": 0}
-"""The row of the lease in new tables."""
+"""The first content of the lease's row."""
 
 
 class database_ms(FunctionElement[int]):  # noqa: N801  a function in SQL
-    """The database's time, in milliseconds since 1970: leases of different processes are compared
-    by it alone.
+    """The database's time in milliseconds since 1970, the only clock by which the leases of
+    different processes are compared.
     """
 
     type = sa.BigInteger()

@@ -1,5 +1,5 @@
-"""What operators ask of an outbox's tables: how many rows wait, and what becomes of those not sent.
-I/O: SQL.
+"""Statements for operators: they count the rows of an outbox, and redrive or delete rows that were
+not sent.  I/O: SQL.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from .lease import pass_token
 from .tables import FAILED, HALTED, REFUSED, WAITING, OutboxTables, database_ms
 
 RECORDED = 1
-"""Of rows in any batch, where rows are counted."""
+"""The state of rows in any batch, where rows are counted."""
 COUNTED_MAX = 10_000
-"""Rows that gauges count."""
+"""Number of rows up to which gauges count exactly."""
 _SETTLED = (FAILED, REFUSED)
-"""Not sent again by themselves."""
+"""States of rows that are sent again only by a redrive."""
 _UNSENT = (WAITING, HALTED)
-"""Never sent, and in no batch."""
+"""States of rows that were never sent, and are in no batch."""
 _STATE_NAMES = {FAILED: "failed", REFUSED: "refused", WAITING: "waiting", HALTED: "halted"}
 
 
 class OutboxGauges(msgspec.Struct, frozen=True, kw_only=True):
-    """How much is not sent, for a program that asks every few seconds."""
+    """The number of rows that are not sent, cheap enough to be read every few seconds."""
 
     rows: int
-    """All rows; above 10,000 at most as many: by their ids, of which rolled back and sent rows have
-    some.
+    """The number of rows.  Above 10,000 it is an upper bound, estimated from the ids, some of which
+    belong to sent and rolled back rows.
     """
     counted: bool
-    """`rows` is exact."""
+    """True if `rows` is exact."""
     failed: int
-    """Rows that no broker can tell of, counted up to 10,000."""
+    """Rows of which no broker knows whether they are stored, counted up to 10,000."""
     refused: int = 0
     """Rows over the limit of their subject, counted up to 10,000."""
     oldest_age_ms: int
-    """Of the row with the lowest id; 0 if there is none."""
+    """Age of the row with the lowest id, in milliseconds; 0 if there is none."""
 
 
 class SubjectRows(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,18 +49,18 @@ class SubjectRows(msgspec.Struct, frozen=True, kw_only=True):
     subject: str
     waiting: int = 0
     recorded: int = 0
-    """In batches that are sent, or will be sent again."""
+    """Rows in batches that are being sent, or will be sent again."""
     failed: int = 0
-    """No broker can tell whether they are stored."""
+    """Rows of which no broker knows whether they are stored."""
     halted: int = 0
-    """Behind a failed row of their key."""
+    """Rows that wait because an older row of their key has failed."""
     refused: int = 0
-    """Over the limit of their subject: not sent, unless they are redriven."""
+    """Rows over the limit of their subject, which are not sent unless they are redriven."""
     oldest_age_ms: int = 0
 
 
 class FailedRow(msgspec.Struct, frozen=True):
-    """A row that may be stored, and no broker can tell."""
+    """A row that may be stored, which no broker knows."""
 
     id: int
     subject: str
@@ -78,7 +78,7 @@ class RefusedRow(msgspec.Struct, frozen=True):
 
 
 class RowChange(msgspec.Struct, frozen=True, kw_only=True):
-    """How many rows a call has sent again or deleted, or would, by what they were."""
+    """The number of rows that a call has redriven or deleted, or would have, by their state."""
 
     failed: int = 0
     refused: int = 0
@@ -87,27 +87,27 @@ class RowChange(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rows(self) -> int:
-        """All of them."""
+        """The number of all changed rows."""
         return self.failed + self.refused + self.waiting + self.halted
 
 
 class OutboxStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What the tables say."""
+    """The state of an outbox, read from its tables."""
 
     subjects: tuple[SubjectRows, ...]
     failed_rows: tuple[FailedRow, ...]
-    """The first of them."""
+    """The first failed rows."""
     refused_rows: tuple[RefusedRow, ...]
-    """The first of them."""
+    """The first refused rows."""
     owner: str
-    """The process that sends; empty while no process needs to."""
+    """The process that sends; empty while there is nothing to send."""
     lease_left_ms: int
-    """0 if the lease is free, or its owner is silent."""
+    """Milliseconds until the lease expires; 0 if it is free, or has expired."""
     token: int
 
     @property
     def rows(self) -> int:
-        """All rows."""
+        """The number of all rows."""
         return sum(
             each.waiting + each.recorded + each.failed + each.halted + each.refused
             for each in self.subjects
@@ -115,29 +115,29 @@ class OutboxStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def failed(self) -> int:
-        """Rows that no broker can tell of."""
+        """The number of rows of which no broker knows whether they are stored."""
         return sum(each.failed for each in self.subjects)
 
     @property
     def refused(self) -> int:
-        """Rows over the limit of their subject."""
+        """The number of rows over the limit of their subject."""
         return sum(each.refused for each in self.subjects)
 
     @property
     def oldest_age_ms(self) -> int:
-        """Of the oldest row; 0 if there is none."""
+        """Age of the oldest row in milliseconds; 0 if there is none."""
         return max((each.oldest_age_ms for each in self.subjects), default=0)
 
 
 def read_gauges(connection: Connection, tables: OutboxTables, *, now_ns: int) -> OutboxGauges:
     """
-    Look at no more than some thousand entries of an index, however many rows there are.
+    Read the gauges; this reads some thousand entries of an index at most, however many rows exist.
 
     Args:
-        now_ns: of the calendar, for the age.
+        now_ns: the present time, in nanoseconds since 1970.
 
     Raises:
-        OutboxMissingError, OutboxOlderError, OutboxNewerError
+        SchemaError
     """
     tables.check(connection)
     rows = tables.rows.c
@@ -149,7 +149,7 @@ def read_gauges(connection: Connection, tables: OutboxTables, *, now_ns: int) ->
     count = _count(connection, sa.select(rows.id).order_by(rows.id).limit(COUNTED_MAX + 1))
     counted = count <= COUNTED_MAX
     if not counted:
-        # Rows that were counted may be sent between two statements, all of them too.
+        # Some or all of the counted rows may have been sent since the statement before.
         newest_id = connection.execute(sa.select(sa.func.max(rows.id))).scalar() or 0
         count = max(count, newest_id - oldest.id + 1)
     failed, refused = (
@@ -176,14 +176,14 @@ def read_status(
     connection: Connection, tables: OutboxTables, *, now_ns: int, subject: str | None = None
 ) -> OutboxStatus:
     """
-    Count rows.
+    Count the rows of all subjects, or of one.
 
     Args:
-        now_ns: of the calendar, for ages.
-        subject: only its rows.
+        now_ns: the present time, in nanoseconds since 1970.
+        subject: only rows of this subject.
 
     Raises:
-        OutboxMissingError, OutboxOlderError, OutboxNewerError
+        SchemaError
     """
     tables.check(connection)
     rows = tables.rows.c
@@ -213,7 +213,7 @@ def read_status(
 def _first(
     connection: Connection, tables: OutboxTables, state: int, subject: str | None
 ) -> list[tuple[int, str, bytes, str]]:
-    """Id, subject, key and reason of the first rows in a state."""
+    """Return id, subject, key and reason of the first rows in a state."""
     rows = tables.rows.c
     selected = connection.execute(
         sa.select(rows.id, rows.subject, rows.order_key, rows.failure)
@@ -246,13 +246,13 @@ def redrive(
     dry_run: bool = False,
 ) -> RowChange:
     """
-    Send failed rows again, each before newer ones of its key: a row that was stored is then stored
-    twice.
+    Send failed rows again, each before newer rows of its key; a row that had been stored is then
+    stored twice.
 
-    Refused rows are sent again, too, behind what was sent of their keys meanwhile.
+    Refused rows are sent again too, after the rows of their keys that were sent in the meantime.
 
     Args:
-        dry_run: count alone.
+        dry_run: change nothing, only count the rows.
 
     Returns:
         The numbers of failed and of refused rows.
@@ -271,10 +271,10 @@ def purge(
     dry_run: bool = False,
 ) -> RowChange:
     """
-    Delete failed and refused rows, and let newer rows of the keys of failed ones be sent.
+    Delete failed and refused rows, so that newer rows of the failed rows' keys are sent.
 
     Args:
-        dry_run: count alone.
+        dry_run: change nothing, only count the rows.
 
     Returns:
         The numbers of failed and of refused rows.
@@ -289,11 +289,10 @@ def purge_unsent(
     connection: Connection, tables: OutboxTables, *, subject: str, dry_run: bool = False
 ) -> RowChange:
     """
-    Delete rows of a subject that wait, or are halted behind a failed row: none of them was ever
-    sent.
+    Delete the waiting and halted rows of a subject, none of which was ever sent.
 
     Args:
-        dry_run: count alone.
+        dry_run: change nothing, only count the rows.
 
     Returns:
         The numbers of waiting and of halted rows.
@@ -313,8 +312,8 @@ def _change(
     subject: str | None,
     dry_run: bool,
 ) -> RowChange:
-    """Change the rows in each of the states; nothing is halted behind a failed row that was
-    changed.
+    """Change the rows in each of the states; rows that were halted behind a changed row wait
+    again.
     """
     tables.check(connection)
     if dry_run:

@@ -1,4 +1,4 @@
-"""Callers that wait until their rows are sent, by this process or another one."""
+"""Lets callers wait until their rows are sent, by this process or another one."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from sqlalchemy.engine import Connection
 
 from ..protocol.errors import (
     ClosedError,
+    DeliveryError,
     Fate,
     KeylaneError,
     MessageTooLargeError,
-    OutboxRowFailedError,
+    Reason,
 )
 from .database import Transactions
 from .lease import deletions
@@ -24,8 +25,10 @@ GONE = -100
 
 
 class RowWaiters:
-    """The rows that `Outbox.send` waits for; every `look_ms` a caller looks whether another process
-    has sent its row.
+    """
+    The rows that `Outbox.send` waits for.
+
+    Another process may send a row, so each caller also reads the table every `look_ms`.
     """
 
     def __init__(self, database: Transactions, tables: OutboxTables, *, look_ms: int) -> None:
@@ -39,11 +42,10 @@ class RowWaiters:
         Wait until the row is sent.
 
         Args:
-            token: of the lease when the row was added.
+            token: the token of the lease when the row was added.
 
         Raises:
-            OutboxRowFailedError: also if an operator deleted rows in the look in which this one
-                went.
+            DeliveryError: also if the row vanished while an operator deleted rows.
             MessageTooLargeError, ClosedError, StorageError
         """
         future = self._waiting[row_id] = asyncio.get_running_loop().create_future()
@@ -53,36 +55,36 @@ class RowWaiters:
                 if not future.done():
                     state, failure, now = await self._database.run(_outcome, self._tables, row_id)
                     if state == GONE and deletions(now) != deletions(token):
-                        failure = "an operator has deleted rows, and it may be one of them"
+                        failure = "an operator has deleted rows, and this may be one of them"
                     token = now
                     if state == REFUSED:
                         self._refuse(row_id, failure)
                     elif state in {GONE, FAILED}:
-                        self._tell(row_id, failure)
+                        self._finish(row_id, failure)
             future.result()
         finally:
             del self._waiting[row_id]
 
     def settle(self, settled: SettledBatches, refused: Mapping[int, str]) -> None:
-        """Tell the callers whose rows this process has sent, marked as failed, or refused."""
+        """Wake the callers whose rows this process has sent, marked as failed, or refused."""
         if not self._waiting:
             return
         for row_id, why in refused.items():
             self._refuse(row_id, why)
         for batch in settled.stored:
             for row in batch.rows:
-                self._tell(row.id, "")
+                self._finish(row.id, "")
         for batch, why in settled.failed.items():
             for row in batch.rows:
-                self._tell(row.id, why)
+                self._finish(row.id, why)
 
     def close(self) -> None:
-        """Tell all callers that the outbox is closed."""
-        text = "the outbox was closed; the message is in its table, and is sent later"
+        """End all waits because the outbox is closed."""
+        text = "the outbox was closed; the message is in its table, and will be sent later"
         self.end(ClosedError(text).copy(Fate.UNKNOWN))
 
     def end(self, error: KeylaneError) -> None:
-        """Tell all callers that nothing is sent here any more."""
+        """End all waits with copies of `error`."""
         for future in self._waiting.values():
             _end(future, error.copy(error.fate))
 
@@ -91,12 +93,16 @@ class RowWaiters:
         if future is not None:
             _end(future, MessageTooLargeError(f"row {row_id}: {why}"))
 
-    def _tell(self, row_id: int, failure: str) -> None:
+    def _finish(self, row_id: int, failure: str) -> None:
         """The row is sent (""), or failed (the reason)."""
         future = self._waiting.get(row_id)
         if future is None:
             return
-        error = OutboxRowFailedError(f"row {row_id}: {failure}", row_id=row_id) if failure else None
+        error = (
+            DeliveryError(Reason.OUTBOX_ROW, f"row {row_id}: {failure}", row_id=row_id)
+            if failure
+            else None
+        )
         _end(future, error)
 
 
@@ -111,10 +117,10 @@ def _end(future: asyncio.Future[None], error: KeylaneError | None) -> None:
 
 def _outcome(connection: Connection, tables: OutboxTables, row_id: int) -> tuple[int, str, int]:
     """
-    The `batch_id` of a row, GONE if it was sent or deleted; why it failed or was refused; and the
-    lease's token.
+    Return the `batch_id` of a row, or GONE; the reason of a failure or refusal; and the lease's
+    token.
 
-    One statement: the token is that of the moment at which the row is there, or is not.
+    One statement reads all, so that the token belongs to the state of the row.
     """
     rows, lease = tables.rows, tables.lease
     ask = sa.select(rows.c.batch_id, rows.c.failure, lease.c.token).select_from(

@@ -1,5 +1,5 @@
-"""Sending: one executor per message group, batches with idempotent sequences, STRICT and
-BEST_TRIED.
+"""The producer: one executor per message group, idempotent batches, and the order strategies STRICT
+and BEST_TRIED.
 """
 
 from .client import Producer

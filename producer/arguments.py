@@ -1,4 +1,4 @@
-"""Checks of what a program gives a producer.  Pure."""
+"""Checks the arguments that a program passes to a producer. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TIMEOUT_MS_MAX = 1_000_000_000_000
 
 
 def checked_strategy(strategy: OrderStrategy | str | None) -> OrderStrategy | None:
-    """The order strategy that the text spells.  Raises ConfigError."""
+    """Return the order strategy that the text names. Raises ConfigError."""
     try:
         return None if strategy is None else OrderStrategy(strategy)
     except ValueError:
@@ -21,14 +21,14 @@ def checked_strategy(strategy: OrderStrategy | str | None) -> OrderStrategy | No
 
 
 def checked_partitioner(partitioner: Partitioner | None) -> Partitioner | None:
-    """Raises ConfigError: it cannot be called."""
+    """Return the partitioner. Raises ConfigError if it is not callable."""
     if partitioner is not None and not callable(partitioner):
         raise ConfigError(f"partitioner must be callable, not {partitioner!r:.40}")
     return partitioner
 
 
 def checked_settings(settings: ProducerSettings | None) -> ProducerSettings:
-    """The settings, or the defaults.  Raises ConfigError."""
+    """Return the settings, or the defaults if there are none. Raises ConfigError."""
     if settings is None:
         return ProducerSettings()
     if not isinstance(settings, ProducerSettings):
@@ -37,7 +37,7 @@ def checked_settings(settings: ProducerSettings | None) -> ProducerSettings:
 
 
 def checked_timeout(timeout_ms: int) -> int:
-    """Raises InvalidRequestError: no time-out that can be kept."""
+    """Return the time-out. Raises InvalidRequestError if it is out of range."""
     if not is_within(timeout_ms, 1, TIMEOUT_MS_MAX):
         raise InvalidRequestError(range_problem("timeout_ms", timeout_ms, 1, TIMEOUT_MS_MAX))
     return timeout_ms

@@ -14,12 +14,13 @@ from ..protocol.codecs.codec import Codec, V
 from ..protocol.errors import (
     ClosedError,
     ConfigError,
+    DeliveryError,
     DeliveryTimeoutError,
     GivenUpError,
     InvalidRequestError,
     KeyHaltedError,
     KeylaneError,
-    PartlyQueuedError,
+    Reason,
 )
 from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.message import TableReceipt
@@ -43,7 +44,7 @@ from .waiting_keys import WaitingMessages, producer_stats, waiting_messages
 log = logging.getLogger("keylane.producer")
 CHUNK_COUNT_FIRST, CHUNK_COUNT_MAX = 8, 512
 CHUNK_BYTES = 32 * 1024
-"""`send_all` takes these numbers of messages, of about these bytes, from its iterable at once."""
+"""`send_all` takes messages from its iterable in chunks of about this many bytes."""
 
 
 class Producer(Sending[V], Generic[V]):
@@ -53,17 +54,17 @@ class Producer(Sending[V], Generic[V]):
         async with Producer("127.0.0.1:7000") as producer:
             receipt = await producer.send("flights", b"...", key=b"UA-N14228")
 
-    `send` queues a message and returns at once; the future that it returns is awaited for the
-    receipt.  `flush` waits until all that was sent is stored, and leaving the block does so too.
+    `send` queues a message and returns at once; await the future that it returns to get the
+    receipt.  `flush` waits until everything that was sent is stored; leaving the block does the
+    same.
 
-    While more than `queue_bytes` are queued, `await producer.send(...)` waits as long as that
-    takes.  A `send` that is not awaited cannot wait: the queue takes one further message of each
-    task, of at most 64 tasks; every other `send` raises QueueFullError.
+    While more than `queue_bytes` are queued, `await producer.send(...)` waits until there is room.
+    A `send` that is not awaited cannot wait: the queue then takes one further message from each
+    task, for at most 64 tasks, and every other `send` raises QueueFullError.
 
     A producer works in the event loop and the process that opened it; elsewhere its calls raise
-    OtherLoopError and ForkedError.  A producer made before a fork may be opened in each process,
-    and a closed one may be opened again: each opening has a new producer id, and no message of an
-    earlier one.
+    UsageError.  A producer made before a fork may be opened in each process, and a closed one may
+    be opened again: each opening has a new producer id, and keeps no message of an earlier opening.
     """
 
     def __init__(
@@ -84,29 +85,31 @@ class Producer(Sending[V], Generic[V]):
         Make a producer; `async with` opens it.
 
         Args:
-            meta: `host:port` of a metaserver; of several, an iterable of texts or one text with
-                commas.
+            meta: `host:port` of a metaserver; for several metaservers, an iterable of texts or one
+                text with commas.
             order_strategy: what each subject must have, "strict" or "best_tried"; messages to a
-                subject with the other one fail with a StrategyMismatchError.  None: either.
+                subject with the other one fail with a ConflictError.  None: either strategy is
+                accepted.
             partitioner: called with the key of each message (b"": no key) that is sent without
                 `queue`, in place of the hash: it returns a logical partition, 0 to 1023, or the
                 LogicQueue of a static subject.  Messages for the same logical partition or queue
                 are stored in the order of their `send` calls.
-            codec: encodes the values that `send` and `send_all` are given, as JsonCodec(Order)
-                does; or codecs by subject: annotate that producer as `Producer[Any]`; subjects
-                without a codec take bytes.  None: all do.
+            codec: encodes the values that `send` and `send_all` are given, for example
+                JsonCodec(Order). A mapping gives a codec for each subject: annotate that producer
+                as `Producer[Any]`. Subjects without a codec take bytes. None: no subject has a
+                codec.
             settings: sizes of batches and of the queue, in bytes; time-outs, in milliseconds.
-            wait_s: seconds for which opening waits for a metaserver that is still starting; 0: it
+            wait_s: seconds that the opening waits for a metaserver that is still starting; 0: it
                 asks once.
             tls: the authority of the servers' certificates; None: KEYLANE_TLS_CA of the
                 environment, or no TLS.
-            token: of a cluster with access control; None: KEYLANE_TOKEN_FILE names its file, or
-                KEYLANE_TOKEN has it.
-            others: none.
+            token: the token for a cluster with access control; None: KEYLANE_TOKEN_FILE names its
+                file, or KEYLANE_TOKEN has it.
+            others: not accepted.
 
         Raises:
             ConfigError: an argument that cannot work.
-            TypeError: another argument; it says what to give in its place.
+            TypeError: an unknown argument; the error names the argument to use in its place.
         """
         refuse_others("Producer", others, ProducerSettings, OTHER_WORDS)
         super().__init__(
@@ -121,12 +124,12 @@ class Producer(Sending[V], Generic[V]):
         )
         self._addresses = addresses_of(meta)
         self._of_parent: dict[str, SubjectSender] = {}
-        """In a forked child, the senders of the parent; kept, so that the parent's tasks are not
-        finalized here.
+        """In a forked child, the senders of the parent; they are kept so that the parent's tasks
+        are not finalized in the child.
         """
         self._ending: asyncio.Task[None] | None = None
         self._opened = asyncio.Event()
-        """Set when the opening has ended, well or not."""
+        """The event is set when the opening has ended, whether it succeeded or failed."""
 
     def __repr__(self) -> str:
         return f"<Producer at {', '.join(self._addresses)}, {self._home.state}>"
@@ -136,9 +139,9 @@ class Producer(Sending[V], Generic[V]):
         Connect to a metaserver.
 
         Raises:
-            NotSentError, OutcomeUnknownError: no metaserver answers, after `wait_s`; it may be
-                opened again.
-            AlreadyOpenError: the producer is open, or still closing.
+            NotSentError, OutcomeUnknownError: no metaserver answered within `wait_s`; the producer
+                may be opened again.
+            UsageError: the producer is already open, or still closing.
             ClosedError: `close` was called meanwhile.
         """
         network = self._connections.open(on_fork=self._forked)
@@ -159,14 +162,14 @@ class Producer(Sending[V], Generic[V]):
         return self
 
     def __del__(self) -> None:
-        """Log messages that were given up and never reported, because the producer was never
+        """Log messages that were given up and never reported because the producer was never
         closed.
         """
         if getattr(self, "_open", False) and self._home.here:
             self._log_unreported("never closed")
 
     def _forked(self) -> None:
-        """In a forked child, leave the queued messages to the parent; `send` finds no sender."""
+        """In a forked child, leave the queued messages to the parent: `send` finds no sender."""
         self._of_parent = self._take_senders()
 
     async def __aexit__(
@@ -179,12 +182,12 @@ class Producer(Sending[V], Generic[V]):
 
     async def drain(self) -> None:
         """
-        If a quarter of the queue, or less, is free, wait until half of it is.
+        Wait until half of the queue is free, if a quarter or less is free now.
 
         A loop that calls this every few hundred messages never meets a full queue.
 
         Raises:
-            ForkedError, OtherLoopError: the producer is open in another process or event loop.
+            UsageError: the producer is open in another process or event loop.
         """
         self._home.check_not_elsewhere()
         await self._budget.wait_for_room()
@@ -193,18 +196,18 @@ class Producer(Sending[V], Generic[V]):
 
     def resume(self, error: DeliveryTimeoutError | KeyHaltedError) -> None:
         """
-        Take messages of a key again that was halted when a message timed out; no effect if the key
-        is not halted.
+        Accept messages again for a key that was halted because a message timed out. This has no
+        effect if the key is not halted.
 
         Args:
-            error: as the future of a message of that key raised it.
+            error: the error that the future of a message of that key raised.
 
-        Newer messages of the key that were not sent have failed with a KeyHaltedError: send them
-        again in order, the oldest first.  A message whose error has the `fate` UNKNOWN may be
+        Newer messages of the key that were not yet sent have failed with a KeyHaltedError: send
+        them again in order, the oldest first.  A message whose error has the `fate` UNKNOWN may be
         stored, or may be stored later, before them.
 
         Raises:
-            ForkedError, OtherLoopError: the producer is open in another process or event loop.
+            UsageError: the producer is open in another process or event loop.
         """
         self._home.check_not_elsewhere()
         if not isinstance(error, DeliveryTimeoutError | KeyHaltedError):
@@ -224,18 +227,18 @@ class Producer(Sending[V], Generic[V]):
 
         Args:
             messages: pairs `(key, value)`; a message without a key has the key b"".  Up to 512 are
-                taken from it before they are queued: after an error, or a cancelled call, an
-                iterator may have given more than were queued.
-            await_every: how many messages are queued before other tasks may run.
+                taken before they are queued, so after an error or a cancelled call more may have
+                been taken from an iterator than were queued.
+            await_every: the number of messages that are queued before other tasks may run.
 
         Returns:
             The number of messages, all of them stored.
 
         Raises:
-            PartlyQueuedError: `send` refused a message, or `messages` raised or gave an element
-                that is no pair. The messages before it are queued, and no later one.
-            InvalidRequestError: `await_every` is no positive whole number; nothing is queued.
-            GivenUpError: as of `flush`.
+            DeliveryError: `send` refused a message, or `messages` raised or yielded an element that
+                is not a pair. The messages before it are queued, and no later message is.
+            InvalidRequestError: `await_every` is not a positive whole number; nothing is queued.
+            GivenUpError: see `flush`.
         """
         if type(await_every) is not int or await_every < 1:
             raise InvalidRequestError(f"await_every is 1 or more, not {await_every!r:.40}")
@@ -246,8 +249,8 @@ class Producer(Sending[V], Generic[V]):
     async def _queue_all(
         self, subject: str, messages: Iterable[tuple[bytes, V]], await_every: int, count: int
     ) -> int:
-        """Queue messages behind `count` others; returns the number of all.  Raises
-        PartlyQueuedError.
+        """Queue messages after `count` earlier ones, and return the total number. Raises
+        DeliveryError.
         """
         budget, chunk_count = self._budget, CHUNK_COUNT_FIRST
         try:
@@ -255,7 +258,7 @@ class Producer(Sending[V], Generic[V]):
             while True:
                 chunk: list[tuple[bytes, V]] = []
                 failure: Exception | None = None
-                try:  # `extend` keeps what came before an error
+                try:  # `extend` keeps the elements before an error
                     chunk.extend(
                         islice(iterator, min(chunk_count, await_every - count % await_every))
                     )
@@ -287,7 +290,7 @@ class Producer(Sending[V], Generic[V]):
                 f"{counted(count, 'message was', 'messages were')} queued; the next one was "
                 f"refused: {why:.200}"
             )
-            raise PartlyQueuedError(text, queued=count) from error
+            raise DeliveryError(Reason.PARTLY_QUEUED, text, queued=count) from error
 
     async def send_arrow(
         self,
@@ -302,35 +305,36 @@ class Producer(Sending[V], Generic[V]):
         Send each row of Arrow data as a message, and wait until all are stored; needs pyarrow and
         numpy.
 
-        Rows of a key keep their order, also behind messages that were sent before.  A `send` of a
-        key during the call may be stored between rows of the key: await this call first where that
-        matters.  Rows are hashed, grouped and encoded by column, several times as fast as `send`.
+        Rows of a key keep their order, also after messages that were sent earlier.  A `send` of a
+        key during the call may be stored between rows of the key: where that matters, await this
+        call first.  Rows are hashed, grouped and encoded by column, several times as fast as
+        `send`.
 
         Args:
-            source: a pyarrow Table, RecordBatch or RecordBatchReader, or what has
-                `__arrow_c_stream__`, as frames of polars and pandas have.  A RecordBatchReader is
-                read as it is sent.
+            source: a pyarrow Table, RecordBatch or RecordBatchReader, or an object with
+                `__arrow_c_stream__`, such as a frame of polars or pandas.  A RecordBatchReader is
+                read while its rows are sent.
             value: the column of the values, of bytes or text, which no codec encodes; a null cannot
                 be sent.
             key: the column of the order keys; a null or empty one means no key.  None: no row has a
                 key.
-            partial: leave out rows that cannot be sent, in place of a RowsRefusedError.
+            partial: leave out rows that cannot be sent, instead of raising a TableError.
 
         Returns:
-            How many rows are stored, and which were left out.
+            The number of stored rows, and the rows that were left out.
 
         Raises:
-            RowsRefusedError: rows cannot be sent: nothing of the source was sent; of a
-                RecordBatchReader, the record batches before are stored or on their way.
-            RowsUnfinishedError: a RecordBatchReader raised before its end, which is the cause; the
-                rows before were sent, and the error says how many are stored.
-            RowsGivenUpError: rows were given up after the first were queued; it says how many are
-                stored.
-            InvalidRequestError: `source` is no Arrow data, or has no such column of bytes or text;
+            TableError: rows cannot be sent. Nothing of the source was sent; for a
+                RecordBatchReader, the earlier record batches are stored or on their way.
+            TableError: a RecordBatchReader raised an exception, which is the cause, before its end;
+                the earlier rows were sent, and the error says how many are stored.
+            TableError: rows were given up after the first were queued; it says how many are stored.
+            InvalidRequestError: `source` is not Arrow data, or has no such column of bytes or text;
                 nothing was sent.
-            SubjectUnknownError, StrategyMismatchError: nothing was sent.
+            SubjectUnknownError, ConflictError: nothing was sent.
             ConfigError: pyarrow or numpy is not installed, or the producer has a partitioner.
-            ClosedError, ForkedError, OtherLoopError: not open, or not here.
+            ClosedError, UsageError: the producer is not open, or not open in this process and event
+                loop.
         """
         refuse_call(flag_problems(partial=partial))
         if self._partitioner is not None:
@@ -356,10 +360,10 @@ class Producer(Sending[V], Generic[V]):
         Wait until every message that was sent is stored or given up.
 
         Raises:
-            GivenUpError: since the last flush, messages were given up whose futures were not
-                awaited.  It has their number, the number of those that may be stored, and the first
+            GivenUpError: messages whose futures were not awaited have been given up since the last
+                flush. The error has their number, the number that may be stored, and the first
                 cause.
-            ForkedError, OtherLoopError: the producer is open in another process or event loop.
+            UsageError: the producer is open in another process or event loop.
         """
         self._home.check_not_elsewhere()
         self._roll()
@@ -369,7 +373,9 @@ class Producer(Sending[V], Generic[V]):
             raise error
 
     def _roll(self) -> bool:
-        """Have everything that is queued sent; return whether anything is not settled yet."""
+        """Start to send everything that is queued, and return whether anything is not settled
+        yet.
+        """
         for sender in self._senders.values():
             sender.roll()
         return self._budget.messages > 0 or (
@@ -382,30 +388,32 @@ class Producer(Sending[V], Generic[V]):
             await self._scheduled.settled()
 
     def _unreported(self) -> GivenUpError | None:
-        """The error of messages that were given up and not awaited; None without any."""
+        """Return the error for messages that were given up and not awaited; None if there are
+        none.
+        """
         later = None if self._scheduled is None else self._scheduled.unreported()
         return self._budget.unreported() or later
 
     @property
     def stats(self) -> ProducerStats:
-        """Counts since the producer was opened."""
+        """Return counts since the producer was opened."""
         waited_ms = self._connections.throttled_ms
         return producer_stats(self._budget, self._senders.values(), throttled_ms=waited_ms)
 
     def waiting(self, *, limit: int = 100) -> WaitingMessages:
         """
-        List the messages that are neither stored nor given up, by key: since when, why, and what
-        helps.
+        List the messages that are neither stored nor given up, by key: since when and why they
+        wait, and what helps.
 
-        Messages for a later delivery that no broker keeps yet are listed too.  It takes about a
-        second for a million messages; nothing is sent meanwhile.
+        Messages for a later delivery that no broker keeps yet are listed too.  A million messages
+        take about a second, during which nothing is sent.
 
         Args:
-            limit: list at most this many keys, those that wait longest.
+            limit: the largest number of keys to list; those that wait longest are listed.
 
         Raises:
-            InvalidRequestError: `limit` is no positive whole number.
-            ForkedError, OtherLoopError: the producer is open in another process or event loop.
+            InvalidRequestError: `limit` is not a positive whole number.
+            UsageError: the producer is open in another process or event loop.
         """
         self._home.check_not_elsewhere()
         if type(limit) is not int or limit < 1:
@@ -415,18 +423,18 @@ class Producer(Sending[V], Generic[V]):
 
     async def close(self, *, flush: bool = True) -> None:
         """
-        Close the producer; messages that are not acked within `close_timeout_ms` are given up.
+        Close the producer, and give up messages that are not acked within `close_timeout_ms`.
 
         In a forked child it does nothing: the parent uses the producer.
 
         Args:
-            flush: wait for the queued messages; without it they are given up at once.
+            flush: whether to wait for the queued messages; otherwise they are given up at once.
 
         Raises:
-            GivenUpError: as of `flush`, messages given up now included; without `flush` they are
-                logged instead.
-            InvalidRequestError: `flush` is neither True nor False; it stays open.
-            OtherLoopError: the producer was opened in another event loop.
+            GivenUpError: see `flush`; messages given up by this call are included. Without `flush`
+                they are logged instead.
+            InvalidRequestError: `flush` is neither True nor False; the producer stays open.
+            UsageError: the producer was opened in another event loop.
         """
         refuse_call(flag_problems(flush=flush))
         if not self._home.here:
@@ -442,7 +450,7 @@ class Producer(Sending[V], Generic[V]):
         try:
             if flush:
                 async with asyncio.timeout(self._settings.close_timeout_ms / 1000):
-                    while self._roll():  # other tasks may send while it waits
+                    while self._roll():  # other tasks may send during the wait
                         await self._all_settled()
         except TimeoutError:
             pass
@@ -452,8 +460,8 @@ class Producer(Sending[V], Generic[V]):
         finally:
             self._open = False
             if self._ending is None:
-                # Taken out here: a task that runs before the one of the ending is refused, and
-                # queues nothing more.
+                # The senders are taken out here: a task that runs before the ending task is
+                # refused, and queues nothing more.
                 senders = [*self._take_senders().values()]
                 self._ending = start_ending(self._end(senders), name="closing")
             try:
@@ -468,7 +476,7 @@ class Producer(Sending[V], Generic[V]):
             raise error
 
     def _log_unreported(self, why: str = "closed") -> None:
-        """Log the number of messages that were given up and not awaited, where no error can tell
+        """Log the number of messages that were given up and not awaited, where no error can report
         it.
         """
         error = self._unreported()
@@ -476,8 +484,8 @@ class Producer(Sending[V], Generic[V]):
             log.warning("%s: %s", why, error.message)
 
     async def _end(self, senders: list[SubjectSender]) -> None:
-        """Give up the messages that `senders` have left.  A task of its own, so that a cancelled
-        `close` does not stop it; nor does the event loop's end.
+        """Give up the messages that `senders` still have. This is a separate task, so that neither
+        a cancelled `close` nor the end of the event loop stops it.
         """
 
         async def end() -> None:
@@ -491,8 +499,8 @@ class Producer(Sending[V], Generic[V]):
 
 
 def _key_and_value(pair: object) -> tuple[Any, Any]:
-    """Raises InvalidRequestError: it is no pair; bytes of two characters would be one of two
-    numbers.
+    """Return the key and the value. Raises InvalidRequestError if `pair` is not a pair; two bytes
+    would otherwise unpack into two numbers.
     """
     if isinstance(pair, (tuple, list)) and len(pair) == 2:
         return pair[0], pair[1]

@@ -1,11 +1,12 @@
-"""Sends the batches of a message group in order; only its executor sends to the group's partition.
+"""Sends the batches of a message group in order; only the executor of the group sends to its
+partition.
 
     send() ─▶ open batch ─roll─▶ queue ─▶ in flight (a window, order kept by the sequence) ─▶
         settled
 
-A message group is (client type, subject, partition, broker group), after QMQ's send executors.
-Each has an executor with its own queue, window and sequence, so a partition that does not answer
-delays no other partition.
+A message group is (client type, subject, partition, broker group), after QMQ's send executors. Each
+has an executor with its own queue, window and sequence, so a partition that does not answer delays
+no other partition.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ import msgspec
 
 from ..protocol.clock import Clock
 from ..protocol.errors import (
-    AcceptedAsLostError,
+    DeliveryError,
     Fate,
     KeylaneError,
     MessageTooLargeError,
     NotSentError,
     ProducerFencedError,
+    Reason,
     SequenceGapError,
     SequenceReusedError,
     StaleRouteError,
@@ -60,9 +62,9 @@ class Executor:
 
     Args:
         broker: None while the metaserver knows no address of the broker group.
-        epochs: producer epochs, rising over all executors of a subject.  So the broker of a
-            partition to which a route leads back takes no new batch for a repeat of an earlier
-            executor's.
+        epochs: producer epochs, they rise over all executors of a subject. So when a route returns
+            to an earlier partition, its broker takes no new batch for a repeat of a batch of the
+            earlier executor.
     """
 
     def __init__(
@@ -93,7 +95,6 @@ class Executor:
         self._identity = identity
         self._producer_id = identity.producer_id
         self._settings = settings
-        self._compression = Compression[settings.compression.upper()]
         self._clock = clock
         self._budget = budget
         self._loop = asyncio.get_running_loop()
@@ -101,46 +102,42 @@ class Executor:
         self._queue: deque[OutgoingBatch] = deque()
         self._in_flight: deque[OutgoingBatch] = deque()
         self._calls: deque[tuple[OutgoingBatch, Calling]] = deque()
-        """Calls under way, with their batches, the oldest first."""
+        """The calls under way with their batches, the oldest first."""
         self._again: deque[OutgoingBatch] = deque()
-        """Batches in flight that are not sent again yet, after a failure."""
+        """Batches in flight that have not been sent again yet after a failure."""
         self._channel: Channel | None = None
-        """While batches are sent through it."""
+        """The channel through which batches are sent now; None otherwise."""
         self._of_channel: BrokerClient | None = None
         self.gathering: Gathering | None = None
         self._troubled = False
-        """True from a failed call until no batch under way has failed or is doubtful; the task
-        sends meanwhile.
+        """True from a failed call until no batch under way has failed or is doubtful; meanwhile
+        only the task sends.
         """
         self._turn = turn
         self._flight = turn.flight(partition.address)
         self._flying = False
-        """`_flight` counts this partition."""
+        """True while `_flight` counts this partition."""
         self.waited = False
-        """The open batch does not wait for an answer of other partitions."""
-        self._linger_ms = settings.linger_ms
-        self._in_flight_max = settings.in_flight_max
-        self._small_bytes = settings.batch_bytes // 4
-        self._append = Append(partition.partition_id)
-        self._timeout_ms = settings.call_timeout_ms
+        """True if the open batch no longer waits for an answer of other partitions."""
         self._wake = asyncio.Event()
         self._epochs = epochs
         self._epoch = next(epochs)
         self._next_sequence = 0
         self._pauses = settings.backoff.pauses(rng)
-        """Reset whenever a batch is stored."""
+        """The pauses between tries; they are reset whenever a batch is stored."""
         self._troubles = LogFilter()
         self._fault: Exception | None = None
-        """What a step of sending raised outside of the task, until the task raises it."""
+        """The exception that a step of sending raised outside the task, until the task raises it.
+        """
         trying = keep_trying(self._try, self._failed, self._pauses, self._failure)
         self._task = start_task(trying, name=f"send {group.partition_name}")
 
     # ── filling ───────────────────────────────────────────────────────────────────────────────────
     def started(self) -> None:
         """Note that the open batch has its first message."""
-        if self._linger_ms:
+        if self._settings.linger_ms:
             self.open.opened_at_ms = self._clock.boot_ms()
-        if not self._calls:  # else it is sent after their answers
+        if not self._calls:  # otherwise it is sent after their answers
             self.open.hurry = self._turn.add(self)
 
     def roll(self) -> None:
@@ -158,8 +155,8 @@ class Executor:
         return batch
 
     def filled(self) -> None:
-        """Close the open batch, which is full, and send it now: the broker works while the next one
-        is filled.
+        """Close the open batch, which is full, and send it now, so that the broker works while the
+        next batch is filled.
         """
         self._queue.append(self._close_open())
         self.push()
@@ -170,18 +167,18 @@ class Executor:
         self.take_over([batch])
 
     def take_over(self, batches: list[OutgoingBatch]) -> None:
-        """Queue batches that left another executor, behind those that are queued here."""
+        """Queue batches that left another executor, after those that are already queued here."""
         self.roll()
         self._queue.extend(batches)
         self._turn.add(self)
 
     def sift(self, sieve: Callable[[OutgoingBatch], OutgoingBatch | None]) -> None:
         """
-        Let `sieve` take messages out of batches that were never sent.
+        Let `sieve` remove messages from batches that were never sent.
 
         Args:
             sieve: returns the batch itself, a new one with the messages that stay, or None if none
-                stay.  It tells the budget of a batch that it replaces.
+                stay.  It reports a batch that it replaces to the budget.
         """
         if not self.batches:
             return
@@ -194,32 +191,32 @@ class Executor:
 
     @property
     def batches(self) -> list[OutgoingBatch]:
-        """All batches that are not settled, the oldest first."""
+        """Return all batches that are not settled, the oldest first."""
         return [*self._in_flight, *self._queue, *([self.open] if self.open.values else [])]
 
     @property
     def idle(self) -> bool:
-        """True while nothing is gathered, queued or in flight."""
+        """Return True while nothing is gathered, queued or in flight."""
         return not (self._in_flight or self._queue or self.open.values)
 
     @property
     def cause(self) -> WaitCause:
-        """Why messages wait, since the last try that failed."""
+        """Return why messages have waited since the last failed try."""
         return self._waits.cause
 
     @property
     def waiting_for(self) -> str:
-        """Why messages wait; empty if none do."""
+        """Return why messages wait; empty if none wait."""
         return self._waits.cause.reason if not self.idle or self.state.refuses else ""
 
     def heard(self, event: ExecutorEvent) -> None:
-        """Note what a route, the history or a refusal says of the partition."""
+        """Note news of the partition from a route, the history or a refusal."""
         self.state = self.state.after(event)
 
     # ── sending ───────────────────────────────────────────────────────────────────────────────────
     async def _try(self) -> bool:
-        """Wait for messages, and send until that fails or the channel is of no use; False: there is
-        always a next try.
+        """Wait for messages, and send until a failure or until the channel cannot be used any more.
+        Always return False: there is always a next try.
         """
         if self.state.available:
             while self.idle:
@@ -230,7 +227,8 @@ class Executor:
             raise NotSentError(text, broker_group=self.group.broker_group)
         channel = await self._broker.channel()
         if self.idle:
-            # With nothing to send, an open channel is the only sign that the broker answers again.
+            # If there is nothing to send, an open channel is the only sign that the broker answers
+            # again.
             self._tried(ExecutorEvent.ANSWERED)
             self._log_recovery()
         else:
@@ -238,7 +236,9 @@ class Executor:
         return False
 
     def _failure(self, raised: Exception) -> KeylaneError:
-        """What a try raised, or why it has ended by a fault, which is logged."""
+        """Return the error that a try raised; an unforeseen exception is logged, and becomes an
+        InternalError.
+        """
         name = self.group.partition_name
         return failure_of(raised, name, self._troubles, self._clock.boot_ms())
 
@@ -247,7 +247,7 @@ class Executor:
             log.info("%s: sending works again, after %s", self.group.partition_name, failures)
 
     async def _failed(self, raised: Exception) -> bool:
-        """Act on what a try raised; True if the next one needs no pause."""
+        """Act on the exception of a try, and return True if the next try needs no pause."""
         error = self._failure(raised)
         self._tried(ExecutorEvent.FAILED)
         doubtful = bool(self._in_flight) and self._in_flight[0].doubtful
@@ -259,7 +259,7 @@ class Executor:
         return False
 
     def _tried(self, event: ExecutorEvent) -> None:
-        """Note the end of a try, ANSWERED or FAILED, and tell the owner if that changes the
+        """Note the end of a try, ANSWERED or FAILED, and notify the owner if it changes the
         state.
         """
         state = self.state.after(event)
@@ -268,8 +268,8 @@ class Executor:
             self._owner.availability_changed()
 
     def push(self) -> None:
-        """Send what may be sent now; the task does what waits for a time, a channel, or the end of
-        a failure.
+        """Send the batches that may be sent now; the task does the work that waits for a time, for
+        a channel, or for the end of a failure.
         """
         channel = self._channel
         if (
@@ -279,15 +279,15 @@ class Executor:
         ):
             try:
                 self._fill(channel)
-                if not self._linger_ms or self._calls or not self.open.values:
+                if not self._settings.linger_ms or self._calls or not self.open.values:
                     return
             except Exception as fault:  # noqa: BLE001 - raised by the task
                 self._fault = fault
         self._wake.set()
 
     async def _stream(self, channel: Channel) -> None:
-        """Send until the channel is of no use; after a failure wait for all calls under way, then
-        raise it.
+        """Send until the channel cannot be used any more. After a failure, wait for all calls under
+        way, then raise the failure.
         """
         calls = self._calls
         self._channel = channel
@@ -304,7 +304,7 @@ class Executor:
                     raise fault
                 self._settle_stored()
                 if calls and calls[0][1].done():
-                    calls[0][1].result()  # raises
+                    calls[0][1].result()  # this raises the failure
                 if not calls and (channel.closed or self._broker is not self._of_channel):
                     return
                 self._fill(channel)
@@ -323,7 +323,7 @@ class Executor:
                     await asyncio.gather(*(call for _, call in left), return_exceptions=True)
                 finally:
                     for batch, call in left:
-                        # An answered one may be sent again behind one that failed, whose epoch may
+                        # An answered batch may be sent again after a failed one, whose epoch may
                         # end.
                         batch.doubtful |= is_answered(call) or call.cancelled()
                     for batch, call in left:
@@ -334,26 +334,26 @@ class Executor:
                 self._land()
 
     async def _pause(self, *, idle: bool) -> None:
-        """Wait until something is left to the task, or for the end of the open batch's
-        `linger_ms`.
+        """Wait until the task has something to do, or until the `linger_ms` of the open batch
+        end.
         """
-        if not idle or not self.open.values or not self._linger_ms:
+        if not idle or not self.open.values or not self._settings.linger_ms:
             await self._wake.wait()
             return
         waited_ms = self._clock.boot_ms() - self.open.opened_at_ms
         with suppress(TimeoutError):
-            async with asyncio.timeout(max(0, self._linger_ms - waited_ms) / 1000):
+            async with asyncio.timeout(max(0, self._settings.linger_ms - waited_ms) / 1000):
                 await self._wake.wait()
 
     def _fill(self, channel: Channel) -> None:
         """Send batches until the window is full, or none is left that may be sent."""
         calls, again = self._calls, self._again
-        while not calls or len(calls) < self._in_flight_max:
+        while not calls or len(calls) < self._settings.in_flight_max:
             if again:
                 batch: OutgoingBatch | None = again.popleft()
             elif self._troubled and self._still_troubled():
-                # a broker recognizes its latest batches only: a doubtful batch must not fall behind
-                # newer ones
+                # A broker recognizes its latest batches only, so a doubtful batch must not fall
+                # behind newer ones.
                 break
             else:
                 batch = self._take(idle=not calls)
@@ -371,7 +371,7 @@ class Executor:
             self._flight.partitions += 1
 
     def _land(self) -> None:
-        """Have others send, if they wait: this partition has no batch in flight any more."""
+        """Let other partitions that wait send: this partition has no batch in flight any more."""
         if self._flying:
             self._flying = False
             self._flight.answered()
@@ -383,15 +383,17 @@ class Executor:
         return self._troubled
 
     def _take(self, *, idle: bool) -> OutgoingBatch | None:
-        """Put the next batch in flight: a queued one, or the open one if `idle` and neither time
-        nor a crowd speaks against it.
+        """Put the next batch in flight: a queued batch, or the open batch if `idle` and it does not
+        wait for its linger or for other partitions.
         """
         if self._queue:
             batch = self._queue.popleft()
         else:
             if not idle or not self.open.values:
                 return None
-            if (self._linger_ms or self._flight.partitions >= CROWD) and self._holds_back():
+            if (
+                self._settings.linger_ms or self._flight.partitions >= CROWD
+            ) and self._holds_back():
                 return None
             self.waited = False
             batch = self._close_open()
@@ -399,11 +401,13 @@ class Executor:
         return batch
 
     def _holds_back(self) -> bool:
-        """True while the open batch waits for its linger, or for an answer of other partitions."""
-        if self._linger_ms:
-            return self._clock.boot_ms() - self.open.opened_at_ms < self._linger_ms
+        """Return True while the open batch waits for its linger, or for an answer of other
+        partitions.
+        """
+        if self._settings.linger_ms:
+            return self._clock.boot_ms() - self.open.opened_at_ms < self._settings.linger_ms
         flight = self._flight
-        if self.waited or not flight.crowded or self.open.size >= self._small_bytes:
+        if self.waited or not flight.crowded or 4 * self.open.size >= self._settings.batch_bytes:
             return False
         flight.wait(self)
         return True
@@ -415,7 +419,7 @@ class Executor:
             producer_id=self._producer_id,
             producer_epoch=self._epoch,
             sequence=self._next_sequence,
-            compression=self._compression,
+            compression=Compression[self._settings.compression.upper()],
         )
         if fresh:
             self._next_sequence += batch.count
@@ -423,14 +427,19 @@ class Executor:
         answered = partial(self._answered, batch)
         try:
             return channel.begin(
-                self._append, data, timeout_ms=self._timeout_ms, on_answer=answered
+                Append(self.partition.partition_id),
+                data,
+                timeout_ms=self._settings.call_timeout_ms,
+                on_answer=answered,
             )
         except Exception:
-            batch.doubtful = True  # no one knows how far it came
+            batch.doubtful = True  # it is unknown how far it got
             raise
 
     def _answered(self, batch: OutgoingBatch, call: Calling) -> None:
-        """Settle what is stored, and send what waited for it, where the answer arrives."""
+        """Settle the stored batches, and send the batches that waited for them, as soon as the
+        answer arrives.
+        """
         error = call.exception()
         if error is not None:
             self._troubled = True
@@ -464,7 +473,7 @@ class Executor:
         if self._pauses.failures:
             self._pauses.reset()
             self._log_recovery()
-        if batch in self._in_flight:  # else it is settled again, after a fault in what follows
+        if batch in self._in_flight:  # otherwise settled again, after a later fault
             self._budget.stored(batch, first_receipt(answer, self.partition, static=self._static))
             self._in_flight.remove(batch)
         if self._waits.cause is not NOT_WAITING:
@@ -484,7 +493,9 @@ class Executor:
 
     # ── after a failure ───────────────────────────────────────────────────────────────────────────
     def _after_failure(self, error: KeylaneError, *, hopeless: bool) -> bool:
-        """Act on the failure of the oldest batch; True if the next try needs no pause."""
+        """Act on the failure of the oldest batch, and return True if the next try needs no
+        pause.
+        """
         if not self._in_flight and self._take(idle=True) is None:
             return False
         if self.state.lost:
@@ -497,8 +508,8 @@ class Executor:
         if renamed:
             self._producer_id = self._identity.renew(self._producer_id, self.group.partition_name)
         if step is Step.AGAIN:
-            # With a gap before the oldest batch, the broker has forgotten this producer: no older
-            # batch is missing.
+            # A gap before the oldest batch means that the broker has forgotten this producer: no
+            # older batch is missing.
             forgotten = isinstance(error, SequenceGapError) and self._in_flight[0].sends > 1
             if forgotten or renamed:
                 for batch in self._in_flight:
@@ -514,7 +525,7 @@ class Executor:
         return step is Step.ELSEWHERE
 
     def _next_step(self, error: KeylaneError, *, hopeless: bool) -> Step:
-        """Count a failure for every closed batch, and decide what follows."""
+        """Count a failure for every closed batch, and decide the next step."""
         now_ms = self._clock.boot_ms()
         self._waits.begin(error, now_ms, self.batches, self.partition.address)
         for batch in (*self._in_flight, *self._queue):
@@ -535,21 +546,23 @@ class Executor:
             stage,
             left=self.state.left,
             hopeless=hopeless,
-            doubtful=head.doubtful,  # batches behind it cannot be stored if it is not
+            doubtful=head.doubtful,  # if it is not doubtful, later batches cannot be stored
         )
         if step is Step.ELSEWHERE and not self._owner.has_spare(self):
             return Step.AGAIN
         return step
 
     def _leave_partition(self, error: KeylaneError, step: Step) -> None:
-        """Hand all batches to the owner: they go elsewhere, or wait for a newer route."""
+        """Hand all batches to the owner: they go to another partition, or wait for a newer
+        route.
+        """
         sealed = isinstance(error, StaleRouteError)
         if sealed:
             self.heard(ExecutorEvent.SEALED)
         if step is Step.NEW_ROUTE:
             self.heard(ExecutorEvent.ROUTE_NEEDED)
         # A sealed partition has not stored the batch that it refused, even if an earlier try had no
-        # answer.  Batches behind a batch that is not stored are not stored either.
+        # answer.  If a batch is not stored, the batches after it are not stored either.
         refused = sealed or not self._in_flight[0].doubtful
         leaving = self._take_all()
         for batch in leaving:
@@ -579,25 +592,25 @@ class Executor:
         self._budget.give_up(head, error)
         self._in_flight.popleft()
         for batch in self._in_flight:
-            # The broker does not recognize it under a new epoch.  It is not stored if the oldest
-            # batch is not.
+            # The broker does not recognize the batch under a new epoch.  The batch is not stored if
+            # the oldest batch is not.
             batch.leave(refused=not head.doubtful)
         self._new_epoch()
         self._fewer()
 
     def _give_up_large(self, error: MessageTooLargeError) -> bool:
         """
-        Give up the messages of the oldest batch that are over the partition's limit, and send its
+        Give up the messages of the oldest batch that are over the partition's limit, and send the
         others again.
 
-        It is so after the subject's limit was lowered.  False: none is over it.
+        This happens after the subject's limit was lowered.  Return False if no message is over it.
         """
         head, limit = self._in_flight[0], error.limit_bytes
         sizes = list(map(head.size_of, range(len(head))))
         if limit is None or max(sizes) <= limit:
             return False
         for batch in self._in_flight:
-            batch.leave(refused=True)  # the refused batch is not stored, so none behind it is
+            batch.leave(refused=True)  # the refused batch is not stored, so no later batch is
         large, others = head.divided(lambda index: sizes[index] > limit)
         self._budget.replaced(head, large, others)
         self._in_flight.popleft()
@@ -610,12 +623,12 @@ class Executor:
         return True
 
     def _leave_lost(self) -> None:
-        """Give up batches that may be stored in the lost partition, with an unknown fate; hand the
-        others to the owner.
+        """Give up batches that may be stored in the lost partition, with an unknown fate, and hand
+        the others to the owner.
         """
         for batch in [batch for batch in self._in_flight if batch.doubtful]:
             self._in_flight.remove(batch)
-            error = AcceptedAsLostError(partition_id=self.partition.partition_id)
+            error = DeliveryError(Reason.ACCEPTED_AS_LOST, partition_id=self.partition.partition_id)
             self._budget.give_up(batch, error)
         leaving = self._take_all()
         self.heard(ExecutorEvent.SEALED)
@@ -624,8 +637,8 @@ class Executor:
         self._tell_if_empty()
 
     def _new_epoch(self) -> None:
-        """Number all batches anew; the broker refuses batches of the old epoch that arrive
-        later.
+        """Number all batches again under a new epoch; the broker refuses batches of the old epoch
+        that arrive later.
         """
         self._epoch = next(self._epochs)
         self._next_sequence = 0
@@ -633,8 +646,8 @@ class Executor:
             batch.unpack()
 
     def moved(self, address: str, broker: BrokerClient) -> None:
-        """Follow the broker group to a new address; batches in flight are counted for the old
-        one.
+        """Follow the broker group to a new address; the batches in flight still count at the old
+        address.
         """
         self.partition = msgspec.structs.replace(self.partition, address=address)
         self._broker = broker
@@ -644,7 +657,7 @@ class Executor:
         self._turn.add(self)
 
     async def close(self) -> list[OutgoingBatch]:
-        """Stop; returns the batches that are not settled."""
+        """Stop, and return the batches that are not settled."""
         self.roll()
         self._channel = None
         self._task.cancel()

@@ -1,10 +1,16 @@
-"""What an executor knows of its broker and of its partition, and what changes that.  Pure.
+"""The state of an executor: what it knows about its broker and its partition, and the events that
+change this. Pure.
 
-    broker       ANSWERS ──FAILED──▶ FAILS ──ROUTE_NEEDED──▶ REFUSES        ANSWERED leads back to ANSWERS
-    listing      OPEN ──CLOSED_IN_ROUTE──▶ LEFT ──NOT_IN_ROUTE──▶ GONE      GONE becomes LEFT when it is listed again
-    storing      TAKES ──SEALED──▶ ENDED                                    TAKES ──LOSS_ACCEPTED──▶ LOST ──SEALED──▶ ENDED
+    broker   ANSWERS ──FAILED──▶ FAILS ──ROUTE_NEEDED──▶ REFUSES
+             ANSWERED leads back to ANSWERS
 
-An event that is not drawn at a part of the state leaves that part as it is.
+    listing  OPEN ──CLOSED_IN_ROUTE──▶ LEFT ──NOT_IN_ROUTE──▶ GONE
+             GONE becomes LEFT when the partition is listed again
+
+    storing  TAKES ──SEALED──▶ ENDED
+             TAKES ──LOSS_ACCEPTED──▶ LOST ──SEALED──▶ ENDED
+
+An event leaves a part of the state unchanged unless the diagram shows it there.
 """
 
 from __future__ import annotations
@@ -23,7 +29,7 @@ class MessageGroup(NamedTuple):
 
 
 class Reach(enum.Enum):
-    """What the last try to send met."""
+    """The result of the last try to send."""
 
     ANSWERS = "the broker stores batches"
     FAILS = "the last try failed"
@@ -31,7 +37,7 @@ class Reach(enum.Enum):
 
 
 class Listing(enum.Enum):
-    """The partition in the latest route."""
+    """How the latest route lists the partition."""
 
     OPEN = "open"
     LEFT = "not open: newer messages of its range wait until the messages here are settled"
@@ -39,7 +45,7 @@ class Listing(enum.Enum):
 
 
 class Storing(enum.Enum):
-    """Whether the partition stores anything more."""
+    """Whether the partition still stores messages."""
 
     TAKES = "it stores batches, as far as is known"
     LOST = "an operator has accepted its loss; its messages have not left yet"
@@ -89,7 +95,7 @@ class ExecutorState(NamedTuple):
     storing: Storing = Storing.TAKES
 
     def after(self, event: ExecutorEvent) -> ExecutorState:
-        """The state that follows `event`; `STEADY` itself if it is that one."""
+        """Return the state that follows `event`; `STEADY` itself if they are equal."""
         state = ExecutorState(
             _REACH.get((self.broker, event), self.broker),
             _LISTING.get((self.listing, event), self.listing),
@@ -99,43 +105,43 @@ class ExecutorState(NamedTuple):
 
     @property
     def available(self) -> bool:
-        """False from a failure until the broker answers; meanwhile messages without a key go to
-        other partitions.
+        """Return False from a failure until the broker answers; meanwhile messages without a key go
+        to other partitions.
         """
         return self.broker is Reach.ANSWERS
 
     @property
     def refuses(self) -> bool:
-        """True while messages for this partition are held for a newer route."""
+        """Return True while messages for this partition are held for a newer route."""
         return self.broker is Reach.REFUSES
 
     @property
     def in_use(self) -> bool:
-        """True until the partition stores nothing more and all messages have left."""
+        """Return True until the partition stores nothing more and all messages have left."""
         return self.storing is not Storing.ENDED
 
     @property
     def lost(self) -> bool:
-        """True from the accepted loss of the partition until its messages have left."""
+        """Return True from the accepted loss of the partition until its messages have left."""
         return self.storing is Storing.LOST
 
     @property
     def left(self) -> bool:
-        """True once the partition is not open in the route."""
+        """Return True once the partition is not open in the route."""
         return self.listing is not Listing.OPEN
 
     @property
     def gone(self) -> bool:
-        """True while the route does not list the partition."""
+        """Return True while the route does not list the partition."""
         return self.listing is Listing.GONE
 
     @property
     def spare(self) -> bool:
-        """True while the executor may take messages of other partitions."""
+        """Return True while the executor may take messages of other partitions."""
         return self.available and self.in_use and not self.left
 
 
 STEADY = ExecutorState(Reach.ANSWERS)
-"""Of an executor whose broker answers, and whose partition is open: asked for by `is`, for each
-batch.
+"""The state of an executor whose broker answers and whose partition is open; each batch compares
+with it by `is`.
 """

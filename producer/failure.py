@@ -1,8 +1,9 @@
-"""Decides what an executor does after a batch failed; here STRICT and BEST_TRIED differ.  Pure.
+"""Decides what an executor does after a batch failed; only here do STRICT and BEST_TRIED differ.
+Pure.
 
-Messages leave a partition by the time for which it has failed, not by the number of tries.  All
-messages of a partition leave together, in their order, when the oldest is due; so newer messages of
-a logical partition wait for the decision about older ones.
+The time for which a partition has failed decides when messages leave it, not the number of tries.
+All messages of a partition leave together, in order, when the oldest is due, so newer messages of a
+logical partition wait for the decision about older ones.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import enum
 from ..protocol.errors import (
     BrokerReadOnlyError,
     CapabilityEndedError,
+    ConflictError,
     CorruptBatchError,
     InternalError,
     KeylaneError,
@@ -23,7 +25,6 @@ from ..protocol.errors import (
     SequenceReusedError,
     StaleRouteError,
     StorageError,
-    StrategyMismatchError,
     SubjectDeletedError,
     UnpackError,
     UnreachableError,
@@ -33,7 +34,7 @@ from .settings import ProducerSettings
 
 
 class Step(enum.Enum):
-    """What an executor does with a batch that was not acked."""
+    """The step of an executor with a batch that was not acked."""
 
     AGAIN = "same partition, same sequence, after a pause"
     NEW_ROUTE = "ask for a newer route, and send older messages first"
@@ -42,7 +43,9 @@ class Step(enum.Enum):
 
 
 class WaitStage(enum.Enum):
-    """How long messages have waited for their partition, compared with the settings."""
+    """The stage of a wait: how long messages have waited for their partition, compared with the
+    settings.
+    """
 
     ENDLESS = "they never leave it, as under STRICT"
     EARLY = "they stay, for less than `leave_after_ms` so far"
@@ -65,25 +68,25 @@ _TRY_AGAIN = (
     InternalError,
     StorageError,
 )
-REFUSED = (StrategyMismatchError, SubjectDeletedError)
-"""Refusals of a route after which no message of the subject can be sent: its strategy was changed,
-or it was deleted.
+REFUSED = (ConflictError, SubjectDeletedError)
+"""Refusals of a route after which no message of the subject can be sent: the strategy of the
+subject was changed, or the subject was deleted.
 """
 NOT_HERE = (PartitionUnknownError, WrongBrokerError)
-"""Refusals that may come from another broker, which has the address of the right broker now."""
+"""Refusals that may come from a different broker, which now has the address of the right one."""
 
 
 def wait_stage(
     settings: ProducerSettings, *, may_leave: bool, tries: int, waited_ms: int, failing_ms: int
 ) -> WaitStage:
     """
-    The stage of waiting of the messages of a failing partition.
+    Return how far the wait of a failing partition's messages has gone.
 
     Args:
-        may_leave: whether the subject lets messages leave their partition, as under BEST_TRIED.
-        tries: failed tries of the oldest batch, there and elsewhere.
-        waited_ms: since the first of these.
-        failing_ms: since the first failure of the oldest message in this partition.
+        may_leave: whether the subject lets messages leave their partition, as BEST_TRIED does.
+        tries: failed tries of the oldest batch, in this partition and in others.
+        waited_ms: milliseconds since the first of these tries.
+        failing_ms: milliseconds since the first failure of the oldest message in this partition.
     """
     if not may_leave:
         return WaitStage.ENDLESS
@@ -93,7 +96,9 @@ def wait_stage(
 
 
 def _may_pass(error: KeylaneError) -> bool:
-    """True if the broker may take the same batch later: after a quota is free again, too."""
+    """Return True if the broker may take the same batch later, which includes a quota that becomes
+    free again.
+    """
     if isinstance(error, UnpackError):  # the batch is kept as it was packed
         return False
     return isinstance(error, _TRY_AGAIN) or error.retry is RetryRule.LATER
@@ -103,8 +108,8 @@ def decide_after_failure(
     error: KeylaneError, stage: WaitStage, *, doubtful: bool, left: bool, hopeless: bool
 ) -> Step:
     """
-    The next step for the oldest batch of a partition, and for all that is behind it, after a try
-    failed.
+    Return the next step for the oldest batch of a partition and all batches after it, when a try
+    has failed.
 
     Under STRICT a batch leaves its partition only through a route change, and is not given up for
     an error that may pass.  A doubtful batch keeps its sequence until the right broker has
@@ -112,13 +117,13 @@ def decide_after_failure(
     partition that the route has left without waiting for its broker.
 
     Args:
-        doubtful: the batch may be stored there, because a try ended without an answer.
-        left: the route has no such open partition any more.
-        hopeless: the route does not list the partition at all, and since the refusal the metaserver
-            said that its loss is not accepted.
+        doubtful: the batch may be stored in the partition, because a try ended without an answer.
+        left: the partition is no longer open in the route.
+        hopeless: the route does not list the partition at all, and the metaserver confirmed after
+            the refusal that its loss is not accepted.
     """
     if isinstance(error, ProducerFencedError) and doubtful:
-        # Its broker would recognize it only under the old epoch, which is fenced.
+        # The broker would recognize the batch only under the old epoch, which is fenced.
         return Step.GIVE_UP
     may_be_stored = doubtful and isinstance(error, NOT_HERE)
     if may_be_stored and hopeless and stage is WaitStage.ENDLESS:

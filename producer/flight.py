@@ -1,11 +1,13 @@
 """When executors send: together at the end of a turn of the event loop, or after an answer of their
-broker.  Pure but for timers.
+broker. Pure except for timers.
 
-    first message ─▶ Turn ─▶ push(): sent          while many partitions of the broker are unanswered: BrokerFlight ─▶ push()
+    first message ─▶ Turn ─▶ push(): sent
+    while many partitions of the broker are unanswered: BrokerFlight ─▶ push()
 
-Little traffic meets no crowd, so it is sent in the next turn; or, where the turn before had a
-single message too, as soon as it is awaited.  Under load an open batch grows in place of being sent
-with the few messages that it has: each batch costs a head, a call and an answer.
+Light traffic never reaches the limit CROWD, so its messages are sent in the next turn.  If the turn
+before also had a single message, the message is sent as soon as it is awaited.  Under load, an open
+batch grows instead of being sent with a few messages, because each batch costs a header, a call and
+an answer.
 """
 
 from __future__ import annotations
@@ -22,18 +24,20 @@ from .outgoing_batch import OutgoingBatch
 E_contra = TypeVar("E_contra", contravariant=True)
 
 CROWD = 16
-"""Partitions of a broker with a batch in flight, from which on open batches of others wait for an
-answer.
+"""The number of partitions of a broker with a batch in flight from which on open batches of other
+partitions wait for an answer.
 """
 WAIT_S = 0.005
-"""How long they wait at most: partitions that do not answer delay no other for longer."""
+"""The longest time in seconds that they wait, so that partitions that do not answer delay no other
+partition for longer.
+"""
 
 
 class ExecutorOwner(Protocol[E_contra]):
-    """The sender of a subject, as its executors see it."""
+    """The sender of a subject, as seen by its executors."""
 
     def has_spare(self, executor: E_contra) -> bool:
-        """True if another executor is available."""
+        """Return True if another executor is available."""
         ...
 
     def take_back(self, executor: E_contra, batches: list[OutgoingBatch], step: Step) -> None:
@@ -41,45 +45,45 @@ class ExecutorOwner(Protocol[E_contra]):
         ...
 
     def availability_changed(self) -> None:
-        """Take note that an executor's broker fails, or answers again."""
+        """Note that the broker of an executor fails, or answers again."""
         ...
 
     def emptied(self, executor: E_contra) -> None:
-        """Take note that an executor has no message left, and that its partition is not open in the
+        """Note that an executor has no message left, and that its partition is not open in the
         route.
         """
         ...
 
     async def ask_history(self) -> Collection[str]:
         """
-        Ask the metaserver which partitions are lost and where their brokers are now, and tell
-        executors of it.
+        Ask the metaserver which partitions are lost and where their brokers are now, and notify the
+        executors.
 
         Returns:
             The names of the broker groups that are silent.
 
         Raises:
-            KeylaneError: as the call raised it.
+            KeylaneError: the call failed.
         """
         ...
 
 
 class Pushed(Protocol):
-    """An executor, as it is told that it may send."""
+    """An executor, as seen by a `Turn` or a `BrokerFlight`, which let it send."""
 
     open: OutgoingBatch
     waited: bool
     gathering: Gathering | None
-    """The channel through which it sends, if that can gather."""
+    """The channel through which it sends, if the channel can gather frames."""
 
     def push(self) -> None:
-        """Send what may be sent now."""
+        """Send the batches that may be sent now."""
         ...
 
 
 class BrokerFlight:
     """The partitions of one broker that have a batch in flight, and those that wait for an answer
-    of it.
+    of the broker.
     """
 
     __slots__ = ("__weakref__", "_loop", "_timer", "_waiting", "partitions")
@@ -89,15 +93,17 @@ class BrokerFlight:
         self._timer: asyncio.TimerHandle | None = None
         self._waiting: dict[Pushed, None] = {}
         self.partitions = 0
-        """How many have a batch in flight."""
+        """The number of partitions that have a batch in flight."""
 
     @property
     def crowded(self) -> bool:
-        """True while CROWD partitions or more have one: open batches of others wait."""
+        """Return True while CROWD partitions or more have a batch in flight, so that open batches
+        of others wait.
+        """
         return self.partitions >= CROWD
 
     def wait(self, executor: Pushed) -> None:
-        """Have `executor` pushed after an answer, behind those that wait already, or after
+        """Push `executor` after an answer, when those that already wait have been pushed, or after
         WAIT_S.
         """
         self._waiting[executor] = None
@@ -105,11 +111,11 @@ class BrokerFlight:
             self._timer = self._loop.call_later(WAIT_S, self._over)
 
     def forget(self, executor: Pushed) -> None:
-        """Push `executor` no more."""
+        """Stop pushing `executor`."""
         self._waiting.pop(executor, None)
 
     def answered(self) -> None:
-        """A partition has no batch in flight any more."""
+        """Note that a partition has no batch in flight any more."""
         self.partitions -= 1
         while self._waiting and not self.crowded:
             self._push(next(iter(self._waiting)))
@@ -130,7 +136,7 @@ class Turn:
     The executors of a producer that send at the end of this turn of the event loop.
 
     Args:
-        ended: called at that end, before they send.
+        ended: called at the end of the turn, before the executors send.
     """
 
     __slots__ = ("_due", "_ended", "_flights", "_hurried", "_lone", "_loop", "begun")
@@ -139,24 +145,26 @@ class Turn:
         self._loop = loop
         self._ended = ended
         self.begun = False
-        """`ended` is called at the end of this turn."""
+        """True if `ended` will be called at the end of this turn."""
         self._lone = False
-        """The last turn sent a single message, and this one none before its end."""
+        """True if the last turn sent a single message, and this turn has sent none yet."""
         self._hurried = False
         self._due: dict[Pushed, None] = {}
         self._flights: WeakValueDictionary[str | None, BrokerFlight] = WeakValueDictionary()
-        """By address; executors hold those of brokers that they send to, and brokers come back at
-        other addresses.
+        """Flights by the address of the broker; executors hold the flights of the brokers to which
+        they send, and a broker may return at another address.
         """
 
     def begin(self) -> None:
-        """Have `ended` called at the end of this turn."""
+        """Arrange that `ended` is called at the end of this turn."""
         if not self.begun:
             self._loop.call_soon(self._end)
             self.begun = True
 
     def add(self, executor: Pushed) -> Callable[[], object] | None:
-        """Have `executor` pushed at the end of this turn; returns what may push it before."""
+        """Push `executor` at the end of this turn, and return a callable that may push it earlier,
+        or None.
+        """
         self._due[executor] = None
         if not self.begun:
             self._loop.call_soon(self._end)
@@ -164,8 +172,8 @@ class Turn:
         return self._hurry if self._lone else None
 
     def _hurry(self) -> None:
-        """Send what is due now, if it is of one executor, once in a turn: who has sent one message
-        waits for it.
+        """Send now, once in a turn, if only one executor is due: a caller that has sent one message
+        is waiting for it.
         """
         if self._lone and len(self._due) == 1:
             self._lone = False
@@ -203,7 +211,9 @@ class Turn:
                 _flush(channel, self._loop)  # a turn earlier than the channel would by itself
 
     def flight(self, address: str | None) -> BrokerFlight:
-        """The flight of the broker at `address`; one for all whose address is not known."""
+        """Return the flight of the broker at `address`; all brokers whose address is unknown share
+        one flight.
+        """
         flight = self._flights.get(address)
         if flight is None:
             flight = self._flights[address] = BrokerFlight(self._loop)
@@ -211,8 +221,8 @@ class Turn:
 
 
 def _flush(channel: Gathering, loop: asyncio.AbstractEventLoop) -> None:
-    """Flush `channel`; what it raises goes to the event loop, and the others are flushed all the
-    same.
+    """Flush `channel`; an exception goes to the event loop, and the other channels are still
+    flushed.
     """
     try:
         channel.flush()
@@ -221,8 +231,8 @@ def _flush(channel: Gathering, loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _push(executor: Pushed, loop: asyncio.AbstractEventLoop) -> None:
-    """Push `executor`; a fault of it, which is a bug of ours, goes to the event loop, and the
-    others are pushed all the same.
+    """Push `executor`; an exception, which is a bug in keylane, goes to the event loop, and the
+    other executors are still pushed.
     """
     try:
         executor.push()

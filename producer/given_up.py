@@ -10,15 +10,13 @@ from ..protocol.errors import Fate, GivenUpError, KeylaneError
 from ..protocol.text import counted
 
 CAUSES_KEPT = 16
-"""`flush` names the first cause; the others are kept for when all messages of the first are
-reported.
+"""The number of causes that are kept: `flush` names the first one, and the others replace it once
+all messages of the first are reported.
 """
 
 
 class Unreported:
-    """Counts of messages that were given up and that no future has reported; the counts are
-    exact.
-    """
+    """Exact counts of messages that were given up and that no future has reported."""
 
     __slots__ = ("_what", "causes", "messages", "unknown")
 
@@ -26,11 +24,11 @@ class Unreported:
         self._what = what
         self.messages = 0
         self.unknown = 0
-        """How many of `messages` may be stored."""
+        """The number of `messages` that may be stored."""
         self.causes: list[GivenUp] = []
 
     def error(self) -> GivenUpError | None:
-        """The error for `flush`; None if every message was reported."""
+        """Return the error for `flush`; None if every message was reported."""
         if not self.messages:
             return None
         cause = next((given_up.cause for given_up in self.causes if given_up.unreported), None)
@@ -49,8 +47,8 @@ class Unreported:
 
 
 class GivenUp:
-    """Messages given up for the same cause.  `doubtful`: the last try of each may have stored
-    it.
+    """Messages given up for the same cause. `doubtful` means that the last try of each message may
+    have stored it.
     """
 
     __slots__ = ("_summary", "cause", "doubtful", "unreported")
@@ -71,7 +69,7 @@ class GivenUp:
             summary.causes.append(self)
 
     def reported(self, *, unknown: bool) -> None:
-        """Note that the future of a message reports this by raising it."""
+        """Note that the future of a message reports this outcome by raising it."""
         summary = self._summary
         self.unreported -= 1
         summary.messages -= 1
@@ -80,5 +78,5 @@ class GivenUp:
             summary.causes = [each for each in summary.causes if each is not self]
 
     def error(self, *, unknown: bool) -> KeylaneError:
-        """A new error object for a caller."""
+        """Return a new error object for a caller."""
         return self.cause.copy(Fate.UNKNOWN if unknown else Fate.NOT_DONE)

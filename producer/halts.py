@@ -1,11 +1,12 @@
 """Gives up messages that are not acked within their time-out, and halts their keys.
 
-    deadline passed ─▶ the message is given up and its key halted ─▶ newer messages of the key that were never sent are
-    given up too, and `send` refuses the key ─▶ the caller calls `resume`, and sends them again in order
+    deadline passed ─▶ the message is given up, and its key is halted
+        ─▶ newer messages of the key that were never sent are given up too; `send` refuses the key
+        ─▶ the caller calls `resume`, and sends them again in order
 
-A message in flight cannot be taken out of its batch: its future raises UNKNOWN, and its batch is
-still sent, to a newer partition too: newer messages of the key may be in flight behind it, and are
-not stored without it.
+A message in flight cannot be taken out of its batch.  Its future raises UNKNOWN, but its batch is
+still sent, even to a newer partition: newer messages of the key may be in flight after it, and they
+are not stored without it.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Halts:
             raise KeyHaltedError(text, subject=self._subject, key=key)
 
     def resume(self, key: bytes) -> None:
-        """Let messages of this key be sent again."""
+        """Allow messages of this key to be sent again."""
         self.keys.discard(key)
 
     def expire(self, waiting: Iterable[tuple[OutgoingBatch, str]]) -> bool:
@@ -51,8 +52,8 @@ class Halts:
             waiting: pairs of a batch and the reason why its messages wait.
 
         Returns:
-            True if any message is overdue: the caller then calls `withdraw` for all batches that
-            were never sent.
+            True if any message is overdue; the caller must then call `withdraw` for all batches
+            that were never sent.
         """
         now_ms = self._clock.boot_ms()
         over = False
@@ -70,8 +71,8 @@ class Halts:
         return over
 
     def withdraw(self, batch: OutgoingBatch, *, waits_for: str) -> OutgoingBatch | None:
-        """Give up overdue messages and those of halted keys in a batch that was never sent; returns
-        the batch that stays.
+        """Give up the overdue messages and the messages of halted keys in a batch that was never
+        sent, and return the batch of the messages that stay.
         """
         now_ms = self._clock.boot_ms()
         overdue = set(_overdue(batch, now_ms))
@@ -113,7 +114,7 @@ class Halts:
 
 
 def _overdue(batch: OutgoingBatch, now_ms: int) -> list[int]:
-    """The indexes of messages that are past their deadline and not settled."""
+    """Return the indexes of messages that are past their deadline and not settled."""
     if batch.deadlines is None or batch.first_deadline_ms > now_ms:
         return []
     return [

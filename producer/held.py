@@ -1,4 +1,5 @@
-"""Messages of a subject that have no partition now, in the order in which they will be sent.
+"""Holds the messages of a subject that have no partition now, in the order in which they will be
+sent.
 
 [batches that left a partition] [batches held again] [open batch: messages sent meanwhile]
 """
@@ -24,7 +25,7 @@ log = logging.getLogger("keylane.producer")
 
 
 class HeldMessages:
-    """Batches of messages without a partition, the oldest first; the last one takes new
+    """Batches of messages without a partition, the oldest first; the last batch takes new
     messages.
     """
 
@@ -37,10 +38,8 @@ class HeldMessages:
         budget: SendBudget,
         said: Callable[[], WaitCause] = lambda: NO_PARTITION,
     ) -> None:
-        """
-        Args:
-            said: what a broker says that takes nothing although the route names it; NO_PARTITION if
-                none does.
+        """Args: said: returns the cause reported by a broker that the route names but that takes
+        nothing; NO_PARTITION if there is no such broker.
         """
         self._cause = NO_ROUTE
         self._said = said
@@ -54,7 +53,7 @@ class HeldMessages:
 
     @property
     def cause(self) -> WaitCause:
-        """Why messages are held."""
+        """Return why messages are held."""
         return self._said() if self._cause is NO_PARTITION else self._cause
 
     def __len__(self) -> int:
@@ -64,7 +63,7 @@ class HeldMessages:
         return OutgoingBatch(self._loop)
 
     def is_full(self, batch: OutgoingBatch, value_bytes: int) -> bool:
-        """True if a message with a value of this size needs a new batch."""
+        """Return True if a message with a value of this size needs a new batch."""
         settings = self._settings
         return (
             batch.size >= settings.batch_bytes
@@ -75,7 +74,7 @@ class HeldMessages:
     def add(
         self, key: bytes, value: bytes, packed_properties: bytes, sent_at_ns: int
     ) -> tuple[OutgoingBatch, int]:
-        """Append a new message; returns its batch and index."""
+        """Append a new message, and return its batch and index."""
         batch = self.batches[-1]
         if self.is_full(batch, len(value)):
             batch = self._new_batch()
@@ -90,11 +89,11 @@ class HeldMessages:
         self.batches = [*batches, *self.batches]
 
     def replace(self, batches: Iterable[OutgoingBatch]) -> None:
-        """Hold these batches in place of all others; new messages begin a batch of their own."""
+        """Hold these batches in place of all others; new messages begin a new batch."""
         self.batches = [*batches, self._new_batch()]
 
     def take_all(self) -> list[OutgoingBatch]:
-        """Take all batches out, still counted in the budget."""
+        """Take all batches out; they stay counted in the budget."""
         batches = self.batches
         self.replace(())
         return batches
@@ -103,12 +102,12 @@ class HeldMessages:
         self, queue_starts: QueueStarts, message_bytes_max: int
     ) -> list[OutgoingBatch]:
         """
-        As `take_all`; messages that the route shows to be unsendable are given up: they were sent
-        before it was known here.
+        Take all batches out, as `take_all` does, but give up the messages that cannot be sent by
+        the route, which was unknown when they were queued.
 
         Args:
             queue_starts: the logic queues that the subject has.
-            message_bytes_max: the subject's limit of one message.
+            message_bytes_max: the largest message of the subject, in bytes.
         """
         batches = self.take_all()
         for batch in batches:
@@ -126,8 +125,8 @@ class HeldMessages:
         return batches
 
     def keep(self, last: OutgoingBatch | None, batch: OutgoingBatch, index: int) -> OutgoingBatch:
-        """Hold a message again that was taken out, behind those in `last`; returns the batch that
-        it is in.
+        """Hold a message that was taken out again, after those in `last`, and return the batch that
+        has it.
         """
         if last is None or self.is_full(last, len(batch.values[index])):
             last = self._new_batch()
@@ -142,7 +141,7 @@ class HeldMessages:
         while self.batches:
             if len(self.batches[0]):
                 self._budget.give_up(self.batches[0], error)
-            del self.batches[0]  # given up once, also if the next one fails
+            del self.batches[0]  # given up once, even if the next one fails
         self.replace(())
 
     def report(self, why: WaitCause) -> None:

@@ -1,7 +1,7 @@
-"""The id that a producer sends under.  Pure but for the log; the source of ids is passed in.
+"""The id that a producer sends under. Pure except for the log; the source of ids is passed in.
 
 Brokers recognize a batch by (id, epoch, sequence), and refuse another batch with the same three: a
-producer that is refused so takes a new id.
+producer that is refused for this reason takes a new id.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ log = logging.getLogger("keylane.producer")
 
 
 class Identity:
-    """The id of an opened producer; replaced when a broker has met another producer with the same
-    id.
+    """The id of an opened producer; it is replaced when a broker has met another producer with the
+    same id.
     """
 
     def __init__(self, draw: DrawBits) -> None:
@@ -24,8 +24,8 @@ class Identity:
 
     def renew(self, clashed: int, partition_name: str) -> int:
         """
-        The id that replaces `clashed`, which another producer uses too: the batches sent under it
-        are not stored.
+        Return the id that replaces `clashed`, which another producer also uses: the batches sent
+        under it are not stored.
 
         Every executor that passes the same `clashed` gets the same new id.
         """

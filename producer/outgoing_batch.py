@@ -1,16 +1,16 @@
-"""A batch of messages of one message group: gathered, sent, and the outcome of each.  Pure but for
-its futures.
+"""A batch of messages of one message group: how it is gathered and sent, and the outcome of each
+message. Pure except for its futures.
 
     open ──roll──▶ queued ──pack──▶ in flight ──answer──▶ settled
                                       │ ▲
                                       └─┘ sent again, under the same sequence
 
 Invariants
-    A batch keeps its sequence and its bytes from its first sending on, so that a repeat is the same
+    A batch keeps its sequence and its bytes once it is first sent, so that a repeat is the same
     batch. A message settles once, usually with all others of its batch.  Messages that were moved
-    into other batches, or are given up early, settle apart, and each `SendFuture` waits for its own
-    message. What a receipt declares (`reordered`, `duplicate`) is marked for each message, not for
-    its batch.
+    into other batches, or are given up early, settle separately, and each `SendFuture` waits for
+    its own message. The declarations of a receipt (`reordered`, `duplicate`) are marked for each
+    message, not for its batch.
 """
 
 from __future__ import annotations
@@ -34,15 +34,17 @@ from .placing import Place
 
 Outcome = Receipt | GivenUp
 REORDERED = 1
-"""Mark of a keyed message that left its partition."""
+"""The mark of a keyed message that left its partition."""
 POSSIBLE = 2
-"""Mark of a message that may be stored in a partition that it left, because the last try there had
-no answer.
+"""The mark of a message that may be stored in a partition that it left, because the last try there
+had no answer.
 """
 
 
 class OutgoingBatch:
-    """Columns of messages while they are gathered; then their bytes; then their outcomes."""
+    """The columns of messages while they are gathered, then their packed bytes, then their
+    outcomes.
+    """
 
     __slots__ = (
         "_all_bound",
@@ -82,83 +84,89 @@ class OutgoingBatch:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        """In which its messages are awaited."""
+        """The event loop in which the messages are awaited."""
         self.keys: list[bytes] = []
         self.values: list[bytes] = []
         self.sent_at_ns = -1
-        """The time of sending of the messages that are added next; `at` sets it."""
+        """The sending time, in nanoseconds, of the messages that are added next; `at` sets it."""
         self.turn = -1
         """The number of the turn of the event loop in which the last message was added."""
         self._runs: list[tuple[int, int]] = []
-        """Messages with the same time of sending: the index of the first, and that time."""
+        """Runs of messages with the same sending time: the index of the first message, and that
+        time in nanoseconds.
+        """
         self.properties: list[bytes] | None = None
-        """Packed, up to the last message that has some; None if none has.  `properties_of` knows
-        all.
+        """The packed properties, up to the last message that has some; None if no message has any.
+        `properties_of` answers for every index.
         """
         self.count = 0
-        """The number of its messages, once it is closed: `send` does not count them one by one."""
+        """The number of messages, once the batch is closed: `send` does not count them one by one.
+        """
         self.hurry: Callable[[], object] | None = None
-        """Called by the first wait for one of its messages: it may send the batch at once."""
+        """A callable that the first wait for one of the messages calls; it may send the batch at
+        once.
+        """
         self.room = 0
-        """Bytes that plain messages may take, with their overhead, before the batch is looked at;
-        see `grant`.
+        """The bytes that plain messages may take, with their overhead, before the batch is checked
+        again; see `grant`. It is below 0 if messages took more.
         """
         self.full_size = 0
-        """Its `size` once all of `room` is taken."""
+        """The `size` that the batch will have once all of `room` is taken."""
         self.marks: bytearray | None = None
-        """REORDERED and POSSIBLE by index, up to the last marked message; None if none is
-        marked.
+        """The marks REORDERED and POSSIBLE by index, up to the last marked message; None if no
+        message is marked.
         """
         self.places: dict[int, Place] | None = None
-        """By index of a message whose sender chose its place: that place; None if no message has
-        one.
+        """The places that senders chose, by the index of the message; None if no message has one.
         """
         self.deadlines: dict[int, tuple[int, int]] | None = None
-        """By index of a message with a time-out: the boot milliseconds at which it is given up, and
-        its time-out in ms.
+        """The deadlines by the index of the message: the boot time in milliseconds at which it is
+        given up, and its time-out in milliseconds.
         """
         self.first_deadline_ms = 0
-        """The earliest boot milliseconds in `deadlines`."""
+        """The earliest boot time in `deadlines`, in milliseconds."""
         self.sequence = -1
         self.data: bytes | bytearray | None = None
         self.sends = 0
-        """How often it was sent to its present partition."""
+        """The number of times that it was sent to its present partition."""
         self.tries = 0
-        """Failed tries, in this partition and in earlier ones."""
+        """The number of failed tries, in this partition and in earlier ones."""
         self.failed_at_ms: int | None = None
-        """Boot milliseconds of the first failed try."""
+        """The boot time of the first failed try, in milliseconds."""
         self.doubtful = False
-        """True once a try of it, or of one before it, ended without an answer: it may be stored in
-        its present partition.
+        """True once a try of this batch, or of an earlier one, ended without an answer: this batch
+        may be stored in its present partition.
         """
         self.opened_at_ms = 0
         self._future: asyncio.Future[None] | None = None
-        """Made when it is asked for; most batches are awaited by `waiting` alone, or not at all."""
+        """The future of the batch, made on demand; most batches are awaited by `waiting` alone, or
+        not at all.
+        """
         self.told = False
         """True once all messages are settled, or the first of several outcomes is known."""
         self.outcome: Outcome | list[Outcome | None] | None = None
-        """The receipt of the first message or the GivenUp of all; a list, by index, if messages
-        settle apart.
+        """The receipt of the first message, or the GivenUp of all messages; a list by index if
+        messages settle separately.
         """
         self.plain: tuple[int, int, str, bool | Literal["possible"]] | None = None
-        """The first four fields of the first message's receipt, once all receipts follow from it,
-        and have no others.
+        """The first four fields of the first message's receipt, once all receipts follow from it
+        and have no other field.
         """
         self.origins: list[tuple[OutgoingBatch, int]] | None = None
-        """By index: the batch and index where the future of an adopted message looks; None if none
-        are adopted.
+        """The batch and index, by the index of an adopted message, at which its future looks; None
+        if no message is adopted.
         """
         self.expired = 0
-        """How many of its messages were given up early."""
+        """The number of messages that were given up early."""
         self._reported: set[int] | None = None
         self._waiters: dict[int, asyncio.Future[None]] | None = None
         self.waiting: dict[asyncio.Future[None], None] = {}
-        """Done together with `future`: one of each await, so that they take a turn of the event
-        loop less than its callbacks.
+        """Futures that are done together with `future`, one for each await, which saves a turn of
+        the event loop compared with callbacks.
         """
         self.listeners: dict[tuple[int, object], int] = {}
-        """By index and callback: how often it is to be called once the message is stored or given
-        up.
+        """The number of times that a callback is to be called once the message is stored or given
+        up, by index and callback.
         """
         self._all_bound = False
 
@@ -167,60 +175,64 @@ class OutgoingBatch:
 
     # ── filling ───────────────────────────────────────────────────────────────────────────────────
     def at(self, sent_at_ns: int) -> None:
-        """Have the messages that are added from here on sent at `sent_at_ns`."""
+        """Set the sending time of the messages that are added from here on."""
         self.sent_at_ns = sent_at_ns
         self._runs.append((len(self.values), sent_at_ns))
 
     @property
     def size(self) -> int:
-        """Bytes of keys, values and properties, with their overhead in the batch."""
+        """Return the bytes of keys, values and properties, with their overhead in the batch."""
         return self.full_size - self.room
 
     def grant(self, room: int) -> None:
-        """Let plain messages take `room` bytes, in place of what was granted before; `send` lowers
-        it with each.
+        """Let plain messages take `room` bytes, which replaces the previous grant; `send` lowers it
+        with each message.
         """
         self.full_size += room - self.room
         self.room = room
 
     def add(self, key: bytes, value: bytes, packed_properties: bytes, sent_at_ns: int) -> int:
-        """Append a message; returns its index."""
+        """Append a message, and return its index."""
         index = len(self.values)
         if sent_at_ns != self.sent_at_ns:
             self.at(sent_at_ns)
-        self.keys.append(key)
-        self.values.append(value)
         if packed_properties:
             self._add_properties(index, packed_properties)
-        size = len(key) + len(value) + len(packed_properties) + BYTES_PER_MESSAGE
-        self.full_size += size - self.room
-        self.room = 0
+        self.put(key, value, len(key) + len(value) + len(packed_properties) + BYTES_PER_MESSAGE)
         self.count = index + 1
         return index
 
-    def extend(self, keys: list[bytes], values: list[bytes], size: int) -> None:
-        """Append messages without properties, of the time of the last one; `size` as it counts in
-        that of the batch.
+    def put(self, key: bytes, value: bytes, size: int) -> int:
+        """Append a message without properties, with the sending time of the last one, and return
+        its index; `size` is its share of the batch's `size`.
         """
+        self.room -= size
+        values = self.values
+        index = len(values)
+        values.append(value)
+        self.keys.append(key)
+        return index
+
+    def extend(self, keys: list[bytes], values: list[bytes], size: int) -> None:
+        """Append several messages, as `put` does."""
+        self.room -= size
         self.keys += keys
         self.values += values
-        self.full_size += size - self.room
-        self.room = 0
 
     def _add_properties(self, index: int, packed_properties: bytes) -> None:
-        """Set the properties of the message just added."""
+        """Set the properties of the next message."""
         if self.properties is None:
             self.properties = []
         self.properties += [b""] * (index - len(self.properties))
         self.properties.append(packed_properties)
 
     def properties_of(self, index: int) -> bytes:
-        """The packed properties of message `index`."""
+        """Return the packed properties of message `index`."""
         properties = self.properties
         return properties[index] if properties is not None and index < len(properties) else b""
 
     def adopt(self, batch: OutgoingBatch, index: int) -> None:
-        """Append message `index` of another batch; its outcome here is passed to its first
+        """Append message `index` of another batch; its outcome here is passed on to its first
         batch.
         """
         assert not batch.doubtful, "a doubtful batch is marked before its messages are moved"
@@ -230,8 +242,8 @@ class OutgoingBatch:
             self.tries = batch.tries
             self.failed_at_ms = batch.failed_at_ms
         elif batch.tries < self.tries or self.failed_at_ms is None:
-            # The fewest tries and the latest first failure, so that no message is given up before
-            # its time.
+            # The fewest tries and the latest first failure are kept, so that no message is given up
+            # before its time.
             self.tries = batch.tries
             self.failed_at_ms = batch.failed_at_ms
         elif batch.failed_at_ms is None or batch.failed_at_ms > self.failed_at_ms:
@@ -254,8 +266,8 @@ class OutgoingBatch:
     def divided(
         self, takes: Callable[[int], bool]
     ) -> tuple[OutgoingBatch | None, OutgoingBatch | None]:
-        """Two new batches of the messages that are not withdrawn: those that `takes(index)` is True
-        for, and the others.  None for empty.
+        """Return two new batches of the messages that are not withdrawn: those for which
+        `takes(index)` is True, and the others. An empty batch is None.
         """
         parts: list[OutgoingBatch | None] = [None, None]
         for index in range(len(self)):
@@ -276,11 +288,11 @@ class OutgoingBatch:
         self.places[index] = place
 
     def place_of(self, index: int) -> Place | None:
-        """The place that the sender of message `index` chose; None if the key decides."""
+        """Return the place that the sender of message `index` chose; None if the key decides."""
         return None if self.places is None else self.places.get(index)
 
     def unsettled(self) -> Iterator[tuple[bytes, int, int]]:
-        """Key, size in bytes and time of sending of each unsettled message."""
+        """Yield the key, the size in bytes and the sending time of each unsettled message."""
         return self._unsettled(self.keys, self.values)
 
     def _unsettled(
@@ -294,26 +306,28 @@ class OutgoingBatch:
 
     @property
     def first_sent_at_ns(self) -> int:
-        """When the first message was sent."""
+        """Return the time at which the first message was sent, in nanoseconds."""
         return self._runs[0][1]
 
     def time_of(self, index: int) -> int:
-        """When message `index` was sent."""
+        """Return the time at which message `index` was sent, in nanoseconds."""
         return self._runs[bisect_right(self._runs, index, key=itemgetter(0)) - 1][1]
 
     def _times(self) -> Iterator[tuple[int, int]]:
-        """Times of sending, each with the number of messages that have it, in their order."""
+        """Yield the sending times in order, each with the number of messages that have it."""
         edges = [first for first, _ in self._runs] + [len(self)]
         for (_, sent_at_ns), (start, end) in zip(self._runs, pairwise(edges), strict=True):
             yield sent_at_ns, end - start
 
     def size_of(self, index: int) -> int:
-        """Bytes of key, value and properties of message `index`."""
+        """Return the bytes of key, value and properties of message `index`."""
         packed = self.properties_of(index)
         return len(self.keys[index]) + len(self.values[index]) + len(packed)
 
     def set_deadline(self, index: int, at_ms: int, timeout_ms: int) -> None:
-        """Give message `index` up at the boot time `at_ms`, `timeout_ms` after it was sent."""
+        """Set the deadline of message `index`: it is given up at the boot time `at_ms`,
+        `timeout_ms` after it was sent.
+        """
         if self.deadlines is None:
             self.deadlines = {}
             self.first_deadline_ms = at_ms
@@ -333,8 +347,8 @@ class OutgoingBatch:
 
     @property
     def free(self) -> bool:
-        """True if any message may go to any partition; call it for closed batches only, because the
-        answer is kept.
+        """Return True if any message may go to any partition; call it for closed batches only,
+        because the answer is kept.
         """
         if self._all_bound:
             return False
@@ -342,7 +356,7 @@ class OutgoingBatch:
         return not self._all_bound
 
     def is_free(self, index: int) -> bool:
-        """True if message `index` has neither a key nor a chosen place."""
+        """Return True if message `index` has neither a key nor a chosen place."""
         return not self.keys[index] and self.place_of(index) is None
 
     # ── sending ───────────────────────────────────────────────────────────────────────────────────
@@ -355,7 +369,7 @@ class OutgoingBatch:
         sequence: int,
         compression: Compression = Compression.NONE,
     ) -> bytes | bytearray:
-        """The bytes of the batch, encoded at the first call and kept."""
+        """Return the bytes of the batch, which are encoded at the first call and kept."""
         if self.data is None:
             self.sequence = sequence
             runs, properties = self._runs, self.properties
@@ -384,23 +398,23 @@ class OutgoingBatch:
         return self.data
 
     def unpack(self) -> None:
-        """Forget the bytes and the sequence, so that the batch is numbered anew."""
+        """Forget the bytes and the sequence, so that the batch is numbered again."""
         self.data = None
         self.sequence = -1
 
     def failed(self, now_ms: int) -> None:
-        """Count a failed try of this batch, or of one before it."""
+        """Count a failed try of this batch, or of an earlier one."""
         self.tries += 1
         if self.failed_at_ms is None:
             self.failed_at_ms = now_ms
 
     def leave(self, *, refused: bool) -> None:
         """
-        Make it ready for another partition or another sequence.
+        Prepare the batch for another partition or another sequence.
 
         Args:
-            refused: the broker said that no message of it is stored.  Else, if a try had no answer,
-                each is marked as POSSIBLE.
+            refused: the broker reported that no message of the batch is stored. Otherwise, if a try
+                had no answer, each message is marked as POSSIBLE.
         """
         if self.doubtful and not refused:
             for index in range(len(self)):
@@ -426,15 +440,15 @@ class OutgoingBatch:
                 self.mark(index, REORDERED)
 
     def mark_of(self, index: int) -> int:
-        """The marks of message `index`."""
+        """Return the marks of message `index`."""
         return self.marks[index] if self.marks is not None and index < len(self.marks) else 0
 
     def may_be_stored(self, index: int) -> bool:
-        """True if message `index` may be stored although it is not acked."""
+        """Return True if message `index` may be stored although it is not acked."""
         return self.doubtful or bool(self.mark_of(index) & POSSIBLE)
 
     def unknown_count(self) -> int:
-        """The number of unsettled messages that may be stored."""
+        """Return the number of unsettled messages that may be stored."""
         if not self.doubtful and self.marks is None:
             return 0
         return sum(
@@ -444,7 +458,8 @@ class OutgoingBatch:
     # ── outcomes ──────────────────────────────────────────────────────────────────────────────────
     def settle(self, outcome: Outcome) -> int:
         """
-        Settle all messages: stored one after another from `outcome.offset` on, or given up.
+        Settle all messages: they are stored one after another from `outcome.offset` on, or given
+        up.
 
         Returns:
             The number of messages that were not settled before.
@@ -472,7 +487,7 @@ class OutgoingBatch:
         return sum(self._settle_origin(index, outcome, index) for index in range(len(self.origins)))
 
     def settle_message(self, index: int, outcome: Outcome) -> bool:
-        """Settle message `index`; False if it was settled before."""
+        """Settle message `index`, and return False if it was settled before."""
         if self.origins is None:
             return self._settle_one(index, outcome, 0)
         return self._settle_origin(index, outcome, 0)
@@ -518,7 +533,7 @@ class OutgoingBatch:
 
     @property
     def future(self) -> asyncio.Future[None]:
-        """Done once the batch is `told`."""
+        """Return the future that is done once the batch is `told`."""
         if self._future is None:
             self._future = self.loop.create_future()
             if self.told:
@@ -527,12 +542,14 @@ class OutgoingBatch:
 
     @property
     def settles_apart(self) -> bool:
-        """True once a message was settled before others; `waited_for` then has a future of each."""
+        """Return True once a message was settled before others; `waited_for` then has a future for
+        each message.
+        """
         return self._waiters is not None
 
     def settled(self, index: int) -> bool:
-        """True once the outcome of message `index` is known; of an adopted message, its first batch
-        knows it.
+        """Return True once the outcome of message `index` is known; the first batch of an adopted
+        message knows it.
         """
         if self.origins is not None:
             origin, origin_index = self.origins[index]
@@ -544,10 +561,10 @@ class OutgoingBatch:
 
     def is_withdrawn(self, index: int) -> bool:
         """
-        True if message `index` was given up, and is not sent any more.
+        Return True if message `index` was given up and is not sent any more.
 
-        A message with a key that was given up in flight goes wherever its batch goes: newer ones of
-        its key that were in flight behind it may not be stored without it.
+        A message with a key that was given up in flight still goes wherever its batch goes: newer
+        messages of its key that were in flight after it may not be stored without it.
         """
         origin, at = (self, index) if self.origins is None else self.origins[index]
         outcome = origin.outcome[at] if isinstance(origin.outcome, list) else origin.outcome
@@ -555,8 +572,8 @@ class OutgoingBatch:
         return outcome is not None and not sent_on
 
     def waited_for(self, index: int) -> asyncio.Future[None]:
-        """An asyncio future that is done when message `index` is settled, or when it must be asked
-        for again.
+        """Return an asyncio future that is done when message `index` is settled, or when it must be
+        requested again.
         """
         if self._waiters is None:
             return self.future
@@ -566,7 +583,7 @@ class OutgoingBatch:
         return waiter
 
     def receipt(self, index: int) -> Receipt:
-        """The receipt of a settled message; raises a new error if it was given up."""
+        """Return the receipt of a settled message; raise a new error if it was given up."""
         outcome = self.outcome
         mark = self.marks[index] if self.marks is not None and index < len(self.marks) else 0
         if type(outcome) is Receipt and not mark:
@@ -589,7 +606,7 @@ class OutgoingBatch:
 
 
 def first_receipt(answer: Appended, partition: Partition, *, static: bool) -> Receipt:
-    """The receipt of the first message of a batch that `partition` has stored."""
+    """Return the receipt of the first message of a batch that `partition` has stored."""
     offset = answer.base_offset
     if not static:
         return Receipt(partition.partition_id, offset, answer.durable, answer.duplicate)
@@ -604,7 +621,7 @@ def first_receipt(answer: Appended, partition: Partition, *, static: bool) -> Re
 
 
 def _of_message(first: Receipt, further: int) -> Receipt:
-    """The receipt of message `further`, counted from the first, which is 0."""
+    """Return the receipt of message `further`, counted from the first message, which is 0."""
     if not further or first.offset < 0:
         return first
     logic = None if first.logic_offset is None else first.logic_offset + further

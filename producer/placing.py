@@ -1,9 +1,9 @@
-"""Places that a sender chooses for its messages, in place of the hash of their keys.  Pure.
+"""Places that a sender chooses for its messages instead of the hash of their keys. Pure.
 
     place: a logical partition, or a logic queue ─▶ logical partition ─▶ executor
 
-A logic queue is the first logical partition of its range: a queue keeps that one when it moves.
-A message keeps its place while it is held, and when it leaves a partition for a newer route.
+A logic queue is represented by the first logical partition of its range, which it keeps when it
+moves. A message keeps its place while it is held, and when it leaves a partition for a newer route.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ..protocol.errors import InvalidRequestError, QueueUnknownError, SubjectNotStaticError
+from ..protocol.errors import ConflictError, InvalidRequestError, NotFoundError, Reason
 from ..protocol.limits import LOGICAL_PARTITIONS
 from ..protocol.routing import Route
 from ..protocol.settings import whole
@@ -24,7 +24,7 @@ class LogicQueue:
     A logic queue of a static subject, as a partitioner returns it.
 
     Raises:
-        InvalidRequestError: it is no whole number.
+        InvalidRequestError: the number is not a whole number.
     """
 
     number: int
@@ -46,10 +46,11 @@ Partitioner: TypeAlias = Callable[[bytes], Place]
 
 def chosen_place(queue: int | None, partitioner: Partitioner | None, key: bytes) -> Place:
     """
-    The place of a message: its `queue`, or what the partitioner says of its key.
+    Return the place of a message: its `queue`, or the partitioner's answer for its key.
 
     Raises:
-        InvalidRequestError: the queue is no number, or the partitioner failed or returned no place.
+        InvalidRequestError: the queue is not a number, or the partitioner failed or did not return
+            a place.
     """
     if queue is not None:
         return LogicQueue(queue)
@@ -81,24 +82,27 @@ class QueueStarts:
 
     def logical(self, place: Place) -> int:
         """
-        The logical partition of a place; of a queue, 0 before the first route, while all messages
-        are held.
+        Return the logical partition of a place. For a queue it is 0 before the first route, while
+        all messages are held.
 
         Raises:
-            SubjectNotStaticError: the place is a queue, and the subject has none.
-            QueueUnknownError: the subject has no such queue.
+            ConflictError: the place is a queue, and the subject has none.
+            NotFoundError: the subject has no such queue.
         """
         if not isinstance(place, LogicQueue):
             return place
         if self._route is None:
             return 0
         if not self._route.static:
-            raise SubjectNotStaticError(
-                f"{self._subject!r} has no logic queues to send to", subject=self._subject
+            raise ConflictError(
+                Reason.SUBJECT_NOT_STATIC,
+                f"{self._subject!r} has no logic queues to send to",
+                subject=self._subject,
             )
         start = self._starts.get(place.number)
         if start is None:
-            raise QueueUnknownError(
+            raise NotFoundError(
+                Reason.QUEUE_UNKNOWN,
                 f"{self._subject!r} has no logic queue {place.number}",
                 subject=self._subject,
                 queue=place.number,

@@ -12,12 +12,12 @@ from .given_up import GivenUp, Unreported
 from .outgoing_batch import OutgoingBatch
 
 MEMORY_PER_MESSAGE = 160
-"""
-Bytes that CPython needs for a message beside its key and value: the headers of both, two places in
-lists, rounding, and the future, which the program may keep.
+"""Bytes that CPython needs for a message besides its key and value: the headers of both, two places
+in lists, rounding, and the future, which the program may keep.
 """
 UNAWAITED_MAX = 64
-"""How many tasks may have a message over the limit that they do not await."""
+"""The largest number of tasks that may each have a message over the limit that they do not await.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,31 +25,31 @@ class ProducerStats:
     """Counts since the producer was opened; no count ever falls."""
 
     sent: int
-    """Messages that `send` queued: acked, given up, or neither yet."""
+    """The number of messages that `send` queued, whether acked, given up, or neither yet."""
     acked: int
-    """Stored, and answered so."""
+    """The number of messages that are stored, with an answer that confirms it."""
     failed: int
-    """Given up.  A message that timed out in flight counts here and not as acked, also if its
-    broker stores it later.
+    """The number of messages that were given up. A message that timed out in flight counts here and
+    not as acked, even if its broker stores it later.
     """
     retries: int
-    """Failed tries after which batches were sent again."""
+    """The number of failed tries after which batches were sent again."""
     waiting: dict[str, str]
-    """Why messages wait, by the name of their partition, or of their subject if they have no
-    partition now.
+    """The reasons why messages wait, by the name of their partition, or of their subject if they
+    have no partition now.
     """
     throttled_ms: int = 0
-    """For how long servers have let calls wait for a quota; waits at the same time count
-    together.
+    """Milliseconds for which servers have delayed calls because of a quota; waits that overlap are
+    added up.
     """
 
 
 class SendBudget:
     """
-    Messages of all closed batches of a producer, and the memory that they take, from `enter` until
-    they are settled.
+    The messages of all closed batches of a producer, and the memory that they take, counted from
+    `enter` until they are settled.
 
-    A task that awaits each of its messages may queue more while the limit is exceeded: it holds no
+    A task that awaits each of its messages may queue more while the limit is exceeded: it never has
     more than one message over the limit.  A task that does not await its last message over the
     limit may not.
     """
@@ -67,20 +67,20 @@ class SendBudget:
         self.acked = 0
         self.failed = 0
         self.retries = 0
-        """Failed tries after which batches were sent again."""
+        """The number of failed tries after which batches were sent again."""
         self._unreported = Unreported()
         self._bytes_max = bytes_max
         self._unawaited: set[object] = set()
-        """Tasks that do not await their last message over the limit; empty while the limit is not
-        reached.
+        """The tasks that do not await their last message over the limit; empty while the limit is
+        not reached.
         """
         self._room: asyncio.Event | None = None
-        """Set when half of the limit is free; None: no task waits for it."""
+        """The event that is set when half of the limit is free; None if no task waits for it."""
         self._empty: asyncio.Event | None = None
-        """Set when no message is left; None: no task waits for it."""
+        """The event that is set when no message is left; None if no task waits for it."""
 
     def _note_full(self) -> None:
-        """Note that the limit is reached, or is no longer."""
+        """Note whether the limit is reached."""
         self.full = self.bytes >= self._bytes_max
         if not self.full:
             self._unawaited.clear()
@@ -89,7 +89,7 @@ class SendBudget:
 
     def enter(self, messages: int, size: int, *, expired: int = 0) -> None:
         """Count messages that were queued, of `size` bytes in their batch; `expired` of them are
-        given up already.
+        already given up.
         """
         self.messages += messages - expired
         self.bytes += size + messages * MEMORY_PER_MESSAGE
@@ -97,7 +97,7 @@ class SendBudget:
             self._note_full()
 
     def leave(self, batch: OutgoingBatch) -> None:
-        """Count a batch out: it is settled, or its messages are in other batches."""
+        """Remove a batch from the counts: it is settled, or its messages are in other batches."""
         count = batch.count
         self.messages -= count - batch.expired
         self.bytes -= batch.full_size - batch.room + count * MEMORY_PER_MESSAGE
@@ -113,7 +113,7 @@ class SendBudget:
             self._empty = None
 
     def replaced(self, batch: OutgoingBatch, *rest: OutgoingBatch | None) -> None:
-        """Count other batches, which have the messages of a batch now, in its place."""
+        """Count other batches, which now have the messages of a batch, in its place."""
         for part in rest:
             if part is not None:
                 self.enter(part.count, part.size, expired=part.expired)
@@ -149,8 +149,8 @@ class SendBudget:
             self._empty = None
 
     def unreported(self) -> GivenUpError | None:
-        """The error that tells of messages given up since the last call whose futures were not
-        awaited; None without any.
+        """Return the error for messages given up since the last call whose futures were not
+        awaited; None if there are none.
         """
         summary = self._unreported
         self._unreported = Unreported()
@@ -158,7 +158,7 @@ class SendBudget:
 
     # ── over the limit ────────────────────────────────────────────────────────────────────────────
     def may_exceed(self, task: object) -> bool:
-        """True if `task` may queue a message over the limit."""
+        """Return True if `task` may queue a message over the limit."""
         return task not in self._unawaited and len(self._unawaited) < UNAWAITED_MAX
 
     def exceeded(self, task: object) -> None:
@@ -173,9 +173,10 @@ class SendBudget:
     # ── waiting ───────────────────────────────────────────────────────────────────────────────────
     async def wait_for_room(self) -> None:
         """
-        If a quarter of the limit, or less, is free, wait until half of it is.
+        Wait until half of the limit is free, if a quarter or less is free now.
 
-        A program that calls this now and then has room for what it sends before the next call.
+        A program that calls this regularly has room for the messages that it sends before the next
+        call.
         """
         if self.bytes * 4 < self._bytes_max * 3:
             return

@@ -1,4 +1,4 @@
-"""What `send` returns: awaiting it gives the receipt."""
+"""The return value of `send`: awaiting it gives the receipt."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
-from ..protocol.errors import Fate, InvalidRequestError, KeylaneError, OtherLoopError
+from ..protocol.errors import Fate, InvalidRequestError, KeylaneError, Reason, UsageError
 from ..protocol.message import Receipt
 from ..rpc.race import shield
 from .outgoing_batch import OutgoingBatch
@@ -33,10 +33,10 @@ class SendFuture:
     The outcome is final.  Each await raises a new error object, with the `fate` of this message:
     whether it may be stored.  A future is awaited in the event loop of its producer.
 
-    It has no `cancel`: a message that is sent may be stored at any moment, and is not withdrawn.  A
-    wait may be ended, as by `asyncio.wait_for(future, seconds)` or the cancel of a task that awaits
-    it, and the message goes on; with `send(..., timeout_ms=...)` a message is given up that is not
-    stored by then.
+    It has no `cancel`: a message that was sent may be stored at any moment, and is not withdrawn.
+    A wait may be ended, for example by `asyncio.wait_for(future, seconds)` or by cancelling the
+    task that awaits it, but the message is still sent. With `send(..., timeout_ms=...)` a message
+    that is not stored in time is given up.
     """
 
     __slots__ = ()
@@ -47,7 +47,8 @@ class SendFuture:
     def __await__(self) -> Generator[Any, None, Receipt]:
         plain = self._batch.plain
         if plain is not None:
-            # `batch.receipt`, written out: most receipts are awaited when they are there already
+            # This is `batch.receipt`, written out: most receipts are awaited when they are already
+            # there.
             partition_id, offset, durable, duplicate = plain
             return Receipt(partition_id, offset + self._index, durable, duplicate)
         return (yield from self._wait())
@@ -57,7 +58,7 @@ class SendFuture:
         while type(batch.outcome) is not Receipt and not batch.settled(index):
             loop = asyncio.get_running_loop()
             if batch.loop is not loop:
-                error = OtherLoopError("the message was sent in another event loop")
+                error = UsageError(Reason.OTHER_LOOP, "the message was sent in another event loop")
                 error.fate = Fate.UNKNOWN  # it may be stored: it is sent in the other loop
                 raise error
             if batch.settles_apart:
@@ -67,7 +68,7 @@ class SendFuture:
                 batch.hurry = None
                 hurry()
                 continue
-            # A future of this wait alone: a cancelled waiter must not cancel the whole batch.
+            # This wait has a future of its own: a cancelled waiter must not cancel the whole batch.
             waiter: asyncio.Future[None] = loop.create_future()
             batch.waiting[waiter] = None
             try:
@@ -78,17 +79,17 @@ class SendFuture:
         return batch.receipt(index)
 
     def done(self) -> bool:
-        """True once the message is stored or given up."""
+        """Return True once the message is stored or given up."""
         batch = self._batch
         return batch.plain is not None or batch.settled(self._index)
 
     def result(self) -> Receipt:
         """
-        The Receipt of a message that is stored.
+        Return the Receipt of a message that is stored.
 
         Raises:
-            asyncio.InvalidStateError: it is not `done` yet.
-            KeylaneError: it was given up; the same error as from `await`.
+            asyncio.InvalidStateError: the future is not `done` yet.
+            KeylaneError: the message was given up; the same error as from `await`.
         """
         if not self.done():
             raise asyncio.InvalidStateError(
@@ -123,17 +124,17 @@ class SendFuture:
             settled()
 
     def remove_done_callback(self, callback: Callable[[SendFuture], object]) -> int:
-        """Call `callback` no more, as `asyncio.wait` does at its end; returns how often it was
+        """Stop calling `callback`, as `asyncio.wait` does at its end, and return how often it was
         added.
         """
         return self._batch.listeners.pop((self._index, callback), 0)
 
     def exception(self) -> KeylaneError | None:
         """
-        The error of a message that was given up; None if it is stored.
+        Return the error of a message that was given up; None if it is stored.
 
         Raises:
-            asyncio.InvalidStateError: it is not `done` yet.
+            asyncio.InvalidStateError: the future is not `done` yet.
         """
         try:
             self.result()
@@ -142,22 +143,20 @@ class SendFuture:
         return None
 
     def __reduce_ex__(self, _protocol: object) -> NoReturn:
-        """Raises InvalidRequestError: it says what is pickled in its place."""
+        """Raise InvalidRequestError, which names what to pickle instead."""
         raise InvalidRequestError(NO_COPY)
 
     def __copy__(self) -> NoReturn:
-        """Raises InvalidRequestError, as a pickle does."""
+        """Raise InvalidRequestError, as pickling does."""
         raise InvalidRequestError(NO_COPY)
 
     @property
     def cancel(self) -> NoReturn:
-        """Not there, and `hasattr` is False.  Raises AttributeError: it says what there is
-        instead.
-        """
+        """Raise AttributeError, which names what to use instead; `hasattr` is False."""
         raise AttributeError(NO_CANCEL)
 
     def cancelled(self) -> bool:
-        """False: a message that is sent is not withdrawn."""
+        """Return False: a message that was sent is not withdrawn."""
         return False
 
     def __repr__(self) -> str:
@@ -165,8 +164,8 @@ class SendFuture:
 
 
 class BatchFuture(SendFuture, msgspec.Struct, frozen=True, gc=False):
-    """The future of the message at an index of a batch: one is made for each message, so it has two
-    fields and no more.
+    """The future of the message at an index of a batch. One is made for each message, so it has
+    only two fields.
     """
 
     _batch: OutgoingBatch

@@ -1,14 +1,15 @@
 """Hands the messages of a subject to executors by its route, and holds messages that have no
 partition now.
 
-    send() ─▶ table[logical partition] ─▶ executor          held: batches of messages without a partition
+    send() ─▶ table[logical partition] ─▶ executor
+    held: batches of messages without a partition
 
 Invariants
     The messages of a key are in one executor at a time, in the order of their `send` calls.  When
     messages leave a partition, older ones are sent first.  Newer ones are held until there is a
-    newer route, and until the left partition has answered or refused every message that was sent to
-    it. The table has None where messages are held; filling the table releases held messages, the
-    oldest first.
+    newer route, and until the old partition has answered or refused every message that was sent to
+    it. The table has None where messages are held; when an entry is filled, its held messages are
+    released, the oldest first.
 """
 
 from __future__ import annotations
@@ -48,12 +49,14 @@ from .waiting import NO_PARTITION, OLDER_ROUTE, WaitCause, route_cause
 log = logging.getLogger("keylane.producer")
 CLIENT_TYPE = "producer"
 _OLDER = "older"
-"""The key of routes that are older than the followed one, among the troubles of a sender."""
+"""The key, among the troubles of a sender, for routes that are older than the followed one."""
 URGENT_WAIT_MS = 500
 EXPIRE_MS_MIN, EXPIRE_MS_MAX = 10, 1_000
 NOWHERE: list[Executor | None] = [None] * LOGICAL_PARTITIONS
 EXPIRE_SHARE = 10
-"""A message is given up late by at most its time-out divided by this."""
+"""The divisor for late time-outs: a message is given up late by at most its time-out divided by
+this number.
+"""
 CLOSED = "the producer was closed before this message was acked"
 CLOSED_HINT = (
     "Send it again, unless its fate is unknown: it may be stored.  Await `send` before the "
@@ -62,7 +65,7 @@ CLOSED_HINT = (
 
 
 class SubjectSender:
-    """The executors of a subject, and the tables in which messages find them."""
+    """The executors of a subject, and the tables in which its messages find them."""
 
     def __init__(
         self,
@@ -83,14 +86,15 @@ class SubjectSender:
         self.table: list[Executor | None] = [None] * LOGICAL_PARTITIONS
         """The executor of messages with a key, by logical partition; None where they are held."""
         self.keyless = self.table
-        """As `table`, for messages without a key: partitions that do not answer are replaced by
-        others.
+        """The table for messages without a key, in which partitions that do not answer are replaced
+        by others.
         """
         self.message_bytes_max = MESSAGE_BYTES_MAX
-        """The limit of the route that is followed: key, value and properties of one message."""
+        """The limit of the followed route: the bytes of key, value and properties of one message.
+        """
         self.plain = self.table
-        """As `table`, for `send`: None also where it has to look further, as for all while
-        `careful`.
+        """The table for plain messages in `send`; an entry is None also where `send` has to check
+        further, and all are None while `careful`.
         """
         self._careful = False
         self._order_strategy = order_strategy
@@ -103,7 +107,6 @@ class SubjectSender:
         self._budget = budget
         self._turn = turn
         self._on_dead = on_dead
-        self._loop = asyncio.get_running_loop()
         self._route: Route | None = None
         self._troubles = LogFilter()
         self._executors: dict[int, Executor] = {}
@@ -112,13 +115,12 @@ class SubjectSender:
             subject, settings=settings, clock=clock, budget=budget, said=self._said
         )
         self._halts = Halts(subject, clock, budget)
-        self._queue_starts = QueueStarts(subject)
-        self._open: set[int] = set()
+        self.queue_starts = QueueStarts(subject)
         self._partition_ids: list[int] = []
         self._home_table: list[Executor | None] = [None] * LOGICAL_PARTITIONS
         self._away: dict[int, Executor] = {}
-        """By partition id: the executor that takes the partition's messages until its own broker
-        answers again.
+        """The executor that takes the messages of a partition until its own broker answers again,
+        by partition id.
         """
         self._refresh = asyncio.Event()
         self._routed = asyncio.Event()
@@ -126,17 +128,18 @@ class SubjectSender:
         self._closing = False
         self._expiring: asyncio.TimerHandle | None = None
         self._expire_ms = EXPIRE_MS_MAX
-        """The interval between two searches for overdue messages."""
+        """The interval, in milliseconds, between two searches for overdue messages."""
         self._pauses = settings.backoff.pauses(rng)
         trying = keep_trying(self._follow, self._failed, self._pauses, self._failure)
         self._task = start_task(trying, name=f"route {subject}")
-        # Not in the task: a task that is cancelled before its first step never runs.
+        # This is not done in the task, because a task that is cancelled before its first step never
+        # runs.
         self._task.add_done_callback(self._ended)
 
     @property
     def careful(self) -> bool:
-        """True while messages go to other partitions than their own, or a key is halted; `send`
-        then calls `check`.
+        """Return True while messages go to other partitions than their own, or a key is halted;
+        `send` then calls `check`.
         """
         return self._careful
 
@@ -146,55 +149,29 @@ class SubjectSender:
         self._choose_plain()
 
     def _choose_plain(self) -> None:
-        """Have `send` look at each message while not all of them go where their logical partition
-        is.
+        """Make `send` check each message while some messages do not go to their own logical
+        partition's executor.
         """
         self.plain = NOWHERE if self._careful or self.keyless is not self.table else self.table
 
     # ── sending ───────────────────────────────────────────────────────────────────────────────────
-    def send_to(
+    def hold(
         self,
-        place: Place,
         key: bytes,
         value: bytes,
         packed_properties: bytes,
         sent_at_ns: int,
         timeout_ms: int,
+        place: Place | None,
     ) -> SendFuture:
+        """Hold a message that has no partition now; `place` is the place that its sender chose.
+        Raises KeyHaltedError.
         """
-        Queue a message at the place that its sender chose.
-
-        Raises:
-            QueueUnknownError, SubjectNotStaticError: no such queue in the route that is followed;
-                before the first route, the future raises it.
-            KeyHaltedError: the key is halted.  In all cases nothing was queued.
-        """
-        logical = self._queue_starts.logical(place)
-        executor = self.table[logical]
-        if executor is None:
-            future = self.hold(key, value, packed_properties, sent_at_ns, timeout_ms)
-            future._batch.set_place(future._index, place)
-            return future
-        reordered = self.careful and self.check(executor, key, logical)
-        if self.held.is_full(executor.open, len(value)):
-            executor.roll()
-        batch = executor.open
-        index = batch.add(key, value, packed_properties, max(sent_at_ns, batch.sent_at_ns))
-        batch.set_place(index, place)
-        self.annotate(batch, index, reordered=reordered, timeout_ms=timeout_ms)
-        if not index:
-            executor.started()
-        if self.held.is_full(batch, 0):
-            executor.roll()
-        return BatchFuture(batch, index)
-
-    def hold(
-        self, key: bytes, value: bytes, packed_properties: bytes, sent_at_ns: int, timeout_ms: int
-    ) -> SendFuture:
-        """Keep a message that has no partition now.  Raises KeyHaltedError."""
         if key:
             self._halts.check(key)
         batch, index = self.held.add(key, value, packed_properties, sent_at_ns)
+        if place is not None:
+            batch.set_place(index, place)
         if timeout_ms:
             self.annotate(batch, index, reordered=False, timeout_ms=timeout_ms)
         return BatchFuture(batch, index)
@@ -204,19 +181,20 @@ class SubjectSender:
         Wait for the first route.
 
         Raises:
-            KeylaneError: the metaserver refuses one.
+            KeylaneError: the metaserver refuses the route.
         """
         await self._routed.wait()
         self.check_alive()
 
     def check_alive(self) -> None:
-        """Raises KeylaneError, why nothing is sent any more."""
+        """Raise the KeylaneError that explains why nothing is sent any more, if there is one."""
         if self._refusal is not None:
             raise self._refusal.copy(Fate.NOT_DONE)
 
     def check(self, executor: Executor, key: bytes, logical: int) -> bool:
         """
-        True if a message of this logical partition is reordered because it goes to `executor`.
+        Return True if a message of this logical partition is reordered because it goes to
+        `executor`.
 
         Raises:
             KeyHaltedError: the key is halted; nothing was queued.
@@ -243,11 +221,11 @@ class SubjectSender:
             self._expire_ms = every_ms
             if self._expiring is not None:
                 self._expiring.cancel()
-            self._expiring = self._loop.call_later(every_ms / 1000, self._expire)
+            self._expiring = asyncio.get_running_loop().call_later(every_ms / 1000, self._expire)
 
     def _expire(self) -> None:
         """Give up overdue messages, and halt their keys."""
-        self._expiring = self._loop.call_later(self._expire_ms / 1000, self._expire)
+        self._expiring = asyncio.get_running_loop().call_later(self._expire_ms / 1000, self._expire)
         executors = self.executors
         waiting = [
             (batch, executor.waiting_for) for executor in executors for batch in executor.batches
@@ -264,13 +242,13 @@ class SubjectSender:
             executor.sift(partial(withdraw, waits_for=executor.waiting_for))
 
     def resume(self, key: bytes) -> None:
-        """Let messages of a halted key be sent again."""
+        """Allow messages of a halted key to be sent again."""
         self._halts.resume(key)
         self._refill()
 
     @property
     def executors(self) -> list[Executor]:
-        """The executors, sorted by partition id."""
+        """Return the executors, sorted by partition id."""
         return [self._executors[key] for key in sorted(self._executors)]
 
     def roll(self) -> None:
@@ -280,9 +258,7 @@ class SubjectSender:
 
     # ── the route ─────────────────────────────────────────────────────────────────────────────────
     def _ended(self, _task: asyncio.Task[None]) -> None:
-        """Log how many messages are lost, if the event loop ended before the producer was
-        closed.
-        """
+        """Log how many messages are lost if the event loop ended before the producer was closed."""
         batches = [batch for executor in self.executors for batch in executor.batches]
         unsent = len(self.held) + sum(map(len, batches))
         if unsent and not self._closing:
@@ -294,7 +270,9 @@ class SubjectSender:
             )
 
     async def _follow(self) -> bool:
-        """Follow the next route; True once all messages are given up for a refusal."""
+        """Follow the next route, and return True once all messages are given up because of a
+        refusal.
+        """
         if self._refusal is not None:
             await self._die(self._refusal)
             return True
@@ -310,11 +288,15 @@ class SubjectSender:
         return False
 
     def _failure(self, raised: Exception) -> KeylaneError:
-        """What a try raised, or why it has ended by a fault, which is logged."""
+        """Return the error that a try raised; an unforeseen exception is logged, and becomes an
+        InternalError.
+        """
         return failure_of(raised, f"route of {self.subject}", self._troubles, self._clock.boot_ms())
 
     async def _failed(self, raised: Exception) -> bool:
-        """Note why no newer route is followed; True if none ever is, which the next try acts on."""
+        """Note why no newer route is followed, and return True if none ever will be, which the next
+        try acts on.
+        """
         error = self._failure(raised)
         if error is raised:
             if error.retry is RetryRule.NEVER and (
@@ -329,10 +311,11 @@ class SubjectSender:
 
     async def _ask(self) -> Route:
         """
-        Wait for a newer route, at most PULL_WAIT_MS_MAX; returns the known one if there is none.
+        Wait for a newer route, at most PULL_WAIT_MS_MAX, and return the known route if there is
+        none.
 
-        While a broker is missing the calls are short, so that the next failure is followed by a
-        fresh call soon.
+        While a broker is missing the calls are short, so that a new call soon follows the next
+        failure.
         """
         known = self._route
         urgent = self._refresh.is_set() or self._lacks_a_broker()
@@ -357,14 +340,14 @@ class SubjectSender:
             return call.result() if call.done() else known
 
     def _said(self) -> WaitCause:
-        """What the broker of an open partition said that takes nothing; NO_PARTITION if none
-        does.
+        """Return the cause reported by the broker of an open partition that takes nothing;
+        NO_PARTITION if there is none.
         """
         refusing = (each for each in self.executors if each.state.refuses and not each.state.left)
         return next((each.cause for each in refusing if each.waiting_for), NO_PARTITION)
 
     def _lacks_a_broker(self) -> bool:
-        """True while some range has no partition, or the broker of a partition fails."""
+        """Return True while some range has no partition, or the broker of a partition fails."""
         return None in self._home_table or not all(map(_answers, self._executors.values()))
 
     async def _die(self, error: KeylaneError) -> None:
@@ -373,7 +356,9 @@ class SubjectSender:
         self._executors.clear()
 
     def _apply(self, route: Route) -> bool:
-        """Follow a route; False if it is older than the followed one, and ignored."""
+        """Follow a route, and return False if it is older than the followed one and therefore
+        ignored.
+        """
         if self._route is not None and route.version < self._route.version:
             text = (
                 f"the metaserver's is version {route.version}, older than "
@@ -389,9 +374,9 @@ class SubjectSender:
             return False
         self._route = route
         self.message_bytes_max = route.message_bytes_max
-        self._queue_starts.follow(route)
+        self.queue_starts.follow(route)
         self._routed.set()
-        self._open = {partition.partition_id for partition in route.open_partitions()}
+        open_ids = {partition.partition_id for partition in route.open_partitions()}
         self._partition_ids = [partition.partition_id for partition in route_table(route)]
         for partition in route.open_partitions():
             if partition.partition_id not in self._executors:
@@ -399,7 +384,7 @@ class SubjectSender:
         self._follow_brokers(route.partitions)
         listed = {partition.partition_id for partition in route.partitions}
         for partition_id, executor in list(self._executors.items()):
-            if partition_id in self._open:
+            if partition_id in open_ids:
                 executor.heard(ExecutorEvent.OPEN_IN_ROUTE)
                 continue
             closed = partition_id in listed
@@ -411,8 +396,8 @@ class SubjectSender:
 
     async def _seek_brokers(self) -> None:
         """
-        Ask for the addresses of brokers that do not answer and whose partitions the route does not
-        list any more.
+        Ask for the addresses of brokers that do not answer and whose partitions the route no longer
+        lists.
 
         Only these brokers know whether a batch that was sent to them is stored.
         """
@@ -422,14 +407,14 @@ class SubjectSender:
 
     async def ask_history(self) -> set[str]:
         """
-        Ask the metaserver which partitions are lost and where their brokers are now, and tell the
+        Ask the metaserver which partitions are lost and where their brokers are now, and notify the
         executors.
 
         Returns:
             The names of the broker groups that are silent.
 
         Raises:
-            KeylaneError: as the call raised it.
+            KeylaneError: the call failed.
         """
         history = await self._meta.call(endpoints.HISTORY, subject=self.subject)
         for entry in history.partitions:
@@ -444,8 +429,8 @@ class SubjectSender:
         }
 
     def _follow_brokers(self, partitions: Iterable[Partition]) -> None:
-        """Give executors the present addresses of their broker groups, also executors of partitions
-        that are not open.
+        """Give executors the present addresses of their broker groups, including executors of
+        partitions that are not open.
         """
         addresses = {
             partition.broker_group: partition.address
@@ -488,7 +473,7 @@ class SubjectSender:
 
     # ── leaving a partition ───────────────────────────────────────────────────────────────────────
     def availability_changed(self) -> None:
-        """Ask for a newer route, and keep messages without a key from partitions that do not
+        """Ask for a newer route, and keep messages without a key away from partitions that do not
         answer.
         """
         self._refresh.set()
@@ -503,9 +488,9 @@ class SubjectSender:
         """
         Find the executor of each logical partition.
 
-        Messages are held (None) while their partition is sealed, or has refused them, and there is
-        no newer route; and while an earlier partition of their range has messages.  A range whose
-        messages went elsewhere (BEST_TRIED) goes there until its own partition answers again.
+        Messages are held (None) while their partition is sealed or has refused them and there is no
+        newer route, and also while an earlier partition of their range still has messages.  A range
+        whose messages went elsewhere (BEST_TRIED) goes there until its own partition answers again.
         """
         route = self._route
         if route is None:
@@ -554,8 +539,8 @@ class SubjectSender:
                     self._away[partition_id] = self._rng.choice(spare)
 
     def _pass_over(self) -> None:
-        """Move messages without a key from partitions that do not answer, unless they were sent
-        there already.
+        """Move messages without a key away from partitions that do not answer, unless they were
+        already sent there.
         """
         spare = self._spare()
         if not spare:
@@ -575,15 +560,17 @@ class SubjectSender:
                 executor.sift(sieve)
 
     def _spare(self) -> list[Executor]:
-        """The executors that may take messages of other partitions, sorted by partition id."""
+        """Return the executors that may take messages of other partitions, sorted by
+        partition id.
+        """
         return [executor for executor in self.executors if executor.state.spare]
 
     def has_spare(self, executor: Executor) -> bool:
-        """True if batches of `executor` may go elsewhere under BEST_TRIED."""
+        """Return True if batches of `executor` may go elsewhere under BEST_TRIED."""
         return bool(self._others(executor))
 
     def _others(self, executor: Executor) -> list[Executor]:
-        """The executors to which batches of `executor` may go under BEST_TRIED."""
+        """Return the executors to which batches of `executor` may go under BEST_TRIED."""
         return [spare for spare in self._spare() if spare is not executor]
 
     def take_back(self, executor: Executor, batches: list[OutgoingBatch], step: Step) -> None:
@@ -601,7 +588,7 @@ class SubjectSender:
             there.take_over(batches)
             self._refill()
             return
-        # Newer messages of the range wait behind these until there is a newer route.
+        # Newer messages of the range wait after these until there is a newer route.
         self.held.put_first(batches)
         self._refresh.set()
         self._refill()
@@ -610,7 +597,7 @@ class SubjectSender:
         """Hand held messages to their executors, the oldest first; messages without an executor
         stay held.
         """
-        held = self.held.take_sendable(self._queue_starts, self.message_bytes_max)
+        held = self.held.take_sendable(self.queue_starts, self.message_bytes_max)
         adopting: dict[int, Executor] = {}
         still_held: OutgoingBatch | None = None
         for batch in held:
@@ -621,7 +608,7 @@ class SubjectSender:
                 size = len(batch.values[index])
                 place = batch.place_of(index)
                 if place is not None:
-                    logical = self._queue_starts.logical(place)
+                    logical = self.queue_starts.logical(place)
                 else:
                     logical = logical_partition(key) if key else self._rng.getrandbits(10)
                 executor = (self.keyless if batch.is_free(index) else self.table)[logical]

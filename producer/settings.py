@@ -36,41 +36,41 @@ class ProducerSettings:
     Everything that can be set for a producer.
 
     Attributes:
-        batch_bytes: 1 to 559_104, default 131_072; bytes of a batch.  A batch of this size is sent
-            at once; frames of 64 to 256 KiB are the fastest.
-        batch_count: 1 to 65_536, default 4_096; messages of a batch, at most.
+        batch_bytes: 1 to 559_104, default 131_072; the largest size of a batch in bytes.  A batch
+            of this size is sent at once; frames of 64 to 256 KiB are the fastest.
+        batch_count: 1 to 65_536, default 4_096; the largest number of messages of a batch.
         linger_ms: 0 to 10_000, default 0; milliseconds that a batch which is not full waits while
             nothing is in flight.  While a batch is in flight, the next one fills until the answer
-            comes, so a longer wait costs latency and gains little.
+            arrives, so a longer wait costs latency and gains little.
         in_flight_max: 1 to 8, default 5; batches in flight per partition; their sequences keep the
             order.  A broker recognizes repeats of no more than these.
         queue_bytes: 1_048_576 to 1_099_511_627_776, default 67_108_864; bytes of memory for
-            messages queued and in flight, 160 for each beside its key and value, from which on the
+            messages queued and in flight, 160 for each besides its key and value. At this size the
             queue is full: `await send(…)` waits, and `send` without an `await` raises
             QueueFullError.
         call_timeout_ms: 10 to 600_000, default 5_000; milliseconds for one call of a broker or a
             metaserver.
         leave_after_ms: 0 to 3_600_000, default 5_000; milliseconds for which messages of a
-            BEST_TRIED subject stay with a partition that fails, from its first failure on.  A
-            broker that is restarted within this time reorders nothing.  Then all messages that wait
-            there go elsewhere, in order.
+            BEST_TRIED subject stay with a partition that fails, counted from its first failure. A
+            broker that restarts within this time causes no reordering. After it, all messages that
+            wait there go to another partition, in order.
         give_up_after_ms: 0 to 86_400_000, default 60_000; milliseconds after its first failure at
             which BEST_TRIED gives a batch up, if it failed at least `tries_min` times.
         tries_min: 1 to 1_000, default 10; failed tries before BEST_TRIED gives a batch up.
         delivery_timeout_ms: 0 to 9_007_199_254_740_992, default 0; milliseconds after which a
             message that is not acked is given up, unless `send` was passed a `timeout_ms`; 0:
             never.
-        close_timeout_ms: 0 to 3_600_000, default 30_000; milliseconds for which `close` waits until
-            what was sent is stored; then it gives the rest up.
+        close_timeout_ms: 0 to 3_600_000, default 30_000; milliseconds for which `close` waits for
+            messages to be stored, before it gives the rest up.
         compression: default none; how batches are packed: "none", "zstd" or "lz4".  A batch that
             gets no shorter, or 64 times as short, is sent as it is.  The sizes here and the limits
             of messages and batches are those before packing.  Brokers, consumers and Spark jobs of
-            versions without it cannot read packed batches: they come first.
+            versions without it cannot read packed batches: upgrade them first.
         backoff: default Backoff(first_ms=50, max_ms=2_000); the pauses between tries of a failing
             call.
 
     Raises:
-        ConfigError: values out of their range, or that cannot work together; the text names all of
+        ConfigError: values are out of their range, or cannot work together; the text names all of
             them.
     """
 
@@ -100,7 +100,9 @@ class ProducerSettings:
 
     @property
     def large_bytes(self) -> int:
-        """A larger message begins a new batch, so that no batch exceeds the limit of a frame."""
+        """Return the message size, in bytes, above which a message begins a new batch, so that no
+        batch exceeds the limit of a frame.
+        """
         return self.batch_bytes // 2
 
 
@@ -114,4 +116,4 @@ OTHER_WORDS = {
     "acks": "leave it out: a receipt always means that the message is on the disk",
     "enable_idempotence": "leave it out: a batch sent again is stored once",
 }
-"""Names that arguments of producers have elsewhere, and what to do here."""
+"""Names that producer arguments have in other systems, with the name or action to use here."""

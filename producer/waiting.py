@@ -1,5 +1,5 @@
-"""Why messages wait, with advice, and when a log line says so: after five seconds, then ever more
-rarely.  Pure but for the log.
+"""Why messages wait, with advice, and when a log line reports it: after five seconds, then ever
+more rarely. Pure except for the log.
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ AGAIN_MS_MAX = 3_600_000
 
 
 class WaitCause(NamedTuple):
-    """Why messages wait, and what helps; two texts for people, both empty if messages do not
-    wait.
-    """
+    """Why messages wait, and what helps: two texts for people, both empty if no message waits."""
 
     reason: str = ""
     advice: str = ""
@@ -56,7 +54,7 @@ OLDER_ROUTE = WaitCause(
 
 
 def broker_cause(error: KeylaneError, broker_group: str) -> WaitCause:
-    """Why messages wait after a try to send them to a broker ended with `error`."""
+    """Return why messages wait after a try to send them to a broker ended with `error`."""
     if isinstance(error, UnreachableError) and not isinstance(error, ForeignServerError):
         advice = (
             f"start broker group {broker_group} again, or repair the way to it; if its disk is "
@@ -78,35 +76,35 @@ def broker_cause(error: KeylaneError, broker_group: str) -> WaitCause:
 
 
 def route_cause(error: KeylaneError) -> WaitCause:
-    """Why messages are held after a call for the route ended with `error`."""
+    """Return why messages are held after a call for the route ended with `error`."""
     down = isinstance(error, UnreachableError) and not isinstance(error, ForeignServerError)
     return WaitCause(error.message, META_DOWN if down else error.hint)
 
 
 class WaitReport:
-    """The waits of one partition, one after another; all times are boot milliseconds."""
+    """The waits of one partition, one after another; all times are boot times in milliseconds."""
 
     def __init__(self) -> None:
         self._since_ms: int | None = None
         self._sent_ms = 0
-        """When the oldest message that waited was sent: before the wait began, which a try that
-        failed did.
+        """The boot time, in milliseconds, at which the oldest waiting message was sent; the wait
+        itself began later, with a failed try.
         """
         self._next_ms = FIRST_MS
         self._reported = False
 
     @property
     def since_ms(self) -> int | None:
-        """The start of the present wait; None if nothing waits."""
+        """Return the start of the present wait; None if nothing waits."""
         return self._since_ms
 
     def waits(self, now_ms: int, oldest_ms: int) -> bool:
         """
-        Note that messages wait; True if a report is due: after 5 s, 1 min, 2 min, 4 min … at most
-        an hour apart.
+        Note that messages wait, and return True if a report is due: after 5 s, 1 min, 2 min, 4 min
+        …, at most an hour apart.
 
         Args:
-            oldest_ms: how long ago the oldest of them was sent.
+            oldest_ms: milliseconds since the oldest of them was sent.
         """
         if self._since_ms is None:
             self._since_ms = self._sent_ms = now_ms
@@ -126,8 +124,8 @@ class WaitReport:
         Note that nothing waits.
 
         Returns:
-            Of a wait that was reported and ends here, milliseconds since its oldest message was
-            sent; else None.
+            Milliseconds since the oldest message of the wait was sent, if the wait was reported and
+            ends here; otherwise None.
         """
         waited, reported = self._since_ms is not None, self._reported
         self._since_ms = None
@@ -136,15 +134,15 @@ class WaitReport:
 
 
 def oldest_age_ms(batches: Sequence[OutgoingBatch], clock: Clock) -> int:
-    """How long ago the first message of the first batch was sent, by the calendar; 0 if that was
-    set back.
+    """Return the milliseconds since the first message of the first batch was sent, by the calendar;
+    0 if the calendar was set back.
     """
     return max(0, clock.wall_ms() - batches[0].first_sent_at_ns // 1_000_000)
 
 
 class PartitionWaits:
-    """Why the messages of one partition wait; the log says so at growing intervals, and when it is
-    over.
+    """Why the messages of one partition wait; the log reports it at growing intervals, and when the
+    wait is over.
     """
 
     def __init__(self, partition_name: str, broker_group: str, clock: Clock) -> None:
@@ -156,7 +154,7 @@ class PartitionWaits:
 
     @property
     def since_ms(self) -> int | None:
-        """The start of the present wait; None if nothing waits."""
+        """Return the start of the present wait; None if nothing waits."""
         return self._report.since_ms
 
     def begin(
@@ -186,7 +184,7 @@ class PartitionWaits:
         self._report.over(self._clock.boot_ms())
 
     def over(self) -> None:
-        """Note that messages are stored again, or that none are left."""
+        """Note that the messages wait elsewhere; the cause stays."""
         self.cause = NOT_WAITING
         if self._report.since_ms is None:
             return

@@ -1,9 +1,8 @@
-"""Lists the keys whose messages wait at a producer: how many, since when, why, and what helps; and
-its counts.
+"""Lists the keys whose messages wait at a producer: how many messages, since when, why, and what
+helps. It also makes the producer's counts.
 
 A key has one entry, at the partition for which its oldest message waits.  Messages without a key
-have no order, and have one entry for each partition; those for a later delivery have entries of
-their own.
+have no order, and have one entry for each partition; scheduled messages have entries of their own.
 """
 
 from __future__ import annotations
@@ -26,24 +25,26 @@ class WaitingKey:
 
     subject: str
     key: bytes
-    """b"" for messages without a key."""
+    """The key; b"" for messages without a key."""
     messages: int
     size_bytes: int
-    """Keys, values and properties, in bytes."""
+    """The size of keys, values and properties, in bytes."""
     sent_at_ns: int
     """The time of the oldest message's `send`, in nanoseconds since 1970 by this machine's
     calendar.
     """
     partition: str | None
-    """Name of the partition for which the oldest message waits; None while the route has none for
-    it, and for messages for a later delivery.
+    """The name of the partition for which the oldest message waits; None while the route has no
+    partition for it, and for scheduled messages.
     """
     broker_group: str | None
-    """Of that partition; of messages for a later delivery the one that may keep them already."""
+    """The broker group of that partition; for scheduled messages, the broker group that may already
+    keep them.
+    """
     reason: str
-    """Why the oldest message waits, for people."""
+    """The reason why the oldest message waits, for people."""
     advice: str
-    """What helps, for people; empty while no try has failed."""
+    """The advice on what helps, for people; empty while no try has failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class WaitingMessages:
     keys: tuple[WaitingKey, ...]
     """The keys whose oldest messages wait longest, the longest wait first."""
     more_keys: int
-    """How many further keys wait; `messages` and `size_bytes` count theirs too."""
+    """The number of further keys that wait; `messages` and `size_bytes` include their messages."""
 
 
 class _Entry:
@@ -102,8 +103,8 @@ class _Entry:
 
 
 def _blocking(executors: Iterable[Executor], key: bytes) -> Executor | None:
-    """The executor whose older messages are settled before held messages of this key are sent; None
-    if there is none.
+    """Return the executor whose older messages must be settled before held messages of this key are
+    sent; None if there is none.
     """
     logical = logical_partition(key)
     for executor in executors:
@@ -121,7 +122,7 @@ def waiting_messages(
     Count the messages of all `senders` by key, and list the `limit` keys that wait longest.
 
     Args:
-        later: entries of messages for a later delivery, which have no sender.
+        later: entries of scheduled messages, which have no sender.
     """
     entries: list[_Entry | WaitingKey] = [*later]
     for sender in senders:
@@ -158,7 +159,7 @@ def waiting_messages(
 def producer_stats(
     budget: SendBudget, senders: Collection[SubjectSender], *, throttled_ms: int = 0
 ) -> ProducerStats:
-    """Counts of a producer, and why its messages wait."""
+    """Return the counts of a producer, and why its messages wait."""
     executors = [executor for sender in senders for executor in sender.executors]
     gathering = sum(len(executor.open) for executor in executors)
     return ProducerStats(
@@ -172,8 +173,8 @@ def producer_stats(
 
 
 def _reasons(sender: SubjectSender) -> dict[str, str]:
-    """Why messages wait, by the name of their partition; why they are held, by the name of the
-    subject.
+    """Return why messages wait, by the name of their partition, and why they are held, by the name
+    of the subject.
     """
     reasons = {
         executor.group.partition_name: executor.waiting_for

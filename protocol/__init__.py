@@ -1,1 +1,1 @@
-"""The contract both ends read: values, routing maths, frames, batches, errors, clock.  No I/O."""
+"""Values, routing, frames, batches, errors and clock: what both ends of a call share.  No I/O."""

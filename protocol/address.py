@@ -1,4 +1,4 @@
-"""Parsing and checking addresses, `host:port`, that users and brokers give.  Pure."""
+"""Parses and checks addresses, `host:port`, that users and brokers give.  Pure."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import re
 from functools import lru_cache
 
 from .access.tokens import check_address_has_no_token
-from .errors import BrokerAddressError, ConfigError, InvalidRequestError, StoryError
+from .errors import ConfigError, InvalidRequestError, Reason, StoryError
 from .text import items_of
 
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9_.-]{1,253}):([0-9]{1,5})")
 
 VIRTUAL_DOMAIN = ".keylane.invalid"
-"""The end of the names of servers in memory; no machine has a name that ends in `.invalid` (RFC
+"""Suffix of the names of servers in memory; no machine has a name that ends in `.invalid` (RFC
 6761).
 """
 _HOST_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
 
 
 def check_real(address: str) -> None:
-    """Raises StoryError: `address` is that of a server of a virtual cluster, and this network is
+    """Raise StoryError if `address` is a server of a virtual cluster, because this network is
     real.
     """
     if VIRTUAL_DOMAIN in address and address.rpartition(":")[0].endswith(VIRTUAL_DOMAIN):
@@ -37,7 +37,7 @@ def check_real(address: str) -> None:
 
 @lru_cache(maxsize=1024)  # a broker reports its address with each heartbeat
 def is_loopback(host: str) -> bool:
-    """True for `localhost` and for loopback addresses; `host` is without brackets."""
+    """Return True for `localhost` and loopback addresses; `host` has no brackets."""
     if host == "localhost":
         return True
     try:
@@ -48,7 +48,7 @@ def is_loopback(host: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def is_wildcard(host: str) -> bool:
-    """True for the addresses that mean every address of a machine; `host` is without brackets."""
+    """Return True for an address that means all addresses of a machine; `host` has no brackets."""
     try:
         return ipaddress.ip_address(host).is_unspecified
     except ValueError:
@@ -56,7 +56,7 @@ def is_wildcard(host: str) -> bool:
 
 
 def is_host(text: str) -> bool:
-    """True for a host name or an address, without brackets, that others may connect to."""
+    """Return True for a host name or address, without brackets, to which others may connect."""
     if ":" in text:
         try:
             return not ipaddress.IPv6Address(text).is_unspecified
@@ -69,7 +69,7 @@ def parse_address(text: str) -> tuple[str, int]:
     """
     Split `host:port` into host and port.
 
-    An IPv6 address must be in brackets; the returned host is without them.  No connection is made.
+    An IPv6 address must be in brackets; the returned host has none.  No connection is made.
 
     Raises:
         ConfigError: `text` is not host:port, or the port is outside 1..65535.
@@ -82,38 +82,42 @@ def parse_address(text: str) -> tuple[str, int]:
 
 def check_broker_address(address: str, *, anywhere: bool = False) -> None:
     """
-    Check the address that a broker reports for itself; clients and metaservers connect to it.
+    Check the address that a broker reports for itself, to which clients and metaservers connect.
 
     Args:
-        anywhere: it may be another than a loopback address.
+        anywhere: the address need not be a loopback address.
 
     Raises:
         InvalidRequestError: `address` is not host:port.
-        BrokerAddressError: `address` means no machine, or, unless `anywhere`, is not a loopback
-            address.
+        InvalidRequestError: `address` means every address of a machine, or is no loopback address
+            though `anywhere` is False.
     """
     try:
         host, _port = parse_address(address)
     except ConfigError as error:
         raise InvalidRequestError(error.message) from None
     if is_wildcard(host):
-        raise BrokerAddressError(
-            f"no machine has the address {address!r:.80}", address=address[:80]
+        raise InvalidRequestError(
+            Reason.BROKER_ADDRESS,
+            f"no machine has the address {address!r:.80}",
+            address=address[:80],
         )
     if not anywhere and not is_loopback(host):
-        raise BrokerAddressError(
-            f"a broker's address is a loopback address, not {address!r:.80}", address=address[:80]
+        raise InvalidRequestError(
+            Reason.BROKER_ADDRESS,
+            f"a broker's address is a loopback address, not {address!r:.80}",
+            address=address[:80],
         )
 
 
 def addresses_of(given: object) -> list[str]:
     """
-    The addresses in `given`: a text of one or more `host:port` with commas between, or an iterable
-    of such texts.
+    Return the addresses in `given`: a text of one or more `host:port` separated by commas, or an
+    iterable of such texts.
 
     Raises:
         ConfigError: `given` has no address, or something that is not host:port.
-        TokenInUrlError: it has a token in it.
+        InvalidRequestError: a text contains a token.
     """
     items = [given] if isinstance(given, str) else items_of(given)
     texts = [item for item in items if isinstance(item, str) and item]

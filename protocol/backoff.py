@@ -15,8 +15,8 @@ _RANGES = {"first_ms": (0, PAUSE_MS_MAX), "max_ms": (1, PAUSE_MS_MAX)}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
     """
-    Exponential pauses with jitter: the first takes about `first_ms`, each next one `factor` times
-    longer, to `max_ms`.
+    Exponential pauses with jitter: the first is about `first_ms` long, each further pause `factor`
+    times longer, up to `max_ms`.
 
     Raises:
         ConfigError: values are out of their ranges; the text names all of them.
@@ -36,12 +36,12 @@ class Backoff:
         refuse(problems)
 
     def pauses(self, rng: random.Random) -> Pauses:
-        """The pauses of a new retry loop."""
+        """Return the pauses of a new retry loop."""
         return Pauses(self, rng)
 
     def wait_ms(self, attempt: int, rng: random.Random) -> int:
         """
-        Milliseconds to wait after `attempt`, which counts from 1.
+        Return the milliseconds to wait after `attempt`, which counts from 1.
 
         The result is drawn from [step / 2, step], where step is `first_ms * factor ** (attempt -
         1)`, at most `max_ms`.
@@ -52,7 +52,7 @@ class Backoff:
 
 class Pauses:
     """
-    The pauses of a retry loop: longer with each failure in a row.
+    The pauses of a retry loop, which grow with each failure in a row.
 
         pauses = backoff.pauses(rng)
         while True:
@@ -72,7 +72,7 @@ class Pauses:
         """Failures since the last success."""
 
     def next_ms(self) -> int:
-        """Count a failure; returns the milliseconds to wait before the next try."""
+        """Count a failure, and return the milliseconds to wait before the next try."""
         self.failures += 1
         return self._backoff.wait_ms(self.failures, self._rng)
 

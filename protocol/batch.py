@@ -9,15 +9,15 @@
 
     In a packed batch, keys, values and properties together are packed; times and lengths are not:
 
-    ┌──────────────────┬────────────────┬─────────────────┬──────────────────────┬───────────────────────┐
-    │ sent_at_ns  i64×n│ key bytes u32×n│ value bytes u32×n│ property bytes u32×n │ packed, to the end    │
-    └──────────────────┴────────────────┴─────────────────┴──────────────────────┴───────────────────────┘
+    ┌─────────────────┬─────────────────┬──────────────────┬────────────────────┬────────────────┐
+    │ sent_at_ns i64×n│ key bytes u32×n │ value bytes u32×n│ property bytes u32×n│ packed, to end │
+    └─────────────────┴─────────────────┴──────────────────┴────────────────────┴────────────────┘
 
 Invariants
-    The lengths add up to the body exactly, or the whole batch is refused.  Those of a packed batch
-    add up to what unpacks, so a broker knows the size without unpacking; unpacked, a batch keeps
-    the limits of others. Python loops per message only in the two joins of the writer and in the
-    slicing of the reader.
+    The lengths add up to the body exactly, or the whole batch is refused.
+    The lengths of a packed batch add up to what it unpacks to, so a broker knows that size without
+    unpacking; unpacked, a batch keeps the same limits as others.
+    Python loops over messages only in the two joins of the writer and in the slicing of the reader.
 
 Source: columns because Arrow arrays are these buffers; see `arrow/columns.py`.
 """
@@ -49,26 +49,26 @@ from .record import (
 )
 
 ZSTD_LEVEL = 1
-"""As quick as no other level, and nearly as small on batches of this size."""
+"""The fastest level; on batches of this size the result is nearly as small as with higher ones."""
 BYTES_PER_MESSAGE = 8 + 3 * 4
-"""Overhead of a message in a batch: its time and three lengths."""
+"""Overhead of a message in a batch: its time and its three lengths."""
 SENDER_HINT = (
-    "Nothing of it is stored, and sent again it is refused again: the program that packed it is at "
-    "fault, or the memory "
-    "of its machine. A producer with compression='none' does not pack."
+    "Nothing of it is stored, and if it is sent again it is refused again: the program that "
+    "packed it is at fault, or the memory of its machine. "
+    "A producer with compression='none' does not pack."
 )
 _NO_HEADER = bytes(HEADER_BYTES)
 _EMPTY = bytearray()
 _ONE = Struct("<III")
 """The lengths of a single message."""
 _ONE_TIMED = Struct("<qIII")
-"""The same, behind its time."""
+"""The time and the lengths of a single message."""
 FEW = 64
-"""Up to this number of messages the layout of their lengths is kept, because it takes as long to
-make as to use.
+"""Up to this number of messages the layout of their lengths is cached, because making it takes as
+long as using it.
 """
 SAME_SIZE_BLOCK = 32
-"""Values of one size that are cut at once."""
+"""Number of values of the same size that are cut at once."""
 
 
 def encode_batch(
@@ -116,13 +116,13 @@ def encode_columns(
     **fields: int,
 ) -> bytes | bytearray:
     """
-    As `encode_batch`, of times of sending that are the bytes of the layout already; `fields` as of
-    `encode_body`.
+    Encode a batch like `encode_batch`, from times of sending that are already the bytes of the
+    layout; `encode_body` takes the same `fields`.
 
-    The header is written into the joined columns, so that they are not copied behind it.
+    The header is written in place before the joined columns, which saves a copy of them.
     """
     count = len(values)
-    if count == 1:  # as a producer with little to send makes them
+    if count == 1:  # the usual batch of a producer that has little to send
         (key,), (value,), (packed,) = keys, values, properties or (b"",)
         lengths = _ONE.pack(len(key), len(value), len(packed))
         record = _EMPTY.join((_NO_HEADER, times, lengths, key, value, packed))
@@ -141,7 +141,7 @@ def encode_columns(
 def _columns_of(
     times: bytes, keys: Sequence[bytes], values: Sequence[bytes], properties: Sequence[bytes]
 ) -> Sequence[bytes]:
-    """The columns of a record, behind room for its header."""
+    """Return the columns of a record, after room for its header."""
     count = len(values)
     assert 0 < count <= BATCH_COUNT_MAX
     assert len(keys) == count == len(times) // 8
@@ -161,7 +161,7 @@ def _columns_of(
 
 @lru_cache(maxsize=FEW)
 def _lengths(count: int) -> Struct:
-    """The layout of a column of `count` lengths."""
+    """Return the layout of a column of `count` lengths."""
     return Struct(f"<{count}I")
 
 
@@ -169,12 +169,12 @@ def encode_body(
     body: bytes, *, count: int, compression: Compression = Compression.NONE, **fields: int
 ) -> bytes:
     """
-    A batch of the body of `count` messages, packed by `compression` if it gets shorter by that and
-    may be so short.
+    Return a batch with this body of `count` messages; `compression` packs it if that makes it
+    shorter and keeps the limit on the ratio.
 
     Args:
-        body: not packed, as `join_columns` makes it.
-        fields: other fields of the header, as `encode_record` takes them.
+        body: not packed, in the form that `join_columns` returns.
+        fields: other fields of the header, which are passed to `encode_record`.
     """
     if compression is not Compression.NONE:
         at = BYTES_PER_MESSAGE * count
@@ -187,7 +187,7 @@ def encode_body(
 
 
 def is_unpacked_size(unpacked_bytes: int, packed_bytes: int) -> bool:
-    """True if a body of `packed_bytes` may unpack to a body of `unpacked_bytes`."""
+    """Return True if a body of `packed_bytes` may unpack to a body of `unpacked_bytes`."""
     return (
         HEADER_BYTES + unpacked_bytes <= BATCH_BYTES_MAX
         and unpacked_bytes <= UNPACKED_RATIO_MAX * packed_bytes
@@ -206,18 +206,18 @@ def join_columns(
     properties: Iterable[bytes | memoryview] = (),
 ) -> bytes:
     """
-    The body of `count` messages, from columns that have the bytes of the layout already.
+    Return the body of `count` messages, from columns that already have the bytes of the layout.
 
     Args:
-        keys, values, properties: in pieces, one after another.
-        property_lengths: None: no message has properties.
+        keys, values, properties: pieces in order, which are concatenated.
+        property_lengths: None means that no message has properties.
     """
     lengths = bytes(4 * count) if property_lengths is None else property_lengths
     return b"".join((sent_at_ns, key_lengths, value_lengths, lengths, *keys, *values, *properties))
 
 
 def split_columns(body: bytes, count: int) -> tuple[list[bytes], list[bytes]]:
-    """The keys and the values of a body that `join_columns` made."""
+    """Return the keys and the values of a body that `join_columns` made."""
     lengths: array[int] = array("I")
     lengths.frombytes(body[8 * count : 16 * count])
     edges = list(accumulate(lengths, initial=BYTES_PER_MESSAGE * count))
@@ -227,8 +227,8 @@ def split_columns(body: bytes, count: int) -> tuple[list[bytes], list[bytes]]:
 
 def check_batch(data: bytes | memoryview, start: int = 0) -> Header:
     """
-    Check the message batch at `start`, as a broker does with each batch it receives, and return its
-    header.
+    Check the message batch at `start`, and return its header; a broker does this with each batch
+    that it receives.
 
     Raises:
         CorruptBatchError: the bytes are cut or damaged, the record is not a message batch, or its
@@ -255,17 +255,17 @@ def check_lengths(data: bytes | memoryview, header: Header, start: int = 0) -> i
     Check that the lengths in the batch at `start` add up, so that every stored batch can be cut
     into messages.
 
-    A packed batch is not unpacked here (`check_unpacks`): its lengths have to keep the limits of
-    what a reader unpacks.
+    A packed batch is not unpacked here (`check_unpacks` does that): its lengths must keep the
+    limits of what a reader unpacks.
 
     Returns:
-        Bytes of the batch when it is unpacked, its header included.
+        Bytes of the unpacked batch, including its header.
 
     Raises:
-        CorruptBatchError: the lengths do not add up to the body, or say that it unpacks to more
+        CorruptBatchError: the lengths do not add up to the body, or claim that it unpacks to more
             than is allowed.
-        MessageTooLargeError: a key is over KEY_BYTES_MAX; a consumer could not set its messages
-            aside.
+        MessageTooLargeError: a key is longer than KEY_BYTES_MAX, so a consumer could not set its
+            messages aside.
     """
     first = start + HEADER_BYTES + 8 * header.count
     lengths: array[int] = array("I")
@@ -281,8 +281,8 @@ def check_lengths(data: bytes | memoryview, header: Header, start: int = 0) -> i
 
 
 def unpacked_bytes(data: bytes | memoryview) -> int:
-    """Bytes to which the batch in `data`, which was not checked, says that it unpacks; 0 if it is
-    plain or no batch.
+    """Return the bytes to which the unchecked batch in `data` claims to unpack; 0 if it is plain or
+    no batch.
     """
     header = read_header(data)
     if not isinstance(header, Header) or header.compression == Compression.NONE:
@@ -297,14 +297,14 @@ def unpacked_bytes(data: bytes | memoryview) -> int:
 
 def check_unpacks(data: bytes | memoryview, header: Header, start: int = 0) -> None:
     """
-    Check that the packed batch at `start` unpacks to what its lengths say, as a broker does before
-    it stores it.
+    Check that the packed batch at `start` unpacks to what its lengths say; a broker does this
+    before it stores the batch.
 
-    It takes about 1 ms and a copy in memory for each MB that unpacks, which are at most
+    It takes about 1 ms and a copy in memory for each unpacked MB; there are at most
     BATCH_BYTES_MAX.
 
     Raises:
-        UnpackError: it does not; its hint is for who packed it.
+        UnpackError: it does not; the hint addresses the sender that packed it.
     """
     try:
         unpacked(data, header, start)
@@ -315,18 +315,18 @@ def check_unpacks(data: bytes | memoryview, header: Header, start: int = 0) -> N
 
 def check_alone(data: bytes | memoryview) -> None:
     """
-    As `check_unpacks`, of a whole batch that was not checked: for a thread.
+    Check a whole batch, also with `check_unpacks`: for a thread.
 
     Raises:
-        CorruptBatchError: as `check_batch`.
-        UnpackError: as `check_unpacks`.
+        CorruptBatchError: `check_batch` refuses it.
+        UnpackError: `check_unpacks` refuses it.
     """
     check_unpacks(data, check_batch(data))
 
 
 def largest_message(data: bytes | memoryview, header: Header, start: int = 0) -> int:
-    """Bytes of key, value and properties of the largest message in the batch at `start`, which is
-    not unpacked.
+    """Return the bytes of key, value and properties of the largest message in the batch at `start`,
+    without unpacking it.
     """
     count = header.count
     first = start + HEADER_BYTES + 8 * count
@@ -346,13 +346,12 @@ def _check_unpacked(header: Header, total: int) -> None:
 
 def unpacked(data: bytes | memoryview, header: Header, start: int = 0) -> bytes | memoryview:
     """
-    The batch at `start` with its keys, values and properties unpacked; the header is as it was
-    stored.
+    Return the batch at `start` with keys, values and properties unpacked, and its stored header.
 
     Raises:
         CorruptBatchError: the lengths are over the limits.
         UnpackError: it does not unpack to what its lengths say; `partition_id`, `offset` and
-            `count` name its messages.
+            `count` in the details name its messages.
     """
     view = memoryview(data)[start : start + header.length]
     if header.compression == Compression.NONE:
@@ -375,7 +374,7 @@ def unpacked(data: bytes | memoryview, header: Header, start: int = 0) -> bytes 
 
 
 def _compress(compression: Compression, data: bytes) -> bytes:
-    """`data`, packed by `compression`; its library is loaded when it is first used."""
+    """Return `data` packed by `compression`, whose library is loaded at the first use."""
     if compression is Compression.ZSTD:
         import zstandard
 
@@ -389,11 +388,11 @@ def _compress(compression: Compression, data: bytes) -> bytes:
 
 def _decompress(compression: int, packed: bytes | memoryview, size: int) -> bytes:
     """
-    The `size` bytes that `_compress` packed.
+    Return the `size` bytes that `_compress` packed.
 
     Raises:
-        UnpackError: the bytes are damaged, or unpack to another size; nothing larger than `size`
-            was made.
+        UnpackError: the bytes are damaged, or unpack to another size; no more than `size` bytes
+            were allocated.
     """
     if compression == Compression.ZSTD:
         data = _unpack_zstd(packed, size)
@@ -414,12 +413,12 @@ def _unpack_zstd(packed: bytes | memoryview, size: int) -> bytes:
     import zstandard
 
     try:
-        said = zstandard.frame_content_size(packed)
-        if said != size:
+        stated_bytes = zstandard.frame_content_size(packed)
+        if stated_bytes != size:
             raise UnpackError(
                 "the batch unpacks to another size than its lengths say",
                 size_bytes=size,
-                unpacked_bytes=said,
+                unpacked_bytes=stated_bytes,
             )
         return zstandard.ZstdDecompressor().decompress(packed, allow_extra_data=False)
     except (zstandard.ZstdError, ValueError) as error:
@@ -445,8 +444,8 @@ B = TypeVar("B", bound=bytes | memoryview)
 
 
 class Columns(NamedTuple, Generic[B]):
-    """The columns of a batch: times, and for keys, values and properties `count + 1` edges into
-    `blob`.
+    """The columns of a batch: times, and for keys, values and properties each `count + 1` edges,
+    which are indexes into `blob`.
     """
 
     sent_at_ns: array[int]
@@ -454,7 +453,7 @@ class Columns(NamedTuple, Generic[B]):
     value_edges: Sequence[int]
     property_edges: Sequence[int]
     blob: B
-    """The whole record, unpacked; an edge is an index of a byte in it."""
+    """The whole unpacked record; an edge is the index of a byte in it."""
 
 
 def columns(data: bytes | memoryview, header: Header, start: int = 0) -> Columns[bytes]:
@@ -472,7 +471,7 @@ def columns(data: bytes | memoryview, header: Header, start: int = 0) -> Columns
 
 
 def column_views(data: bytes | memoryview, header: Header, start: int = 0) -> Columns[memoryview]:
-    """As `columns`, without a copy of the record: for `slices`."""
+    """Return the same as `columns`, without a copy of the record; `slices` takes it."""
     count = header.count
     if header.compression != Compression.NONE:
         data, start = unpacked(data, header, start), 0
@@ -499,8 +498,8 @@ def column_views(data: bytes | memoryview, header: Header, start: int = 0) -> Co
 
 
 def _edges(lengths: memoryview, at: int, count: int) -> Sequence[int]:
-    """The edges of a column that begins at `at`: a range where all lengths are the same, as of
-    numbers or hashes.
+    """Return the edges of a column that begins at `at`; a range if all lengths are equal, which is
+    common for numbers and hashes.
     """
     size = int.from_bytes(lengths[:4], "little")
     if count and lengths.tobytes() == lengths[:4].tobytes() * count:  # a view compares byte by byte
@@ -512,12 +511,12 @@ def _edges(lengths: memoryview, at: int, count: int) -> Sequence[int]:
 
 
 def slices(blob: bytes | memoryview, edges: Sequence[int]) -> list[bytes]:
-    """The values of a column: what lies in `blob` between each two of its edges."""
+    """Return the values of a column, which lie in `blob` between neighbouring edges."""
     start, end = edges[0], edges[-1]
     if start == end:
         return [b""] * (len(edges) - 1)
     values: list[bytes] = []
-    if isinstance(edges, range):  # a quarter of the time of a slice for each
+    if isinstance(edges, range):  # this takes a quarter of the time of a slice for each value
         blocks, rest = divmod(len(edges) - 1, SAME_SIZE_BLOCK)
         block = _block(edges.step, SAME_SIZE_BLOCK)
         start += blocks * block.size
@@ -532,16 +531,16 @@ def slices(blob: bytes | memoryview, edges: Sequence[int]) -> list[bytes]:
 
 @lru_cache(maxsize=1_024)
 def _block(size: int, count: int) -> Struct:
-    """Cuts `count` values of `size` bytes at a time."""
+    """Return a layout that cuts `count` values of `size` bytes at a time."""
     return Struct(f"{size}s" * count)
 
 
 def batch_starts(data: bytes | memoryview) -> list[tuple[int, Header]]:
     """
-    Check the batches that lie one after another in `data`, and return the start and header of each.
+    Check the batches that follow one another in `data`, and return the start and header of each.
 
     Raises:
-        CorruptBatchError: as `check_batch`.
+        CorruptBatchError: `check_batch` refuses one of them.
     """
     batches = []
     start, end = 0, len(data)

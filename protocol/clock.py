@@ -1,8 +1,8 @@
 """The only access to the machine's clocks.
 
-`boot` counts time since the machine started, suspend included.  It never jumps; deadlines and ttls
-use it. `wall` is the calendar, for people and for the times of messages.  Correctness never depends
-on it.
+`boot` counts the time since the machine started, including suspend.  It never jumps; deadlines and
+ttls use it.
+`wall` is the calendar, for people and for the times of messages.  Correctness never depends on it.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ class Clock(Protocol):
     """The boot clock and the calendar, in whole milliseconds or nanoseconds."""
 
     def boot_ns(self) -> int:
-        """Nanoseconds since the machine started, counting suspend."""
+        """Return the nanoseconds since the machine started, including suspend."""
         ...
 
     def boot_ms(self) -> int:
-        """Milliseconds since the machine started, counting suspend."""
+        """Return the milliseconds since the machine started, including suspend."""
         ...
 
     def wall_ms(self) -> int:
-        """Milliseconds since 1970."""
+        """Return the milliseconds since 1970."""
         ...
 
     def wall_ns(self) -> int:
-        """Nanoseconds since 1970."""
+        """Return the nanoseconds since 1970."""
         ...
 
 
@@ -43,18 +43,18 @@ class SystemClock:
 
     @staticmethod
     def boot_ms() -> int:
-        """Milliseconds since the machine started, counting suspend."""
+        """Return the milliseconds since the machine started, including suspend."""
         return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
 
     @staticmethod
     def wall_ms() -> int:
-        """Milliseconds since 1970."""
+        """Return the milliseconds since 1970."""
         return time.time_ns() // 1_000_000
 
 
 def boot_seconds(clock: Clock) -> Iterator[float]:
-    """The boot clock in seconds, read anew for each item: in a loop a third cheaper than
-    `boot_ns`.
+    """Yield the boot clock in seconds, read again for each item; in a loop this is a third cheaper
+    than `boot_ns`.
     """
     if type(clock) is SystemClock:
         return starmap(time.clock_gettime, repeat((time.CLOCK_BOOTTIME,)))
@@ -62,21 +62,22 @@ def boot_seconds(clock: Clock) -> Iterator[float]:
 
 
 def deadline_seconds(deadline_ns: int) -> float:
-    """A deadline for `boot_seconds`: a microsecond early, because seconds are rounded."""
+    """Return a deadline for `boot_seconds`, a microsecond early because seconds are rounded."""
     return (deadline_ns - 1_000) / 1e9
 
 
 TICK_S = 0.25
 TICKED_S_MIN = 2.0
-"""A shorter wait ends at its own time."""
+"""A shorter wait is not aligned: it ends at its own time."""
 
 
 def at_a_tick(wait_s: float, now_s: float) -> float:
     """
-    When a wait of `wait_s` ends by the clock that says `now_s`: up to TICK_S early, at a multiple
-    of it.
+    Return when a wait of `wait_s` ends, by the clock that reads `now_s`: up to TICK_S early, at a
+    multiple of TICK_S.
 
-    So the waits of hundreds of idle consumers end together, and one wake-up of each process serves
+    Thus the waits of hundreds of idle consumers end together, and one wake-up of the process serves
+    many.
     many.
     """
     end_s = now_s + wait_s

@@ -3,8 +3,8 @@
 `endpoints.py` says which call takes which body.  More bodies are in `operations.py`, `queues.py`
 and `progress.py`.
 
-An error is answered with its HTTP status and an ErrorBody.  Durations are milliseconds.  No body
-has an instant: the receiver adds a duration to its own clock.
+An error is answered with its HTTP status and an ErrorBody.  Durations are in milliseconds.  No body
+contains an instant: the receiver adds a duration to its own clock.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ InstanceName = Annotated[str, Meta(max_length=NAME_CHARS_MAX)]
 
 
 class ErrorBody(Struct, frozen=True, kw_only=True):
-    """An error on the control plane."""
+    """An error of a control call."""
 
     code: int
     name: str
@@ -59,7 +59,7 @@ class ErrorBody(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, error: KeylaneError) -> ErrorBody:
-        """The body that carries `error`."""
+        """Return the body that carries `error`."""
         return cls(
             code=error.code,
             name=type(error).__name__,
@@ -70,14 +70,14 @@ class ErrorBody(Struct, frozen=True, kw_only=True):
         )
 
     def error(self) -> KeylaneError:
-        """The error that this body carries."""
+        """Return the error that this body carries."""
         error = error_from_wire(self.code, self.message, self.details, self.hint)
         error.fate = self.fate
         return error
 
 
 class Done(Struct, frozen=True):
-    """The call is done; the answer has no fields."""
+    """The answer of a call that is done and has nothing to return."""
 
 
 class Health(Struct, frozen=True, kw_only=True):
@@ -95,79 +95,78 @@ class BrokerHeartbeat(Struct, frozen=True, kw_only=True):
 
     broker_group: ShortText
     broker_id: ShortText
-    """Identity of the data folder; it tells two folders of one broker group apart."""
+    """Identity of the data folder; it distinguishes two folders of one broker group."""
     address: ShortText
     readable: bool = True
     writable: bool = True
     problem: ShortText = ""
-    """Why it takes no writes; "" from one that takes them."""
+    """Reason why the broker takes no writes; "" if it takes them."""
     opening: ShortText = ""
     """Random name of this opening of the data folder; "" from a broker that does not report
     openings.
     """
     opened_after: Annotated[tuple[ShortText, ...], Meta(max_length=OPENINGS_MAX)] = ()
-    """The earlier openings of the folder; left out once the metaserver takes the reports."""
+    """Earlier openings of the folder; left out once the metaserver has them."""
     log_end: Count = 0
-    """Position up to which the broker's log is durable; it only grows."""
+    """Position in bytes before which the broker's log is durable; it only grows."""
     hosted: Count = 0
     """Number of partitions that the broker hosts."""
     highest_id: Count = 0
-    """The highest id of these; 0 from one that hosts none, or is older than this field.  A database
-    that has no partition of such an id went back.
+    """Highest id of these partitions; 0 if there are none.  A database without a partition of such
+    an id has been set back.
     """
     untold: Annotated[tuple[int, ...], Meta(max_length=UNTOLD_MAX)] = ()
-    """The first UNTOLD_MAX partitions whose messages retention should remove and may not, because
-    the broker was never told their consumer groups.
+    """The first UNTOLD_MAX partitions whose messages retention should remove but may not, because
+    the broker has never received their consumer groups.
     """
     version: ShortText = ""
-    """Of the broker's program; a metaserver refuses a report without it."""
+    """Version of the broker's program; a metaserver refuses a report without it."""
     cluster: ShortText = ""
-    """The cluster that its settings name; "": none."""
+    """Cluster that the broker's settings name; "": none."""
 
 
 def quiet_limit_ms(ttl_ms: int) -> int:
-    """How far apart reports without news are at most; if one fails, many more come before a
-    metaserver finds the broker silent.
+    """Return the longest time in milliseconds between two reports without news.  Several such
+    reports have to fail before a metaserver considers the broker silent.
     """
     return min(ttl_ms // 4, 5_000)
 
 
 class BrokerWelcome(Struct, frozen=True, kw_only=True):
     """
-    The next report is due after `heartbeat_ms`, or without news after `quiet_limit_ms(ttl_ms)` at
-    the latest.
+    Answer to a report: the next one is due after `heartbeat_ms`, or after at most
+    `quiet_limit_ms(ttl_ms)` if there is no news.
 
-    A broker that is silent for `ttl_ms` is not available.
+    A broker that is silent for `ttl_ms` counts as not available.
     """
 
     heartbeat_ms: int
     ttl_ms: int
     groups_missed: bool = False
     """The broker may not know every consumer group in the database.  Retention removes no message
-    of a partition until the broker has been told the partition's groups again.
+    of a partition until the broker has received the partition's groups again.
     """
     fence: int = 0
-    """Not 0 if an operator has accepted a data folder that was behind: tokens up to it are refused
-    before any request.
+    """Not 0 if an operator has accepted a data folder that is behind: tokens up to this one are
+    refused before any request.
     """
     access: AccessNews | None = None
-    """Whom to believe, where access control is on."""
+    """Keys and versions by which the broker judges capabilities, where access control is on."""
     cluster_version: str = ""
-    """The lowest version of all members, which decides what formats may be written; "": not known
-    yet.
+    """Lowest version of all members, which decides what formats may be written; "": not known yet.
     """
 
 
 class AcceptFolder(Struct, frozen=True, kw_only=True):
     """
-    Accept a data folder that was refused because it is behind; messages that it lacks are lost.
+    Accept a data folder that was refused because it is behind; the messages that it lacks are lost.
 
-    The answer is its RefusedBroker.  `address` selects a folder if several are refused.
+    The answer is its RefusedBroker.  `address` selects a folder if several were refused.
     """
 
     address: ShortText = ""
     dry_run: bool = False
-    """Answer with the folder that would be accepted; change nothing."""
+    """Answer with the folder that would be accepted, and change nothing."""
 
 
 # ── subjects ──────────────────────────────────────────────────────────────────────────────────────
@@ -192,11 +191,11 @@ class CreateSubject(Struct, frozen=True, kw_only=True):
     grows the subject.
     """
     message_bytes_max: MessageBytesMax = MESSAGE_BYTES_MAX
-    """Key, value and properties of one message together."""
+    """Limit in bytes of key, value and properties of one message together."""
 
 
 class AutoCreate(Struct, frozen=True, kw_only=True):
-    """Create a subject that is unknown, to send messages to it."""
+    """Create a subject that does not exist yet, in order to send messages to it."""
 
     order_strategy: OrderStrategy = OrderStrategy.STRICT
 
@@ -220,26 +219,26 @@ class SubjectSummary(Struct, frozen=True, kw_only=True):
     partitions: int
     route_version: int
     problem: str = ""
-    """Why its creation failed.  Such a subject has no open partition, and its name may be used
-    again.
+    """Reason why its creation failed.  Such a subject has no open partition, and its name may be
+    used again.
     """
     hidden_for: str = ""
-    """The subject that it is to be published in; "": it is not hidden."""
+    """Subject in which this hidden one is to be published; "": it is not hidden."""
     expires_in_ms: int | None = None
-    """Of a hidden one: it is deleted after this time at the earliest, unless it is filled or
-    published; None: never.
+    """Milliseconds after which this hidden subject may be deleted, unless it is filled or
+    published; None: it never expires.
     """
 
 
 class SubjectList(Struct, frozen=True, kw_only=True):
-    """All subjects, by name."""
+    """All subjects, ordered by name."""
 
     subjects: list[SubjectSummary]
 
 
 # ── consumers ─────────────────────────────────────────────────────────────────────────────────────
 class Join(Struct, frozen=True, kw_only=True):
-    """Begin a session of a consumer.  The client draws `session` at random, so that a repeat is
+    """Begin a session of a consumer.  The client draws `session` at random, so a repeat is
     harmless.
     """
 
@@ -247,25 +246,25 @@ class Join(Struct, frozen=True, kw_only=True):
     group: str
     session: Annotated[str, Meta(min_length=16, max_length=64, pattern="^[0-9a-f]+$")]
     client: ShortText = ""
-    """For people: host, process id, a name."""
+    """Host, process id and name of the client, for people."""
     ttl_ms: TtlMs = TTL_MS_DEFAULT
     suspended: bool = False
-    """The session begins suspended: it is granted nothing; see Suspend."""
+    """The session begins suspended, so it is granted nothing; see Suspend."""
     strategy: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE
     """The first session of a group sets the group's strategy."""
     filter: Annotated[str, Meta(max_length=FILTER_CHARS_MAX)] = ""
-    """What the consumer leaves out, as `MessageFilter.text`; refused if another member's differs.
-    "": nothing.
+    """Text of the consumer's `MessageFilter`; the join is refused if the filter of another member
+    differs.  "": the consumer leaves nothing out.
     """
     group_id: Count = 0
-    """The group that the client's earlier session was of; refused if that group was deleted since.
-    0: it had none.
+    """Group of the client's earlier session; the join is refused if that group was deleted since.
+    0: there was none.
     """
     start: GroupStart | None = None
-    """Where the group begins if this session makes it; None: at the first message."""
+    """Where the group begins if this session creates it; None: at the first message."""
     instance: InstanceName = ""
-    """The client's place in the group, which a restarted client has again: it gets the leases of a
-    predecessor at once.
+    """Name of the client's place in the group.  A restarted client with the same name gets the
+    leases of its predecessor at once.
     """
     again: bool = False
     """The client had an earlier session since it was opened: it takes the place of an instance only
@@ -274,21 +273,20 @@ class Join(Struct, frozen=True, kw_only=True):
 
 
 class Joined(Struct, frozen=True, kw_only=True):
-    """The session has begun; its ttl counts from when the request was sent."""
+    """The session has begun; its ttl counts from the time when the request was sent."""
 
     ttl_ms: int
     heartbeat_ms: int
     group_id: int = 0
-    """Tells the group from an earlier or a later one of the same name; 0: not said."""
+    """Distinguishes the group from an earlier or later one of the same name; 0: not reported."""
     start: GroupStart | None = None
     """Where the group began, which its first session or `group create` has fixed; None: not
-    said.
+    reported.
     """
     order_strategy: OrderStrategy = OrderStrategy.STRICT
-    """Of the subject."""
+    """Order strategy of the subject."""
     grants: Grants | None = None
-    """What the session is granted, as the answer to its first heartbeat would say; None: not
-    said.
+    """Grants of the session, the same as in the answer to its first heartbeat; None: not reported.
     """
 
 
@@ -299,24 +297,24 @@ class Grant(Struct, frozen=True, kw_only=True):
     token: int
     parked_parents: tuple[Partition, ...] = ()
     """
-    Parents on which the group had parked messages when it drained them: they become the
-    partition's.
+    Parents on which the group had parked messages when it drained them; the partition takes them
+    over.
 
-    Behind them further ancestors that have parked anew since they were reset without the partitions
-    between.
+    After them come further ancestors that have parked messages again since they were reset without
+    the partitions between.
     """
     parked_tokens: tuple[int, ...] = ()
-    """Their last tokens.  What was taken over of a parent under a lower one is of before a reset,
-    and is taken over again.
+    """Last tokens of these parents.  Messages that were taken over under a lower token date from
+    before a reset, and are taken over again.
     """
     parked_ranges: tuple[tuple[tuple[int, int], ...], ...] = ()
-    """Of each the half-open ranges of logical partitions that are taken over; if () is said: the
-    partition's.
+    """Half-open ranges of logical partitions that are taken over from each parent; (): those of the
+    partition.
     """
 
 
 class Heartbeat(Struct, frozen=True, kw_only=True):
-    """Renews the session and its leases at once.  The answer comes when the grants differ from
+    """Renew the session and its leases at once.  The answer is sent when the grants differ from
     `known_version`.
     """
 
@@ -325,25 +323,25 @@ class Heartbeat(Struct, frozen=True, kw_only=True):
     drained: tuple[int, ...] = ()
     """Sealed partitions that the group has acked to their end."""
     parked: tuple[int, ...] = ()
-    """Those of them on which the group has parked messages."""
+    """Those among `drained` on which the group has parked messages."""
     holding: tuple[tuple[int, int], ...] | None = None
     """(partition id, token) of each partition that the session has or is handing over; None: not
-    said.  A lease that was taken back and is missing here becomes free: the session never heard of
-    the grant, or its release was lost.
+    reported.  A lease that was taken back and is missing here becomes free: the session never
+    received the grant, or its release was lost.
     """
     wait_ms: WaitMs = 0
     suspended: bool | None = None
-    """Whether the session wants to be suspended; None: not said.  If the session knows the newest
-    grants, this counts more than a Suspend call that arrived late or whose answer was lost.
+    """Whether the session wants to be suspended; None: not reported.  If the session knows the
+    newest grants, this overrides a Suspend call that arrived late or whose answer was lost.
     """
     group_id: int = 0
-    """Of the join; 0: not said.  A join that arrives late may begin the session again, in a later
-    group of the name.
+    """Group id from the join; 0: not reported.  A join that arrives late may begin the session
+    again, in a later group of the name.
     """
     unreached: tuple[str, ...] | None = None
-    """Broker groups to which the session gets no connection, though the cluster hears of them;
-    None: not said.  An exclusive group's partitions there are granted to other sessions, if there
-    is one that does not say the same.
+    """Broker groups to which the session cannot connect, though the cluster reports them alive;
+    None: not reported.  An exclusive group's partitions there are granted to other sessions, if
+    there is one that does not report the same.
     """
 
 
@@ -355,31 +353,31 @@ class Grants(Struct, frozen=True, kw_only=True):
     ttl_ms: int
     grants: tuple[Grant, ...]
     policy: GroupPolicy = GroupPolicy()
-    """What is stored of the group's failure policy; counts more than the code of the consumer."""
+    """Stored failure policy of the group, which overrides the consumer's code."""
     suspended_by: OperatorSwitch = OperatorSwitch.OFF
-    """Why an operator lets the session have no grants."""
+    """The operator's switch that keeps grants from the session."""
     order_strategy: OrderStrategy = OrderStrategy.STRICT
-    """Of the subject: under BEST_TRIED a message that fails does not hold up what follows it,
-    unless a policy says so.
+    """Order strategy of the subject: under BEST_TRIED a message that fails does not hold up those
+    that follow it, unless a policy says so.
     """
     group_id: int = 0
-    """The session's group."""
+    """Group of the session."""
 
 
 class ReleaseGrant(Struct, frozen=True, kw_only=True):
-    """The hand-over of a partition is finished: the metaserver may grant it to another session."""
+    """Report that a partition is handed over: the metaserver may grant it to another session."""
 
     session: str
     partition_id: int
     token: int
     fence: int = 0
-    """The broker's fence, if it is above the token.  The metaserver may not know it if its database
-    is older.
+    """The broker's fence, if it is above the token; a metaserver whose database is older may not
+    know it.
     """
 
 
 class Suspend(Struct, frozen=True, kw_only=True):
-    """Suspend a session: it hands over its partitions and is granted none.  `suspended=False`
+    """Suspend a session, which hands over its partitions and is granted none; `suspended=False`
     resumes it.
     """
 
@@ -394,8 +392,8 @@ class Leave(Struct, frozen=True, kw_only=True):
 
 
 class OwnerView(Struct, frozen=True, kw_only=True):
-    """The owner of a partition in a group; `session`, `client` and `expires_in_ms` are None without
-    an owner.
+    """The owner of a partition in a group; `session`, `client` and `expires_in_ms` are None if
+    there is none.
     """
 
     partition: Partition
@@ -406,80 +404,86 @@ class OwnerView(Struct, frozen=True, kw_only=True):
 
 
 class GivenUpPartition(Struct, frozen=True, kw_only=True):
-    """What a group had not read of a partition whose loss an operator has accepted."""
+    """The messages that a group had not read of a partition whose loss an operator has accepted."""
 
     partition_id: int
     name: str
     broker_group: str
     messages_max: int | None = None
-    """It lost at most this many messages; None: not known, as where the partition was open."""
+    """Most messages that the group can have lost; None: not known, for example because the
+    partition was open.
+    """
 
 
 class GroupView(Struct, frozen=True, kw_only=True):
-    """A group on a subject: owners, live sessions, what is stored (None: not said), for how long
-    none is heard (None: one is, or not said).
+    """A group on a subject: its owners, live sessions and stored settings (None: not reported), and
+    for how long no session has been heard (None: one is alive, or not reported).
     """
 
     subject: str
     group: str
     sessions: int
     owners: tuple[OwnerView, ...]
-    """In a SHARED group the partitions with their tokens: every session may use them."""
+    """Owners by partition; in a SHARED group the partitions with their tokens, which every session
+    may use.
+    """
     strategy: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE
     settings: GroupSettings | None = None
     reset: PendingReset | None = None
     silent_ms: int | None = None
     revision: str = ""
-    """Another one after each grant, reset and change of its members; while none lives and none sets
-    it, cursors stay.  "": not said.
+    """Changes with each grant, reset and change of its members.  While it stays the same, no member
+    is alive and nobody sets the group's progress, cursors do not move.  "": not reported.
     """
     given_up: tuple[GivenUpPartition, ...] = ()
-    """By partition."""
+    """Ordered by partition."""
 
 
 class DeleteGroup(Struct, frozen=True, kw_only=True):
     """Delete a consumer group, or ask how far its deletion is."""
 
     force: bool = False
-    """Also if it has live consumers: their sessions end, and their tokens are refused."""
+    """Delete it even if it has live consumers: their sessions end, and their tokens are refused."""
     group_id: Count = 0
-    """The group of an earlier answer: a group that was made since under its name is not touched.
-    0: the one of this name.
+    """Group id of an earlier answer, so that a later group of the same name is not touched.  0: the
+    current group of this name.
     """
 
 
 class GroupDeletion(Struct, frozen=True, kw_only=True):
-    """How far the deletion of a consumer group is.  It goes on by itself."""
+    """Progress of the deletion of a consumer group.  It continues by itself."""
 
     subject: str
     group: str
     group_id: int
     left: int = 0
-    """Partitions whose brokers still have to forget the group; 0: the group is gone."""
+    """Number of partitions whose brokers still have to forget the group; 0: the group is gone."""
     problem: str = ""
-    """Why one of these brokers has not."""
+    """Reason why one of these brokers has not forgotten it."""
 
 
 class DeleteSubject(Struct, frozen=True, kw_only=True):
     """Delete a subject with its messages and consumer groups, or ask how far its deletion is."""
 
     force: bool = False
-    """Also if it has live consumers: their sessions end."""
+    """Delete it even if it has live consumers: their sessions end."""
     subject_id: Count = 0
-    """The subject of an earlier answer: one that was made since under its name is not touched.  0:
-    the one of this name.
+    """Subject id of an earlier answer, so that a later subject of the same name is not touched.  0:
+    the current subject of this name.
     """
 
 
 class SubjectDeletion(Struct, frozen=True, kw_only=True):
-    """How far the deletion of a subject is.  It goes on by itself."""
+    """Progress of the deletion of a subject.  It continues by itself."""
 
     subject: str
     subject_id: int
     left: int = 0
-    """Partitions that brokers still have to drop; 0: the subject is gone, and its name is free."""
+    """Number of partitions that brokers still have to drop; 0: the subject is gone, and its name
+    free.
+    """
     problem: str = ""
-    """Why one of these brokers has not."""
+    """Reason why one of these brokers has not dropped its partitions."""
 
 
 class GroupSummary(Struct, frozen=True, kw_only=True):
@@ -491,7 +495,7 @@ class GroupSummary(Struct, frozen=True, kw_only=True):
 
 
 class GroupList(Struct, frozen=True, kw_only=True):
-    """The consumer groups of a subject, by name."""
+    """The consumer groups of a subject, ordered by name."""
 
     groups: list[str]
     summaries: list[GroupSummary] = []
@@ -510,41 +514,43 @@ class HostPartition(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
     Host this partition.  A repeat with the same facts changes nothing.
 
-    The broker keeps the facts of the subject, so that the metaserver's database can be rebuilt from
+    The broker stores the facts of the subject, so that the metaserver's database can be rebuilt
+    from brokers.
     brokers.
     """
 
     subject: str
     partition: Partition
     order_strategy: OrderStrategy | None = None
-    """The subject's; None: not said."""
+    """Order strategy of the subject; None: not reported."""
     partitions_wanted: Count = 0
-    """The number of partitions that the subject was created with; 0: not said."""
+    """Number of partitions that the subject was created with; 0: not reported."""
     retention: Retention | None = None
-    """The subject's; None: not said, as ACKED."""
+    """Retention of the subject; None: not reported, which means ACKED."""
     static: bool = False
     """The subject has logic queues."""
     groups: tuple[str, ...] | None = None
     """Every consumer group of the subject, so that retention waits for them from the first message
-    on; None: not said. Groups are no fact of the partition: a repeat may have more of them.
+    on; None: not reported.  Groups are no fact of the partition: a repeat may have more of them.
     """
     tokens_above: Count = 0
-    """As in KnowGroups; goes with `groups`."""
+    """Same meaning as in KnowGroups; sent together with `groups`."""
     message_bytes_max: Annotated[int, Meta(ge=0, le=MESSAGE_BYTES_MAX)] = 0
-    """The subject's limit of one message, if it is lower than MESSAGE_BYTES_MAX; 0: it is not."""
+    """Limit in bytes of one message of the subject, if it is lower than MESSAGE_BYTES_MAX; else 0.
+    """
     hidden: str = ""
-    """The hidden subject that the partition was made for.  A lost database: it was published if its
-    parents are sealed.
+    """Hidden subject for which the partition was created.  When a lost database is rebuilt, sealed
+    parents show that it was published.
     """
     times_from_ms: Count = 0
-    """No message of the partition gets an earlier time: where those end that it continues on other
-    brokers, as `PartitionStatus.ended_at_ms`.  Told with a repeat, once they are sealed; no fact of
-    the partition.  0: not said.
+    """Lowest time that a message of the partition gets, in milliseconds since 1970: the end of the
+    times in the partitions on other brokers that it continues, `PartitionStatus.ended_at_ms`.  It
+    is sent with a repeat, once they are sealed, and is no fact of the partition.  0: not reported.
     """
 
 
 def hosted_limit(message_bytes_max: int) -> int:
-    """The limit of a subject as HostPartition says it: 0 for MESSAGE_BYTES_MAX."""
+    """Return the limit of a subject in the form of HostPartition: 0 for MESSAGE_BYTES_MAX."""
     return message_bytes_max if message_bytes_max < MESSAGE_BYTES_MAX else 0
 
 
@@ -552,16 +558,16 @@ class DropPartition(Struct, frozen=True, kw_only=True):
     """
     Drop a partition of a deleted subject, with its messages.  A repeat changes nothing.
 
-    The broker never hosts the partition again, also if it does not host it now.
+    The broker never hosts the partition again, even if it does not host it now.
     """
 
     subject: str
     last_id: Annotated[int, Meta(ge=1, le=MAX_I64)]
-    """The highest partition id of the subject; a later subject of that name has higher ids only."""
+    """Highest partition id of the subject; a later subject of that name has only higher ids."""
 
 
 class PartitionStatus(Struct, frozen=True, kw_only=True):
-    """A partition as its broker has it."""
+    """The state of a partition at its broker."""
 
     partition_id: int
     subject: str
@@ -571,27 +577,27 @@ class PartitionStatus(Struct, frozen=True, kw_only=True):
     next_offset: int
     groups: tuple[GroupStatus, ...] = ()
     facts: HostPartition | None = None
-    """The facts that the broker was given when it began to host the partition."""
+    """Facts that the broker received when it began to host the partition."""
     unsealable: str = ""
-    """Why the partition cannot be sealed now; "" if it can, or is sealed.  Left out of a page of
-    partitions.
+    """Reason why the partition cannot be sealed now; "" if it can, or is sealed.  Left out of a
+    page of partitions.
     """
     groups_told: bool = True
-    """The broker was told every consumer group of the subject; before that, retention removes no
+    """The broker has received every consumer group of the subject; until then retention removes no
     message of the partition.
     """
     forgotten_token: int = 0
-    """The highest token of deleted groups that the partition refuses."""
+    """Highest token of deleted groups that the partition refuses."""
     holds: tuple[HoldView, ...] = ()
-    """What jobs hold against retention; left out of a page of partitions."""
+    """Holds of jobs against retention; left out of a page of partitions."""
     ended_at_ms: int = 0
     """In the answer to a seal: no message has a later time by now, in milliseconds since 1970; 0:
-    not said.
+    not reported.
     """
 
 
 class TimeBound(enum.StrEnum):
-    """Which message around a time is meant: LOWER the first at or after it, UPPER the last at or
+    """The message that is meant by a time.  LOWER: the first at or after it.  UPPER: the last at or
     before it.
     """
 
@@ -600,8 +606,8 @@ class TimeBound(enum.StrEnum):
 
 
 class FoundOffset(Struct, frozen=True, kw_only=True):
-    """The result of a lookup by the time at which the broker stored messages; `offset` is None
-    without such a message.
+    """Result of a lookup by the time at which the broker stored messages; `offset` is None if there
+    is no such message.
     """
 
     offset: int | None
@@ -610,20 +616,20 @@ class FoundOffset(Struct, frozen=True, kw_only=True):
 
 
 class PartitionStatusList(Struct, frozen=True, kw_only=True):
-    """A page of the partitions that a broker hosts, by id."""
+    """A page of the partitions that a broker hosts, ordered by id."""
 
     broker_group: str
     partitions: list[PartitionStatus]
     broker_id: str = ""
-    """Identity of the data folder."""
+    """Identity of the broker's data folder."""
     more_after: int | None = None
-    """The next page begins after this id; None: this is the last page."""
+    """Id after which the next page begins; None: this is the last page."""
     dropped: dict[str, int] = {}
-    """Name of a deleted subject → its highest partition id; of the last subjects of which the
-    broker dropped partitions.
+    """Highest partition id by name of a deleted subject, for the subjects of which the broker has
+    dropped partitions last.
     """
     dropped_id: int = 0
-    """The highest id of a partition that the broker dropped."""
+    """Highest id of a partition that the broker has dropped."""
 
 
 # ── messages over HTTP ────────────────────────────────────────────────────────────────────────────
@@ -637,29 +643,29 @@ class PostReceipt(Struct, frozen=True, kw_only=True):
     logic_offset: int | None
     """Offset in the logic queue; None if the subject is not static."""
     durable: str
-    """"fsync": on the broker's disk."""
+    """How durable the message is; "fsync": on the broker's disk."""
     duplicate: bool = False
-    """The message was stored by an earlier request with the same idempotency key, and is stored
-    once.
+    """An earlier request with the same idempotency key has stored the message, so it was not stored
+    again.
     """
 
 
 class Posted(Struct, frozen=True, kw_only=True):
-    """Every posted message is stored; receipts in the order of the messages."""
+    """All posted messages are stored; receipts are in the order of the messages."""
 
     receipts: list[PostReceipt]
 
 
 class PartlyPosted(ErrorBody, frozen=True, kw_only=True):
-    """Some posted messages are stored: an error, and a receipt for each message that is; null for
-    the others.
+    """Only some posted messages are stored: an error, with a receipt for each stored message, and
+    null for each other.
     """
 
     receipts: list[PostReceipt | None]
 
 
 class MessageView(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A stored message.  Bytes that are UTF-8 text are in `key` and `value`, any others in the
+    """A stored message.  Bytes that are UTF-8 text are in `key` and `value`, other bytes in the
     fields with base64.
     """
 
@@ -674,22 +680,24 @@ class MessageView(Struct, frozen=True, kw_only=True, omit_defaults=True):
     value_base64: bytes | msgspec.UnsetType = msgspec.UNSET
     properties: dict[str, str] = {}
     properties_base64: dict[str, bytes] | bytes | msgspec.UnsetType = msgspec.UNSET
-    """The properties that are bytes; or all stored bytes where they are no properties, as another
-    program may write.
+    """Properties whose values are bytes; or all stored bytes if they cannot be read as properties,
+    which other programs may write.
     """
 
 
 class MessagePage(Struct, frozen=True, kw_only=True):
-    """Messages of a partition, by offset; of a logic queue, every offset here is a logic offset."""
+    """Messages of a partition, ordered by offset; for a logic queue, all offsets here are logic
+    offsets.
+    """
 
     subject: str
     partition_id: int
     messages: list[MessageView]
     next_offset: int
-    """The offset of the next read."""
+    """Offset at which the next read begins."""
     first_offset: int
-    """The first offset of the partition that is still stored."""
+    """First offset of the partition that is still stored."""
     end_offset: int
-    """One past the partition's last message."""
+    """Offset after the partition's last message."""
     sealed: bool
     """The partition takes no more messages."""

@@ -1,13 +1,13 @@
-"""The table of control calls: method, path, bodies, rights.  Server, client and OpenAPI document
-follow it.  Pure.
+"""The table of control calls with method, path, bodies and rights.  Server, client and OpenAPI
+document are built from it.  Pure.
 
     METASERVER    the calls of a metaserver, in the order of its OpenAPI document
-    BROKER        the calls of a broker beside the data plane
+    BROKER        the calls of a broker besides the data plane
 
-A body is JSON, but for posted messages; its type describes it.  `{name}` in a path is a name or a
-number, percent-encoded.  An error is answered with its HTTP status and an `ErrorBody`.  Durations
-are milliseconds.  No body has an instant: the receiver adds a duration to its own clock.  Only a
-later delivery is at a time of the calendar.
+A body is JSON that its type describes, except for posted messages.  `{name}` in a path is a name or
+a number, percent-encoded.  An error is answered with its HTTP status and an `ErrorBody`.  Durations
+are in milliseconds.  No body contains an instant: the receiver adds a duration to its own clock.
+Only a scheduled message has a time of the calendar.
 """
 
 from __future__ import annotations
@@ -62,7 +62,6 @@ from .http.access import (
     TokenList,
     TokenView,
 )
-from .http.at_once import HeartbeatAnswers, Heartbeats
 from .http.audit import AuditPage, NoteAudit
 from .http.endpoint import Endpoint, Rights
 from .http.idempotency import IDEMPOTENCY_KEY
@@ -100,12 +99,14 @@ from .scheduled.receipt import CanceledScheduled, ScheduledList, ScheduledPage
 from .verification import Verification
 
 DATA_PATH = "/v1/data"
-"""The WebSocket of a broker's data plane; its frames are in `frames.py`.  No call: it is in no
-table below.
+"""Where a connection of a broker's data plane is opened; its frames are in `frames.py`.  No call: it
+is in no table below.
 """
 
 WORK_MS = 15_000
-"""The time-out of a call whose server writes much, or asks other servers, before it answers."""
+"""Timeout in milliseconds of a call whose server writes much, or asks other servers, before it
+answers.
+"""
 
 # ── to every server ───────────────────────────────────────────────────────────────────────────────
 HEALTH = Endpoint("GET", "/v1/health", None, Health, Rights.KNOWN, "Whether the server is ready.")
@@ -124,7 +125,7 @@ METRICS = Endpoint(
     None,
     str,
     Rights.OPEN,
-    "Figures of the server in the text format of Prometheus.",
+    "Metrics of the server in the text format of Prometheus.",
     answered_as="text/plain; version=0.0.4; charset=utf-8",
 )
 OPENAPI = Endpoint(
@@ -208,7 +209,7 @@ DELETE_SUBJECT = Endpoint(
     DeleteSubject,
     SubjectDeletion,
     Rights.ADMINISTER,
-    "Delete a subject; the metaserver completes it, and a repeat tells how far it is.",
+    "Delete a subject; the metaserver completes it, and a repeat reports its progress.",
     timeout_ms=WORK_MS,
 )
 QUEUES = Endpoint(
@@ -238,17 +239,6 @@ HEARTBEAT = Endpoint(
     Grants,
     Rights.CONSUME,
     "Renew a session; returns at once when its grants differ from known_version.",
-    told_again=True,
-    one_address=True,
-)
-HEARTBEATS = Endpoint(
-    "POST",
-    "/v1/consumers/heartbeats",
-    Heartbeats,
-    HeartbeatAnswers,
-    Rights.CONSUME,
-    "Renew several sessions; returns at once when the grants of one of them differ from its "
-    "known_version.",
     told_again=True,
     one_address=True,
 )
@@ -322,7 +312,7 @@ GROUP_SETTINGS = Endpoint(
     None,
     GroupSettings,
     Rights.ANY,
-    "What is stored of a consumer group: its start, its failure policy, what an "
+    "The stored settings of a consumer group: its start, its failure policy, and what an "
     "operator has suspended.",
 )
 SET_GROUP = Endpoint(
@@ -350,7 +340,7 @@ DELETE_GROUP = Endpoint(
     DeleteGroup,
     GroupDeletion,
     Rights.ADMINISTER,
-    "Delete a consumer group; the metaserver completes it, and a repeat tells how far it is.",
+    "Delete a consumer group; the metaserver completes it, and a repeat reports its progress.",
     timeout_ms=WORK_MS,
 )
 
@@ -389,7 +379,7 @@ PUBLISH_SUBJECT = Endpoint(
     PublishSubject,
     Publication,
     Rights.ADMINISTER,
-    "Publish a hidden subject; the metaserver completes it, and a repeat tells how far it is.",
+    "Publish a hidden subject; the metaserver completes it, and a repeat reports its progress.",
     idempotent=True,
     timeout_ms=WORK_MS,
 )
@@ -432,7 +422,7 @@ RESET_GROUP = Endpoint(
     ResetGroup,
     GroupReset,
     Rights.ADMINISTER,
-    "Set the progress of a consumer group that has no live consumers, or `live` of any.",
+    "Set the progress of a consumer group without live consumers, or with `live` of any group.",
     timeout_ms=30_000,
 )
 CANCEL_RESET = Endpoint(
@@ -471,7 +461,7 @@ REVOKE_TOKEN = Endpoint(
     None,
     TokenView,
     Rights.ADMINISTER,
-    "Revoke a token; brokers know within seconds, and a repeat changes nothing.",
+    "Revoke a token; brokers learn it within seconds, and a repeat changes nothing.",
     idempotent=True,
     timeout_ms=WORK_MS,
 )
@@ -521,7 +511,7 @@ CAPABILITY = Endpoint(
     AskCapability,
     Capabilities,
     Rights.KNOWN,
-    "Signed rights of the caller, which brokers believe for a few minutes.",
+    "Signed rights of the caller, which brokers accept for a few minutes.",
     idempotent=True,
     timeout_ms=WORK_MS,
 )
@@ -531,7 +521,7 @@ ACCESS_NEWS = Endpoint(
     None,
     AccessNews,
     Rights.CLUSTER,
-    "What a broker has to know to judge capabilities.",
+    "The facts by which a broker judges capabilities.",
 )
 SET_QUOTA = Endpoint(
     "POST",
@@ -539,7 +529,7 @@ SET_QUOTA = Endpoint(
     SetQuota,
     Done,
     Rights.ADMINISTER,
-    "Limit a principal or subjects; brokers know within seconds.",
+    "Limit a principal or subjects; brokers learn it within seconds.",
     idempotent=True,
     timeout_ms=WORK_MS,
 )
@@ -625,7 +615,7 @@ PARTITION_BOUNDS = Endpoint(
     AskBounds,
     BoundsList,
     Rights.ANY,
-    "Where partitions begin and end, and where times and consumer groups are in them.",
+    "First and end offsets of partitions, and the offsets of times and consumer groups in them.",
     idempotent=True,
 )
 SEAL = Endpoint(
@@ -653,7 +643,7 @@ KNOW_GROUPS = Endpoint(
     KnowGroups,
     Done,
     Rights.CLUSTER,
-    "Have retention wait for groups that have not read a partition yet.",
+    "Make retention wait for groups that have not read a partition yet.",
     idempotent=True,
 )
 TELL_GROUPS = Endpoint(
@@ -662,7 +652,7 @@ TELL_GROUPS = Endpoint(
     TellGroups,
     ToldGroups,
     Rights.CLUSTER,
-    "Have retention of several partitions wait for groups that have not read them yet.",
+    "Make retention of several partitions wait for groups that have not read them yet.",
     idempotent=True,
 )
 FORGET_GROUP = Endpoint(
@@ -707,9 +697,9 @@ PARKED_OFFSETS = Endpoint(
     None,
     ParkedOffsets,
     Rights.READ,
-    "Where the parked messages of a key are, the oldest first; without `key` of the dead letters.  "
-    "From a place on with `after`, "
-    "as 7:42: and how each failed.  With `tries` of those that wait for retry.",
+    "The offsets of the parked messages of a key, the oldest first; without `key`, of the dead "
+    "letters.  With `after`, such as 7:42, from that place on, and how each failed.  With "
+    "`tries`, those that wait for retry.",
     query=("group", "key", "first", "count", "after", "tries"),
 )
 CHANGE_PARKED = Endpoint(
@@ -728,11 +718,9 @@ POST_MESSAGES = Endpoint(
     bytes,
     Posted,
     Rights.PRODUCE,
-    "Store messages, durably, on whichever brokers have their partitions.  Messages of a key keep "
-    "the order of the "
-    "request, and of requests that wait for the answer before them.  A repeat with the same "
-    "Idempotency-Key is stored "
-    "once.",
+    "Store messages, durably, on whichever brokers have their partitions.  Messages with the "
+    "same key keep the order of the request, and follow those of earlier requests whose answer "
+    "was awaited.  A repeat with the same Idempotency-Key is stored once.",
     query=("key", "key_base64"),
     headers=(CONTENT_TYPE, KEY_HEADER, IDEMPOTENCY_KEY),
     content=((JSON, MessageObject | list[MessageObject]), (NDJSON, MessageObject), (RAW, bytes)),
@@ -743,9 +731,8 @@ READ_MESSAGES = Endpoint(
     None,
     MessagePage,
     Rights.READ,
-    "Messages of a partition from an offset on, or of a static subject's logic queue from a logic "
-    "offset on; without "
-    "an offset, from the first message.",
+    "Messages of a partition from an offset on, or of a static subject's logic queue from a "
+    "logic offset on; without an offset, from the first message.",
     query=("partition", "queue", "offset", "count"),
 )
 SCHEDULE_MESSAGES = Endpoint(
@@ -755,10 +742,8 @@ SCHEDULE_MESSAGES = Endpoint(
     ScheduledList,
     Rights.PRODUCE,
     "Keep messages without keys durably, and store them in the subject at the time deliver_at: "
-    "milliseconds since 1970, "
-    "or ISO 8601 with a zone.  A message with a key is refused.  A repeat at the same broker with "
-    "the same Idempotency-Key "
-    "is kept once.",
+    "milliseconds since 1970, or ISO 8601 with a zone.  A message with a key is refused.  A "
+    "repeat at the same broker with the same Idempotency-Key is kept once.",
     query=("deliver_at", "key", "key_base64"),
     headers=(CONTENT_TYPE, KEY_HEADER, IDEMPOTENCY_KEY),
     content=((JSON, MessageObject | list[MessageObject]), (NDJSON, MessageObject), (RAW, bytes)),
@@ -769,8 +754,8 @@ CANCEL_SCHEDULED = Endpoint(
     None,
     CanceledScheduled,
     Rights.PRODUCE,
-    "Never deliver a message that this broker keeps; the answer says whether it "
-    "was delivered already.",
+    "Never deliver a message that this broker keeps; the answer says whether it was already "
+    "delivered.",
     idempotent=True,
 )
 
@@ -780,7 +765,7 @@ SCHEDULED = Endpoint(
     None,
     ScheduledPage,
     Rights.READ,
-    "The next messages that this broker delivers, by their times; of all subjects, or of one.",
+    "The next messages that this broker will deliver, ordered by time; of all subjects, or of one.",
     query=("subject", "limit"),
 )
 
@@ -814,7 +799,6 @@ METASERVER: tuple[Endpoint[Any], ...] = (
     DELETE_SUBJECT,
     JOIN,
     HEARTBEAT,
-    HEARTBEATS,
     RELEASE,
     SUSPEND,
     LEAVE,
@@ -841,7 +825,7 @@ METASERVER: tuple[Endpoint[Any], ...] = (
     CANCEL_RESET,
     *ACCESS,
 )
-"""All calls but the one for the OpenAPI document, which is made of these."""
+"""All calls except the one for the OpenAPI document, which describes these."""
 BROKER: tuple[Endpoint[Any], ...] = (
     HOST_PARTITION,
     PARTITIONS,
@@ -870,5 +854,5 @@ BROKER: tuple[Endpoint[Any], ...] = (
 
 
 def only_reads(method: str, path: str) -> bool:
-    """Whether a call of this method and path changes nothing."""
+    """Return whether a call with this method and path changes nothing."""
     return method == "GET" or path == PARTITION_BOUNDS.path

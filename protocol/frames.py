@@ -1,14 +1,14 @@
-"""Frames of the data plane: requests and answers between a client and a broker over one WebSocket.
+"""Frames of the data plane: requests and answers on one connection between a client and a broker.
 Pure.
 
-    ┌──────────────────┬──────────────────────────────────────────────────┬───────────────┐
-    │ header bytes u32 │ header: msgpack array [tag, correlation id, …]   │ payload       │    one WebSocket message
-    └──────────────────┴──────────────────────────────────────────────────┴───────────────┘
+    ┌──────────────────┬────────────────────────────────────────────────┬───────────────┐
+    │ header bytes u32 │ header: msgpack array [tag, correlation id, …] │ payload       │  one frame
+    └──────────────────┴────────────────────────────────────────────────┴───────────────┘
 
 The tag and the fields after the correlation id are those of a struct below.  An answer repeats the
-correlation id of its request; answers may come in any order.  No request has the id 0: with it a
-broker tells why it closes the connection.  Durations are milliseconds.  `token` is a fencing token,
-`group` a consumer group, `session` a consumer's session.
+correlation id of its request; answers may arrive in any order.  No request has the id 0: with it a
+broker says why it closes the connection.  Durations are in milliseconds.  `token` is a fencing
+token, `group` a consumer group, `session` a consumer's session.
 """
 
 from __future__ import annotations
@@ -34,8 +34,11 @@ from .errors import (
 from .limits import FRAME_BYTES_MAX
 from .parked.failing import FailingMessage
 
-_LENGTH = struct.Struct("<I")
+SIZE = struct.Struct("<I")
+"""The first field of a frame."""
+SIGN_OF_LIFE = bytes(SIZE.size)
 HEADER_BYTES_MAX = 1 << 18
+_LENGTHS = struct.Struct("<II")
 _FATES: dict[str, Fate] = {fate.value: fate for fate in Fate}
 
 
@@ -61,7 +64,7 @@ class Acquire(Frame, frozen=True, array_like=True, tag=2):
 
 
 class Pull(Frame, frozen=True, array_like=True, tag=3):
-    """Batches from `offset` on, under the pull lock.  A pull renews the lock.  Answer: Batches."""
+    """Fetch batches from `offset` on, under the pull lock, and renew the lock.  Answer: Batches."""
 
     partition_id: int
     group: str
@@ -70,14 +73,14 @@ class Pull(Frame, frozen=True, array_like=True, tag=3):
     offset: int
     bytes_max: int
     wait_ms: int
-    """How long the broker may wait for messages before it answers without any."""
+    """Milliseconds for which the broker may wait for messages before it answers without any."""
     tags: tuple[str, ...] = ()
-    """The broker may leave out batches that have no message with one of these; (): it leaves none
-    out.
+    """The broker may leave out batches in which no message has one of these tags; (): it leaves
+    none out.
     """
     answers_max: int = 1
-    """The answers that it may have, each but the last with `Batches.more`; `bytes_max` and
-    `wait_ms` are of all together.
+    """Most answers that it may have, of which each but the last has `Batches.more`; `bytes_max` and
+    `wait_ms` hold for all of them together.
     """
 
 
@@ -92,18 +95,18 @@ class Ack(Frame, frozen=True, array_like=True, tag=4):
     token: int
     ranges: tuple[tuple[int, int], ...]
     failed: tuple[tuple[int, int], ...] = ()
-    """(offset, tries that failed so far) of messages that failed since the last ack."""
+    """(offset, failed tries so far) of messages that failed since the last ack."""
     failing: FailingMessage | None = None
-    """The oldest message that failed and is not handled, as long as there is one."""
+    """Oldest message that failed and is not handled, as long as there is one."""
     begun: tuple[tuple[int, int], ...] = ()
     """
-    (offset, crashes) of suspects that a handler gets once this is durable.
+    (offset, crashes) of suspects that are handed to a handler once this is durable.
 
-    If the owner ends before it acks them, tells that they failed, or releases, the next owner
-    learns of them.
+    If the owner ends before it acks them, reports their failure, or releases, the next owner learns
+    of them.
     """
     held: tuple[tuple[int, int], ...] = ()
-    """Of a shared group: ranges that are with handlers of the session still; they are in flight for
+    """Ranges that handlers of this session still have, in a shared group; they stay in flight for
     `in_flight_ms` from now on.
     """
     in_flight_ms: int = 0
@@ -119,22 +122,22 @@ class Release(Frame, frozen=True, array_like=True, tag=5):
 
 
 class Read(Frame, frozen=True, array_like=True, tag=6):
-    """Batches from `offset` on, without group or lock.  Answer: Batches."""
+    """Fetch batches from `offset` on, without group or lock.  Answer: Batches."""
 
     partition_id: int
     offset: int
     bytes_max: int
     background: bool = False
-    """True: a job reads, and live clients of the broker go first."""
+    """True if a job reads, so that the broker serves live clients first."""
     wait_ms: int = 0
-    """As of Pull."""
+    """Same meaning as in Pull."""
 
 
 class AcquireShared(Frame, frozen=True, array_like=True, tag=7):
     """
-    As Acquire, for a shared group: every session may present the same token.  Answer: Acquired.
+    Like Acquire, for a shared group: every session may present the same token.  Answer: Acquired.
 
-    A session's in-flight messages are released when the broker has received no frame from it for
+    A session's in-flight messages are released after the broker has received no frame from it for
     `ttl_ms`.
     """
 
@@ -147,12 +150,12 @@ class AcquireShared(Frame, frozen=True, array_like=True, tag=7):
 
 class PullShared(Frame, frozen=True, array_like=True, tag=8):
     """
-    Messages that are not in flight.  The session acks them within `in_flight_ms`, or they are
+    Fetch messages that are not in flight.  The session acks them within `in_flight_ms`, or they are
     redelivered.  Answer: Handed.
 
     Ack and Release are those of an exclusive group.  Each pull and each ack renews the session; an
-    ack also renews what it names as held.  A Release returns every message that the session has in
-    flight.
+    ack also renews the messages that it names as held.  A Release returns every message that the
+    session has in flight.
     """
 
     partition_id: int
@@ -167,17 +170,17 @@ class PullShared(Frame, frozen=True, array_like=True, tag=8):
 
 class Schedule(Frame, frozen=True, array_like=True, tag=9):
     """
-    Store the message in the payload in its subject at its time.  Answer: Scheduled, once durable.
+    Have the broker store the message in the payload at its time.  Answer: Scheduled, once durable.
 
-    The payload is a batch of one message without a key, of partition 0.  A repeat with the same
-    `scheduled_id` is stored once.
+    The payload is a batch of one message without a key, with partition id 0.  A repeat with the
+    same `scheduled_id` is stored once.
     """
 
     subject: str
     deliver_at_ms: int
-    """By the calendar, in milliseconds since 1970."""
+    """Time of delivery by the calendar, in milliseconds since 1970."""
     scheduled_id: bytes
-    """16 bytes, drawn at random by the sender."""
+    """16 bytes that the sender draws at random."""
 
 
 class CancelScheduled(Frame, frozen=True, array_like=True, tag=10):
@@ -191,7 +194,7 @@ class ChangeParked(Frame, frozen=True, array_like=True, tag=11):
     Change what the group has parked: the payload is a list of `parked.ParkChange`.  Answer:
     ParkedChanged, once durable.
 
-    All of them are made, or none.  A repeat changes nothing.
+    Either all changes are made, or none.  A repeat changes nothing.
     """
 
     partition_id: int
@@ -199,13 +202,13 @@ class ChangeParked(Frame, frozen=True, array_like=True, tag=11):
     session: str
     token: int
     next_tries: tuple[tuple[int, int, int, int], ...] = ()
-    """When messages that wait for retry are tried, for people: number of tries, source, offset,
+    """Next tries of messages that wait for retry, for people: number of tries, source, offset,
     milliseconds since 1970.
     """
 
 
 class ListParked(Frame, frozen=True, array_like=True, tag=12):
-    """The keys that the group has parked, from the `first`th on.  Answer: ParkedKeys."""
+    """List the keys that the group has parked, from the `first`th on.  Answer: ParkedKeys."""
 
     partition_id: int
     group: str
@@ -215,8 +218,8 @@ class ListParked(Frame, frozen=True, array_like=True, tag=12):
 
 
 class ReadParked(Frame, frozen=True, array_like=True, tag=13):
-    """Where `count` parked messages of a key are, behind its first `first` ranges.  Answer:
-    ParkedRows.
+    """Find the offsets of `count` parked messages of a key, after its first `first` ranges.
+    Answer: ParkedRows.
     """
 
     partition_id: int
@@ -230,10 +233,11 @@ class ReadParked(Frame, frozen=True, array_like=True, tag=13):
 
 class TakeParked(Frame, frozen=True, array_like=True, tag=14):
     """
-    What the group has parked on a drained parent, of keys in the logical partitions `[start, end)`.
-    Answer: ParkedTaken.
+    Take over what the group has parked on a drained parent, for keys in the logical partitions
+    `[start, end)`.  Answer: ParkedTaken.
 
-    It is asked by the owner of a child, which needs no token of the parent.  From then on nothing
+    The owner of a child asks, and needs no token of the parent.  From then on nothing changes
+    there.
     changes there.
     """
 
@@ -242,15 +246,15 @@ class TakeParked(Frame, frozen=True, array_like=True, tag=14):
     start: int
     end: int
     first: int
-    """The first row of the answer, counted from 0."""
+    """First row of the answer, counted from 0."""
 
 
 class LeaveParked(Frame, frozen=True, array_like=True, tag=15):
     """
-    The owner of a child needs nothing any more of what the group had parked on an ancestor.
+    Report that the owner of a child no longer needs what the group had parked on an ancestor.
     Answer: ParkedChanged.
 
-    It is of keys in the logical partitions `[start, end)`.
+    It concerns keys in the logical partitions `[start, end)`.
     """
 
     partition_id: int
@@ -258,18 +262,18 @@ class LeaveParked(Frame, frozen=True, array_like=True, tag=15):
     start: int
     end: int
     token: int = 0
-    """Of the owner; refused below the ancestor's fence: a reset came since, and more may be parked.
-    0: not known.
+    """Token of the owner.  It is refused below the ancestor's fence, because after a reset more may
+    be parked.  0: not known.
     """
 
 
 class EditParked(Frame, frozen=True, array_like=True, tag=20):
     """
-    An operator's new value of a parked message, which is the payload.  Answer: ParkedEdited, once
-    durable.
+    Store an operator's new value of a parked message, which is the payload.  Answer: ParkedEdited,
+    once durable.
 
-    `key` is the one under which it is parked, None for dead letters; `source` and `offset` are
-    those of its original.
+    `key` is the key under which it is parked, None for dead letters; `source` and `offset` name its
+    original.
     """
 
     partition_id: int
@@ -278,12 +282,12 @@ class EditParked(Frame, frozen=True, array_like=True, tag=20):
     source: int
     offset: int
     properties: bytes
-    """Packed."""
+    """Properties in their packed form."""
 
 
 class ReadEdited(Frame, frozen=True, array_like=True, tag=21):
-    """What an operator has put in the place of a parked message; fields as of EditParked.  Answer:
-    ParkedEdited.
+    """Read the value that an operator has stored for a parked message; fields are those of
+    EditParked.  Answer: ParkedEdited.
     """
 
     partition_id: int
@@ -294,22 +298,22 @@ class ReadEdited(Frame, frozen=True, array_like=True, tag=21):
 
 
 class Hello(Frame, frozen=True, array_like=True, tag=24):
-    """The first frame of every connection: who speaks.  Answer: Welcome, or the refusal of a
-    version too far away.
+    """First frame of every connection, with the client's version.  Answer: Welcome, or a refusal if
+    the versions are too far apart.
     """
 
     version: str
 
 
 class Challenge(Frame, frozen=True, array_like=True, tag=22):
-    """Ask for what the holder of a capability has to sign on this connection.  Answer:
-    Challenged.
+    """Ask for the challenge that the holder of a capability has to sign on this connection.
+    Answer: Challenged.
     """
 
 
 class Authenticate(Frame, frozen=True, array_like=True, tag=23):
     """
-    Say who calls on this connection; again before the capability ends.  Answer: Authenticated.
+    Say who calls on this connection; repeated before the capability ends.  Answer: Authenticated.
 
     `proof` is the signature of the capability's holder over the challenge of this connection and
     the broker's address.
@@ -318,7 +322,7 @@ class Authenticate(Frame, frozen=True, array_like=True, tag=23):
     capability: str
     proof: bytes
     address: str
-    """The one that the caller has called."""
+    """Address under which the caller has reached the broker."""
 
 
 # ── answers ───────────────────────────────────────────────────────────────────────────────────────
@@ -335,8 +339,8 @@ class Appended(Frame, frozen=True, array_like=True, tag=65):
 
 
 class Acquired(Frame, frozen=True, array_like=True, tag=66):
-    """The caller owns the partition for its group.  It continues at `cursor`; `ranges` above that
-    are acked.
+    """The caller owns the partition for its group.  It continues at `cursor`; `ranges` above the
+    cursor are acked.
     """
 
     cursor: int
@@ -344,40 +348,43 @@ class Acquired(Frame, frozen=True, array_like=True, tag=66):
     next_offset: int
     sealed: bool
     attempts: tuple[tuple[int, int], ...] = ()
-    """(offset, tries that failed) of messages that failed and are not acked."""
+    """(offset, failed tries) of messages that failed and are not acked."""
     parked_version: int = 0
-    """Changes when an operator changes what is parked; 0: nothing is."""
+    """Changes when an operator changes what is parked; 0: nothing is parked."""
     adopted: tuple[int, ...] = ()
-    """Parents whose parked messages the partition has."""
+    """Parents whose parked messages the partition has taken over."""
     suspects_upto: int = 0
-    """What is not acked below this may have been with handlers of two owners that did not
-    release.
+    """Messages below this offset that are not acked may have been with handlers of two owners that
+    ended without a release.
     """
     begun: tuple[tuple[int, int], ...] = ()
-    """(offset, crashes) of messages that earlier owners had begun when they ended so."""
+    """(offset, crashes) of messages that earlier owners had begun when they ended without a
+    release.
+    """
     adopted_under: tuple[tuple[int, int], ...] = ()
-    """(parent, token of the owner that took its parked messages over), where that is known."""
+    """(parent, token of the owner that took over its parked messages), where that is known."""
     unreleased: bool = False
-    """An owner before ended without a release: what is redriven is handled one key at a time."""
+    """A previous owner ended without a release, so redriven messages are handled one key at a time.
+    """
 
 
 class Batches(Frame, frozen=True, array_like=True, tag=67):
     """Whole batches in the payload.  The first may begin below the requested offset."""
 
     first_offset: int
-    """The partition's first offset that is still stored."""
+    """First offset of the partition that is still stored."""
     next_offset: int
-    """One past the partition's last durable message."""
+    """Offset after the partition's last durable message."""
     upto: int
-    """One past the last offset in the payload; the requested offset if the payload is empty."""
+    """Offset after the last one in the payload; the requested offset if the payload is empty."""
     sealed: bool
     parked_version: int = 0
     left_out: tuple[tuple[int, int], ...] = ()
-    """Ranges `[start, end)` below `upto` that are not in the payload: none of their messages has a
-    wanted tag.
+    """Ranges `[start, end)` below `upto` that are not in the payload, because none of their
+    messages has a wanted tag.
     """
     more: bool = False
-    """Another answer to the same request follows, from `upto` on."""
+    """Another answer to the same request follows, which begins at `upto`."""
 
 
 class Acked(Frame, frozen=True, array_like=True, tag=68):
@@ -395,7 +402,7 @@ class Handed(Frame, frozen=True, array_like=True, tag=70):
     """
     The messages in `ranges` are in flight at the session; their batches are the payload.
 
-    Messages of these batches outside of `ranges` are not the session's to handle.
+    Other messages in these batches are not for the session to handle.
     """
 
     ranges: tuple[tuple[int, int], ...]
@@ -403,15 +410,15 @@ class Handed(Frame, frozen=True, array_like=True, tag=70):
     next_offset: int
     sealed: bool
     crashes: tuple[tuple[int, int], ...] = ()
-    """(offset, number) of those of them that sessions had in flight when they ended without a
-    release.
+    """(offset, number) of crashes, for messages of `ranges` that sessions had in flight when they
+    ended without a release.
     """
     tries: tuple[tuple[int, int], ...] = ()
-    """(offset, number) of tries of those of them that failed, at whichever session."""
+    """(offset, number) of failed tries of messages of `ranges`, at any session."""
 
 
 class Scheduled(Frame, frozen=True, array_like=True, tag=71):
-    """The message is durable, and is delivered at its time."""
+    """The message is durable, and will be delivered at its time."""
 
     broker_group: str
     durable: str
@@ -430,23 +437,25 @@ class ParkedChanged(Frame, frozen=True, array_like=True, tag=73):
 
 
 class ParkedKeys(Frame, frozen=True, array_like=True, tag=74):
-    """Keys, a list of `parked.ParkedKeyRow`, in the payload; `following` is the first of the next
-    page, if there is one.
+    """Keys, a list of `parked.ParkedKeyRow`, in the payload; `following` is the first row of the
+    next page, if there is one.
     """
 
     parked_version: int
     following: int | None
     unneeded: tuple[int, ...] = ()
-    """Ancestors that keep messages for the group though nothing of them is parked any more."""
+    """Ancestors that keep messages for the group, though none of those is parked any more."""
 
 
 class ParkedRows(Frame, frozen=True, array_like=True, tag=75):
-    """Messages as (source, start, end), the oldest first, and the number of all of the key."""
+    """Messages as (source, start, end), the oldest first, and the number of all messages of the
+    key.
+    """
 
     rows: tuple[tuple[int, int, int], ...]
     messages: int
     edited: tuple[tuple[int, int], ...] = ()
-    """(source, offset) of those in these rows that were edited: see ReadEdited."""
+    """(source, offset) of messages in these rows that were edited; see ReadEdited."""
 
 
 class ParkedTaken(Frame, frozen=True, array_like=True, tag=76):
@@ -460,8 +469,8 @@ class ParkedTaken(Frame, frozen=True, array_like=True, tag=76):
 
 
 class ParkedEdited(Frame, frozen=True, array_like=True, tag=80):
-    """What was put in the place of a parked message; the value is the payload.  `properties` is
-    None if nothing was.
+    """The stored edit of a parked message, whose value is the payload; `properties` is None if it
+    was not edited.
     """
 
     properties: bytes | None
@@ -471,11 +480,11 @@ class Welcome(Frame, frozen=True, array_like=True, tag=86):
     """The broker serves this client."""
 
     version: str
-    """The broker's."""
+    """Version of the broker."""
 
 
 class Challenged(Frame, frozen=True, array_like=True, tag=83):
-    """The challenge of this connection.  b"": this server does not ask who calls."""
+    """The challenge of this connection.  b"": this server does not authenticate callers."""
 
     nonce: bytes
 
@@ -488,26 +497,27 @@ class Authenticated(Frame, frozen=True, array_like=True, tag=84):
 
 class Throttled(Frame, frozen=True, array_like=True, tag=85):
     """
-    Sent with the correlation id 0: frames of this connection wait for `wait_ms`, because a limit is
+    A notice with correlation id 0: frames of this connection wait for `wait_ms`, because a limit is
     used up.
 
-    Each call under way may take so much longer.
+    Each call in progress may take that much longer.
     """
 
     wait_ms: int
     limit: str
-    """For people: which limit it is."""
+    """Name of the limit, for people."""
 
 
 class Refused(Frame, frozen=True, array_like=True, tag=127):
-    """An error: its code, its text, its details and its fate."""
+    """An error with its code, text, details and fate."""
 
     code: int
     message: str
     details: dict[str, Any]
     fate: str = "not_done"
     hint: str = ""
-    """What to do about this one, at most HINT_CHARS_MAX characters; "": what its code says."""
+    """Advice for this error, of at most HINT_CHARS_MAX characters; "": the hint of its code holds.
+    """
 
 
 Request = (
@@ -558,16 +568,16 @@ Header = TypeVar("Header", Request, Answer)
 
 _TAGS = {kind: kind.__struct_config__.tag for kind in (*get_args(Request), *get_args(Answer))}
 _SHORT_ARRAY, _U16, _U32 = 0x90, 0xCD, 0xCE
-"""How msgpack begins an array of up to 15 items, and numbers of two and four bytes; a small number
-is its own byte.
+"""First bytes in msgpack of an array of up to 15 items, and of numbers of two and four bytes; a
+small number is its own byte.
 """
 _HEADS = {
     _SHORT_ARRAY + items << 8 | tag: bytes((_SHORT_ARRAY + items - 1, tag))
     for items in range(2, 16)
     for tag in _TAGS.values()
 }
-"""The first two bytes of a header with up to 15 items, as a number → how it begins without its
-correlation id.
+"""First bytes of a header without its correlation id, by the first two bytes of the header, as a
+number, with up to 15 items.
 """
 _NO_PAYLOAD = memoryview(b"")
 _encode_header = msgspec.msgpack.Encoder().encode
@@ -583,7 +593,7 @@ def encode_frame(
     payload: bytes | bytearray | memoryview = b"",
 ) -> bytes:
     """
-    Header and payload as one frame.
+    Return header and payload as one frame.
 
     Raises:
         MessageTooLargeError: the frame is over FRAME_BYTES_MAX, or its header over
@@ -597,42 +607,44 @@ def frame_parts(
     header: Request | Answer,
     payload: bytes | bytearray | memoryview = b"",
 ) -> tuple[bytes, bytes | bytearray | memoryview]:
-    """A frame in two parts, of which the second is the payload itself.  Raises as
-    `encode_frame`.
+    """Return a frame in two parts, of which the second is the payload itself.  It raises the errors
+    of `encode_frame`.
     """
     packed = _encode_header((_TAGS[type(header)], correlation_id, *astuple(header)))
     header_bytes = len(packed)
-    size = 4 + header_bytes + (len(payload) if payload else 0)
+    size = _LENGTHS.size + header_bytes + (len(payload) if payload else 0)
     if size > FRAME_BYTES_MAX or header_bytes > HEADER_BYTES_MAX:
         raise MessageTooLargeError("frame too large", size_bytes=size, limit_bytes=FRAME_BYTES_MAX)
-    return _LENGTH.pack(header_bytes) + packed, payload
+    return _LENGTHS.pack(size - SIZE.size, header_bytes) + packed, payload
 
 
 def _decode(
     decode: Callable[[bytes | bytearray], Header], kind: str, data: bytes | bytearray
 ) -> tuple[int, Header, memoryview]:
     size = len(data)
-    if not 4 < size <= FRAME_BYTES_MAX:
+    if not _LENGTHS.size < size <= FRAME_BYTES_MAX:
         raise FrameError(f"a frame of {size} bytes", size_bytes=size)
-    (header_bytes,) = _LENGTH.unpack_from(data)
-    end = 4 + header_bytes
+    claimed, header_bytes = _LENGTHS.unpack_from(data)
+    if claimed != size - 4:
+        raise FrameError(f"a frame of {size} bytes that claims {claimed}", size_bytes=size)
+    end = 8 + header_bytes
     if not 0 < header_bytes <= HEADER_BYTES_MAX or end > size:
         raise FrameError(f"a frame that claims {header_bytes} bytes of header", size_bytes=size)
     try:
         # Nearly every header is a short array whose number is cut out; any other is taken apart.
-        if end > 6 and (head := _HEADS.get(data[4] << 8 | data[5])) is not None:
-            number, at = data[6], 7
+        if end > 10 and (head := _HEADS.get(data[8] << 8 | data[9])) is not None:
+            number, at = data[10], 11
             if number == _U16:
-                number, at = data[7] << 8 | data[8], 9
+                number, at = data[11] << 8 | data[12], 13
             elif number == _U32:
-                number, at = int.from_bytes(data[7:11]), 11
+                number, at = int.from_bytes(data[11:15]), 15
             elif number >= 0x80:
                 at = end + 1
             if at <= end:
                 header = decode(head + data[at:end])
                 payload = memoryview(data).toreadonly()[end:] if end < size else _NO_PAYLOAD
                 return number, header, payload
-        items = _header_items(memoryview(data)[4:end])
+        items = _header_items(memoryview(data)[8:end])
         number, header = _correlation_id(items.pop(1)), decode(_encode_header(items))
     except (msgspec.MsgspecError, UnicodeDecodeError, IndexError, RecursionError) as error:
         raise FrameError(f"unreadable {kind}: {error}") from error
@@ -641,18 +653,20 @@ def _decode(
 
 decode_request = partial(_decode, _decode_request, "request")
 """
-A client's frame: correlation id, header, payload.
+Decode a client's frame to correlation id, header and payload.
 
 Raises FrameError: a length does not fit, the tag is unknown, or the fields are not those of the
 tag.
 """
 decode_answer = partial(_decode, _decode_answer, "answer")
-"""A broker's frame: correlation id, header, payload.  Raises FrameError as `decode_request`."""
+"""Decode a broker's frame to correlation id, header and payload.  Raises FrameError like
+`decode_request`.
+"""
 
 
 def is_long_poll(request: Request) -> TypeGuard[Pull | PullShared | Read]:
-    """Whether a request may wait for messages at the broker: limits of other calls do not count
-    it.
+    """Return whether a request may wait for messages at the broker, so that limits of other calls
+    do not count it.
     """
     return isinstance(request, Pull | PullShared) or (
         isinstance(request, Read) and request.wait_ms > 0
@@ -660,7 +674,7 @@ def is_long_poll(request: Request) -> TypeGuard[Pull | PullShared | Read]:
 
 
 def refusal(error: KeylaneError) -> Refused:
-    """The answer that carries `error`."""
+    """Return the answer that carries `error`."""
     return Refused(
         error.code,
         wire_text(error.message),
@@ -671,7 +685,7 @@ def refusal(error: KeylaneError) -> Refused:
 
 
 def refusal_error(refused: Refused) -> KeylaneError:
-    """The error that `refused` carries, with the fate that the peer gave it."""
+    """Return the error that `refused` carries, with the fate that the peer gave it."""
     error = error_from_wire(refused.code, refused.message, refused.details, refused.hint)
     error.fate = _FATES.get(refused.fate, Fate.UNKNOWN)
     return error

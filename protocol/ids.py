@@ -1,9 +1,9 @@
-"""Names and numbers of the system, each with its own type, and the checks of names.  Pure.
+"""Types of the names and numbers of the system, and the checks of names.  Pure.
 
 Invariants
     A name that passed `check_name` is safe in a URL, a log line and a table.  No name is used as a
-    path on disk. An `Offset` counts messages, a `Position` counts bytes; the type checker keeps
-    them apart.
+    path on disk.
+    An `Offset` counts messages, a `Position` counts bytes; the type checker keeps them apart.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import NewType
 
-from .errors import InvalidNameError, OffsetInvalidError
+from .errors import InvalidRequestError, Reason
 
 Subject = NewType("Subject", str)
 ConsumerGroup = NewType("ConsumerGroup", str)
@@ -20,7 +20,7 @@ PartitionName = NewType("PartitionName", str)
 SessionId = NewType("SessionId", str)
 
 PartitionId = NewType("PartitionId", int)
-"""Number of a physical partition, from 1.  The metaserver gives it; it is unique in the cluster."""
+"""Number of a physical partition, from 1; the metaserver assigns it, unique in the cluster."""
 LogicalPartition = NewType("LogicalPartition", int)
 QueueNumber = NewType("QueueNumber", int)
 """Number of a logic queue within its subject, from 0."""
@@ -39,13 +39,13 @@ NO_PRODUCER = 0
 repeat again.
 """
 KEYED_IDS = 1 << 63
-"""Producer ids from here on are made of idempotency keys; producers draw theirs below it."""
+"""Lowest producer id that is made from an idempotency key; producers draw their ids below it."""
 NAME_CHARS_MAX = 200
 PARTITION_NAME_CHARS_MAX = 240
-"""A subject's name with the suffix that `partition_name` adds."""
+"""Longest partition name: a subject's name with the suffix that `partition_name` adds."""
 HIDDEN = ".hidden-"
-"""Stands between the name of the target and the name of the job, in names of hidden subjects that
-clients make.
+"""Separates the name of the target from the name of the job, in the names that clients give to
+hidden subjects.
 """
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _NUMBERED = re.compile(r"\.p([0-9]{1,9})\Z")
@@ -61,7 +61,7 @@ def check_name(kind: str, text: object) -> str:
         text: the name as the user gave it.
 
     Raises:
-        InvalidNameError: `text` does not match `^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$`.
+        InvalidRequestError: `text` does not match `^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$`.
     """
     if not isinstance(text, str) or _NAME.fullmatch(text) is None:
         raise _illegal(kind, text)
@@ -69,38 +69,40 @@ def check_name(kind: str, text: object) -> str:
 
 
 def check_partition_name(text: str) -> str:
-    """Check a partition's name as `check_name`, with up to 240 characters.  Raises
-    InvalidNameError.
+    """Check a partition's name like `check_name`, but up to 240 characters.  Raises
+    InvalidRequestError.
     """
     if _PARTITION_NAME.fullmatch(text) is None:
         raise _illegal("partition name", text)
     return text
 
 
-def _illegal(kind: str, name: object) -> InvalidNameError:
-    """The text quotes the name, so that spaces and control characters are seen; the detail is the
-    name itself.
+def _illegal(kind: str, name: object) -> InvalidRequestError:
+    """Return the error: its text quotes the name, so that spaces and control characters are
+    visible; its detail is the name itself.
     """
-    text = f"{InvalidNameError.summary} (kind={kind}, name={name!r:.80})"
-    return InvalidNameError(text, kind=kind, name=str(name)[:80])
+    text = f"{Reason.NAME_INVALID.summary} (kind={kind}, name={name!r:.80})"
+    return InvalidRequestError(Reason.NAME_INVALID, text, kind=kind, name=str(name)[:80])
 
 
 def partition_name(subject: str, number: int) -> PartitionName:
-    """The name of a subject's partition, as `subject.p8`.  Children have higher numbers than their
-    parents.
+    """Return the name of a subject's partition, such as `subject.p8`.  Children have higher numbers
+    than their parents.
     """
     return PartitionName(f"{subject}.p{number}")
 
 
 def partition_number(name: str) -> int | None:
-    """The number in a partition's name; None if `partition_name` did not make the name."""
+    """Return the number in a partition's name; None if `partition_name` did not make the name."""
     match = _NUMBERED.search(name)
     return None if match is None else int(match[1])
 
 
 def check_offset(value: object) -> Offset:
-    """Check that an offset is in `[0, 2**63)`, and return it.  Raises OffsetInvalidError."""
+    """Check that an offset is in `[0, 2**63)`, and return it.  Raises InvalidRequestError."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_I64:
         text = f"{value!r:.40}"
-        raise OffsetInvalidError(f"{OffsetInvalidError.summary}: {text}", offset=text)
+        raise InvalidRequestError(
+            Reason.OFFSET_INVALID, f"{Reason.OFFSET_INVALID.summary}: {text}", offset=text
+        )
     return Offset(value)

@@ -1,9 +1,9 @@
-"""Decides which lines about troubles are logged.  Pure.
+"""Decides which lines about failures are logged.  Pure.
 
-    met ─▶ a line at once ─▶ one after 10, 20, 40 … s, with a count ─▶ over: a last line
+    failure ─▶ a line at once ─▶ one after 10, 20, 40 … s, with a count ─▶ success: a last line
 
-`LogFilter` keeps one trouble that lasts from filling a log; `LineLimit` does so for many different
-ones.
+`LogFilter` keeps one lasting failure from filling a log; `LineLimit` does the same for many
+different ones.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from .text import counted, seconds
 FIRST_GAP_MS: Final = 10_000
 GAP_MS_MAX: Final = 3_600_000
 TEXTS_MAX: Final = 100
-"""Troubles of a filter that have lines of their own; all further ones of a key share one."""
+"""Failures of a filter that have lines of their own; all further ones with a key share one line."""
 KEYS_MAX: Final = 10_000
 """Keys that each level of a `LineLimit` remembers."""
 
 
 @dataclass(slots=True)
 class Repeats:
-    """One trouble that is met again and again; times are in milliseconds of the boot clock."""
+    """A failure that happens again and again; times are in milliseconds of the boot clock."""
 
     since_ms: int
-    """The time at which it was first met."""
+    """Time at which it first happened."""
     count: int = 0
-    """The number of times it was met."""
+    """Number of times that it happened."""
     due_ms: int = 0
-    """The time from which the next line may be logged; 0 before the first line."""
+    """Time from which the next line may be logged; 0 before the first line."""
     gap_ms: int = 0
-    """The time between the last line and the next; 0 before the first line."""
+    """Time between the last line and the next; 0 before the first line."""
     open: bool = False
-    """Whether a line was logged, and none that says that the trouble is over."""
+    """True if a line was logged, and no line has said yet that it is over."""
 
     def logged(self, now_ms: int) -> None:
-        """Note that a line was logged; each next one is due after twice the time."""
+        """Note that a line was logged; the gap before the next line doubles each time."""
         self.gap_ms = min(2 * self.gap_ms, GAP_MS_MAX) or FIRST_GAP_MS
         self.due_ms = now_ms + self.gap_ms
         self.open = True
@@ -47,22 +47,22 @@ class Repeats:
 
 class LogFilter:
     """
-    The troubles of one task, by key and text.
+    Filters the failures of one task, by key and text.
 
-    A task that fails and succeeds in turn gets no more lines than one that fails all the time.
+    A task that fails and succeeds in turn gets no more lines than a task that always fails.
     """
 
     __slots__ = ("_known", "_open")
 
     def __init__(self) -> None:
         self._known: dict[tuple[Hashable, str | None], Repeats] = {}
-        """A text of None stands for all texts of its key that are too many."""
+        """Failures by key and text; the text None stands for all further texts of the key."""
         self._open: set[Hashable] = set()
-        """Keys with a line that none has ended yet."""
+        """Keys of logged failures that are not over."""
 
     def met(self, text: str, now_ms: int, key: Hashable = None) -> str:
-        """Note a trouble; returns what to log: its text, with a count if it is not the first time,
-        or "".
+        """Note a failure, and return what to log: the text, with a count if it is a repeat, or ""
+        for nothing.
         """
         for name in [name for name, known in self._known.items() if _is_past(known, now_ms)]:
             del self._known[name]
@@ -80,8 +80,8 @@ class LogFilter:
         return f"{text} ({_failures(known.count, known.since_ms, now_ms)})"
 
     def over(self, now_ms: int, *keys: Hashable) -> str:
-        """Note a success; returns what failed before it, as "3 failures in 40 s", or "" if no line
-        is open.
+        """Note a success, and return what failed before, such as "3 failures in 40 s"; "" if
+        nothing was logged.
         """
         ending = self._open.intersection(keys or (None,))
         if not ending:
@@ -95,7 +95,7 @@ class LogFilter:
 
 
 def _is_past(known: Repeats, now_ms: int) -> bool:
-    """Whether a trouble is over, and has been for so long that it would be a new one."""
+    """Return whether a failure is over for so long that the same one would count as new."""
     return not known.open and now_ms > known.due_ms + known.gap_ms
 
 
@@ -104,14 +104,14 @@ def _failures(count: int, since_ms: int, now_ms: int) -> str:
 
 
 class Allowance(NamedTuple):
-    """How many lines may be logged at once, and how many a second after them."""
+    """Number of lines that may be logged at once, and number a second after that."""
 
     burst: int
     per_s: float
 
 
 class _Level:
-    """What is left of an allowance."""
+    """The remaining part of an allowance."""
 
     __slots__ = ("_allowance", "_at_ms", "_left", "left_out")
 
@@ -133,16 +133,16 @@ class _Level:
 
 class LineLimit:
     """
-    Lines of many kinds, limited at several levels: a line needs something left at each of them.
+    Limits lines of many kinds at several levels: a line must have something left at each level.
 
-    An allowance fills again over time.  A flood of one kind uses up its own allowance before that
-    of all.
+    An allowance refills over time.  A flood of one kind uses up its own allowance before the common
+    one.
 
     Args:
         allowances: one for each level, the narrowest first.
 
     Attributes:
-        left_out: how many lines were left out.
+        left_out: number of lines that were left out.
     """
 
     def __init__(self, *allowances: Allowance) -> None:
@@ -155,15 +155,15 @@ class LineLimit:
 
     def admit(self, now_ms: int, *keys: Hashable) -> int | None:
         """
-        Take a line.
+        Count a line against its limits.
 
         Args:
             now_ms: milliseconds of the boot clock.
-            keys: what the line counts for at each level.
+            keys: key of the line at each level.
 
         Returns:
-            How many lines of its first key were left out since the last one; None: this one is left
-            out.
+            Number of lines with the first key that were left out since the last logged line; None:
+            this line is left out too.
         """
         levels = [
             _level(known, key, allowance, now_ms)

@@ -1,4 +1,4 @@
-"""The values that users get: a message to handle, and the receipts of what was sent.  Pure."""
+"""The values that users get: messages to handle, and receipts of sent messages.  Pure."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(dict[str, Any]).decode
 
 OWN_PREFIX = "keylane."
-"""Of the names of properties that keylane sets and reads itself."""
+"""Prefix of the names of properties that keylane sets and reads itself."""
 TAGS_PROPERTY = "keylane.tags"
-"""The property that has a message's tags, with commas between them."""
+"""Property with a message's tags, separated by commas."""
 EDITED_PROPERTY = "keylane.edited"
-"""Of a parked message that an operator has edited: when, as ISO 8601 in UTC."""
+"""Property of a parked message that an operator has edited: the time, as ISO 8601 in UTC."""
 SENT_ON = frozenset({TAGS_PROPERTY, EDITED_PROPERTY})
-"""Own properties that programs may send: with the properties of a message that they send on, of
-which they stay true.
+"""Keylane's own properties that programs may send: they stay true when a program forwards a message
+with its properties.
 """
 
 SHOWN_BYTES = 32
@@ -33,8 +33,8 @@ SHOWN_BYTES = 32
 
 
 def not_handed_out(which: str) -> ClosedError:
-    """Make the error of an ack of a message that no consumer handed out; `which` begins its text,
-    as "this message".
+    """Return the error of an ack for a message that no consumer handed out; its text begins with
+    `which`, such as "this message".
     """
     error = ClosedError(f"{which} was read, not handed out by a consumer")
     error.hint = (
@@ -59,25 +59,25 @@ class Delivery(Protocol):
 
     @property
     def codec(self) -> Codec[Any] | None:
-        """The codec of the client; None: values are bytes."""
+        """Codec of the client; None: values are bytes."""
         ...
 
     @property
     def group(self) -> str:
-        """The consumer group of the client; "" if messages are only read."""
+        """Consumer group of the client; "" if messages are only read."""
         ...
 
     @property
     def cursor(self) -> int:
-        """The offset below which all messages are acked; none of them is delivered again under the
-        same token.
+        """Offset below which all messages are acked; none of them is delivered again under the same
+        token.
         """
         ...
 
     @property
     def leased_id(self) -> int:
-        """The partition whose lease the messages are handled under: their own, or a child that has
-        parked them.
+        """Partition under whose lease the messages are handled: their own, or a child that has
+        taken them over as parked.
         """
         ...
 
@@ -88,58 +88,58 @@ class Delivery(Protocol):
 
     @property
     def is_copied(self) -> bool:
-        """True in another process than that of the client: `cursor` is what it was when the message
-        was pickled.
+        """True in another process than the client's, where `cursor` has the value at the time of
+        pickling.
         """
         ...
 
     def ack(self, message: Message[Any]) -> Coroutine[Any, Any, None]:
-        """Take the ack of a message that this client delivered."""
+        """Ack a message that this client delivered."""
         ...
 
     def nack(self, message: Message[Any], after_s: float) -> Coroutine[Any, Any, None]:
-        """Take a message back that this client delivered."""
+        """Give back a message that this client delivered."""
         ...
 
 
 class Lease(msgspec.Struct, frozen=True, gc=False):
     """
-    The right under which a message is handled: of a consumer group's owner of one partition.
+    The right under which a message is handled, which a consumer group's owner has on one partition.
 
     Tokens are compared within one `partition_id` of one group: a store that keeps the highest
-    `token` of each refuses a late owner.  Tokens of different partitions say nothing about each
-    other.
+    `token` of each can refuse a late owner.  Tokens of different partitions cannot be compared.
     """
 
     partition_id: int
-    """The partition that is leased: the message's own, or that of a child which handles what its
+    """Leased partition: the message's own, or that of a child which handles the messages that its
     parent has parked.
     """
     token: int
-    """Higher with each owner of the partition."""
+    """Fencing token, which is higher with each owner of the partition."""
 
 
 def lease_of(partition_id: int, token: int) -> Lease | None:
-    """The lease; None without a token, as of what is only read or broadcast."""
+    """Return the lease; None without a token, because the message is only read or broadcast."""
     return Lease(partition_id, token) if token > 0 else None
 
 
 class Message(msgspec.Struct, Generic[V], gc=False):
     """
-    One message as stored; `Message[Order]` is that of a client with a codec for `Order`.
+    One message as stored; `Message[Order]` comes from a client with a codec for `Order`.
 
     `offset` counts messages in the partition, from 0.
-    `fencing_token` is the token of `lease`, whose partition may be another one than `partition_id`:
-    a handler passes `lease` to the system that it writes to, which can then refuse writes of an
-    earlier owner. `packed_properties` and `delivery` belong to the client: a program reads
-    `properties`, and acks with `ack`.
+    `fencing_token` is the token of `lease`, whose partition may differ from `partition_id`: a
+    handler passes `lease` to the system that it writes to, which can then refuse writes of an
+    earlier owner.
+    `packed_properties` and `delivery` belong to the client: a program reads `properties`, and acks
+    with `ack`.
     """
 
     subject: str
     key: bytes
     """b"" if the message was sent without a key."""
     value: bytes
-    """As stored; `decode` makes of it what the sender's program sent."""
+    """Stored bytes; `decode` returns the value that the sender's program sent."""
     offset: int
     partition_id: int
     sent_at_ns: int
@@ -154,12 +154,14 @@ class Message(msgspec.Struct, Generic[V], gc=False):
     delivery: Delivery | None = None
 
     def __hash__(self) -> int:
-        """By its place, which equal messages share: messages go into sets and are keys of dicts."""
+        """Return a hash of its place, which equal messages share, so that sets and dicts can hold
+        messages.
+        """
         return hash((self.subject, self.partition_id, self.offset))
 
     def __repr__(self) -> str:
-        """Subject, partition and offset, and the first bytes of key and value: short for a message
-        of any size.
+        """Return subject, partition, offset, and the first bytes of key and value: short for a
+        message of any size.
         """
         return (
             f"<Message of {self.subject} partition {self.partition_id} offset {self.offset}, "
@@ -168,16 +170,16 @@ class Message(msgspec.Struct, Generic[V], gc=False):
 
     def ack(self) -> Coroutine[Any, Any, None]:
         """
-        Ack this message: it is handled.  The ack queue sends the ack to the broker within
+        Ack this message, because it is handled.  The ack queue sends the ack to the broker within
         milliseconds.
 
         This is for messages of `async for` and `getmany`.  A message that was passed to a handler
-        is acked when the handler returns. A repeated ack is harmless.
+        is acked when the handler returns.  A repeated ack is harmless.
 
         Raises:
             LeaseLostError: another consumer owns the partition now, and the message is delivered to
                 it again.
-            InvalidRequestError: the message was given back, and comes again.
+            InvalidRequestError: the message was given back, and will be handed out again.
             ClosedError: no consumer delivered the message.
         """
         if self.delivery is None:
@@ -186,19 +188,19 @@ class Message(msgspec.Struct, Generic[V], gc=False):
 
     def nack(self, *, after_s: float = 0) -> Coroutine[Any, Any, None]:
         """
-        Give this message back: it is handed out again, before any later message of its key.
+        Give this message back; it is handed out again, before any later message of its key.
 
         This is for messages of `async for` and `getmany`; a handler raises `keylane.Retry`.
-        Messages of other keys come meanwhile.  Later messages of its key that are in hand, after
-        `getmany`, are given back with it.
+        Messages of other keys are handed out before that.  Later messages of its key that the
+        program has, after `getmany`, are given back with it.
 
         Args:
-            after_s: seconds until it is handed out again, at the earliest; up to a day.  If its
-                partition is handed over before, its next owner gets it at once.
+            after_s: least seconds until it is handed out again; up to a day.  If its partition is
+                handed over before, the next owner gets it at once.
 
         Raises:
-            InvalidRequestError: the message is acked, or given back already, or it was passed to a
-                handler; or `after_s` is no such number.
+            InvalidRequestError: the message is acked, or already given back, or it was passed to a
+                handler; or `after_s` is not such a number.
             LeaseLostError: another consumer owns the partition now, and the message is delivered to
                 it again.
             ClosedError: no consumer delivered the message.
@@ -209,14 +211,14 @@ class Message(msgspec.Struct, Generic[V], gc=False):
 
     def decode(self) -> V:
         """
-        The value, decoded by the codec of the client that delivered the message; `value` itself
-        without a codec.
+        Return the value, decoded by the codec of the client that delivered the message; `value`
+        itself without a codec.
 
-        Each call decodes again.  In a handler the error is as any other: the message is tried
+        Each call decodes again.  In a handler the error counts like any other: the message is tried
         again.
 
         Raises:
-            CodecError: the codec cannot decode the value; the cause has its error.
+            CodecError: the codec cannot decode the value; its error is the cause.
         """
         codec = None if self.delivery is None else self.delivery.codec
         if codec is None:
@@ -232,14 +234,14 @@ class Message(msgspec.Struct, Generic[V], gc=False):
 
     @property
     def lease(self) -> Lease | None:
-        """The lease under which the message is handled; None if it was only read, or broadcast."""
+        """Lease under which the message is handled; None if it was only read, or broadcast."""
         if self.delivery is None:
             return None
         return lease_of(self.delivery.leased_id, self.fencing_token)
 
     @property
     def group(self) -> str:
-        """The consumer group that got the message; "" if it was only read."""
+        """Consumer group that got the message; "" if it was only read."""
         return "" if self.delivery is None else self.delivery.group
 
     @property
@@ -256,14 +258,14 @@ class Message(msgspec.Struct, Generic[V], gc=False):
 
     @property
     def properties(self) -> Mapping[str, str | bytes]:
-        """The properties that the sender gave, text or bytes by name; read only.  Raises
+        """Properties that the sender gave, text or bytes by name; read only.  Raises
         CorruptBatchError.
         """
         return unpack_properties(self.packed_properties)
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """The tags that the sender gave, in their order.  Raises CorruptBatchError."""
+        """Tags that the sender gave, in their order.  Raises CorruptBatchError."""
         joined = self.properties.get(TAGS_PROPERTY)
         return tuple(joined.split(",")) if joined and isinstance(joined, str) else ()
 
@@ -273,18 +275,20 @@ def _beginning(data: bytes) -> str:
 
 
 class Receipt(msgspec.Struct, frozen=True, gc=False):
-    """Where a sent message is stored, and how durably."""
+    """The place of a sent message, and how durably it is stored."""
 
     partition_id: int
     offset: int
-    """-1 if the broker knows that the message was stored earlier, but not at which offset."""
+    """Offset in the partition; -1 if the broker knows that the message was stored earlier, but not
+    at which offset.
+    """
     durable: str
-    """"fsync": on the broker's disk."""
+    """How durable the message is; "fsync": on the broker's disk."""
     duplicate: bool | Literal["possible"] = False
     """
-    True if the broker recognised a repeated batch: the message was stored by an earlier try, and is
-    stored once. "possible" if an earlier try may be stored as well: it was sent to a broker that
-    did not answer.
+    True if the broker recognised a repeated batch: an earlier try stored the message, and it is
+    stored once.  "possible" if an earlier try may have stored it as well: it was sent to a broker
+    that did not answer.
     """
     reordered: bool = False
     """True if the message left its partition (BEST_TRIED only): older messages of its key may be
@@ -297,16 +301,16 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
 
 
 class TableReceipt(msgspec.Struct, frozen=True):
-    """What `send_arrow` has stored."""
+    """The result of `send_arrow`."""
 
     stored: int
-    """Rows."""
+    """Number of stored rows."""
     refused: dict[int, str]
-    """Why rows were left out, by row number; only with `partial=True`."""
+    """Reasons of the rows that were left out, by row number; only with `partial=True`."""
 
 
 def refuse_text(**given: object) -> NoReturn:
-    """Raises InvalidRequestError: one of these is not bytes."""
+    """Raise InvalidRequestError for the first of these values that is not bytes."""
     name, value = next((name, value) for name, value in given.items() if type(value) is not bytes)
     advice = ""
     if isinstance(value, str):
@@ -325,7 +329,7 @@ def check_own(given: Iterable[str], kept: Collection[str] = ()) -> None:
     Check that no name belongs to keylane.
 
     Args:
-        kept: names that may be there all the same.
+        kept: names that are allowed all the same.
 
     Raises:
         InvalidRequestError
@@ -334,8 +338,7 @@ def check_own(given: Iterable[str], kept: Collection[str] = ()) -> None:
         if name.startswith(OWN_PREFIX) and name not in SENT_ON and name not in kept:
             raise InvalidRequestError(
                 f"properties whose names begin with {OWN_PREFIX!r} are keylane's own: leave out "
-                f"{name!r:.80}, also of a "
-                "message that is sent on"
+                f"{name!r:.80}, also when a message is forwarded"
             )
 
 
@@ -346,14 +349,14 @@ def pack_properties(
     kept: Collection[str] = (),
 ) -> bytes:
     """
-    Properties and tags as bytes; b"" without either.
+    Return properties and tags as bytes; b"" without either.
 
     Args:
-        kept: names of keylane's own that are let through.
+        kept: names of keylane's own properties that are allowed.
 
     Raises:
-        InvalidRequestError: a name is not text, or keylane's own, a value neither text nor bytes,
-            or a tag no text without commas.
+        InvalidRequestError: a name is not text, or is keylane's own; a value is neither text nor
+            bytes; or a tag is not text without commas.
         MessageTooLargeError: the packed properties are over 64 KiB.
     """
     given: dict[Any, Any] = {}
@@ -373,7 +376,7 @@ def pack_properties(
         check_own(given, kept)
     try:
         tagged = bool(tags)
-    except ValueError:  # an array of several
+    except ValueError:  # an array with several items has no truth value
         tagged = True
     if tagged:
         if TAGS_PROPERTY in given:
@@ -397,11 +400,11 @@ def pack_properties(
 
 def _plain_properties(given: Mapping[Any, Any]) -> dict[Any, Any]:
     """
-    Properties without classes that derive from text or bytes, as those of numpy and enumerations
-    do.
+    Return properties without classes that derive from text or bytes, such as numpy's and
+    enumerations.
 
-    The packer refuses some of them, and takes the value of a member of an enumeration, which may be
-    a number.
+    The packer refuses some of them, and takes the value of an enumeration's member, which may be a
+    number.
 
     Raises:
         InvalidRequestError: a name is not text, or a value neither text nor bytes.
@@ -419,7 +422,7 @@ def _plain_properties(given: Mapping[Any, Any]) -> dict[Any, Any]:
 
 
 def _joined(tags: Collection[str]) -> str:
-    """The value of TAGS_PROPERTY.  Raises InvalidRequestError."""
+    """Return the value of TAGS_PROPERTY.  Raises InvalidRequestError."""
     listed = [] if isinstance(tags, Mapping) else items_of(tags)
     if not listed or not all(isinstance(tag, str) and tag and "," not in tag for tag in listed):
         raise InvalidRequestError(
@@ -430,7 +433,7 @@ def _joined(tags: Collection[str]) -> str:
 
 def unpack_properties(packed: bytes | memoryview) -> Mapping[str, str | bytes]:
     """
-    The properties that `pack_properties` packed; read only.
+    Return the properties that `pack_properties` packed, read only.
 
     Raises:
         CorruptBatchError: the bytes are not packed properties.
@@ -453,10 +456,10 @@ def check_message_size(
     key_bytes: int, value_bytes: int, properties_bytes: int, limit_bytes: int = MESSAGE_BYTES_MAX
 ) -> None:
     """
-    Check that a message is not too large; sizes are bytes.
+    Check that a message is not too large; sizes are in bytes.
 
     Args:
-        limit_bytes: the limit of the subject.
+        limit_bytes: limit of the subject.
 
     Raises:
         MessageTooLargeError: the key is over 1 KiB, or key, value and properties together are over
@@ -470,7 +473,7 @@ def check_message_size(
 
 
 def key_too_large(key_bytes: int) -> MessageTooLargeError:
-    """The error of a message whose key is over the limit."""
+    """Return the error for a message whose key is over the limit."""
     error = MessageTooLargeError(
         f"order key too large: {key_bytes} bytes, at most {KEY_BYTES_MAX}",
         size_bytes=key_bytes,
@@ -481,8 +484,8 @@ def key_too_large(key_bytes: int) -> MessageTooLargeError:
 
 
 def message_too_large(size_bytes: int, limit_bytes: int) -> MessageTooLargeError:
-    """The error of a message whose key, value and properties together are over the limit of its
-    subject.
+    """Return the error for a message whose key, value and properties together are over the limit of
+    its subject.
     """
     return MessageTooLargeError(
         f"the message is too large: {size_bytes} bytes of key, value and properties, at most "

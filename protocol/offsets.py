@@ -31,7 +31,7 @@ class IntervalSet:
             self.add(start, end)
 
     def add(self, start: int, end: int) -> bool:
-        """Add `[start, end)`; True if any of it is new."""
+        """Add `[start, end)`, and return True if any of it is new."""
         starts, ends = self._starts, self._ends
         if not ends or start > ends[-1]:
             starts.append(start)
@@ -55,29 +55,29 @@ class IntervalSet:
             self._starts[0] = max(self._starts[0], offset)
 
     def __len__(self) -> int:
-        """The number of ranges."""
+        """Return the number of ranges."""
         return len(self._starts)
 
     def __iter__(self) -> Iterator[Range]:
-        """The ranges in order."""
+        """Yield the ranges in order."""
         return zip(self._starts, self._ends, strict=True)
 
     def __contains__(self, offset: int) -> bool:
         return self.next_in(offset) == offset
 
     def next_in(self, offset: int) -> int:
-        """The first offset of the set at or above `offset`; 2**63 - 1 if there is none."""
+        """Return the first offset of the set at or above `offset`; 2**63 - 1 if there is none."""
         index = bisect_right(self._ends, offset)
         return max(offset, self._starts[index]) if index < len(self._starts) else MAX_I64
 
     def next_out(self, offset: int) -> int:
-        """The first offset at or above `offset` that is not in the set."""
+        """Return the first offset at or above `offset` that is not in the set."""
         index = bisect_right(self._starts, offset)
         return max(offset, self._ends[index - 1]) if index else offset
 
 
 def outside(start: int, end: int, cut_start: int, cut_end: int) -> Iterator[Range]:
-    """The parts of `[start, end)`, at most two, that lie outside of `[cut_start, cut_end)`."""
+    """Yield the parts of `[start, end)`, at most two, that lie outside `[cut_start, cut_end)`."""
     if start < cut_start:
         yield start, min(end, cut_start)
     if cut_end < end:
@@ -102,7 +102,7 @@ class AckedOffsets:
         Mark `[start, end)` as acked.
 
         Returns:
-            True if an offset of it was not acked before.
+            True if an offset in it was not acked before.
 
         Raises:
             InvalidRequestError: not `0 <= start < end < 2**63`.
@@ -121,32 +121,32 @@ class AckedOffsets:
 
     @property
     def ranges(self) -> list[Range]:
-        """The acked ranges above the cursor, sorted."""
+        """Acked ranges above the cursor, sorted."""
         return list(self._above)
 
     @property
     def range_count(self) -> int:
-        """The number of ranges above the cursor."""
+        """Number of acked ranges above the cursor."""
         return len(self._above)
 
     def unacked(self, start: int, end: int) -> int:
-        """The number of offsets in `[start, end)` that are not acked."""
+        """Return the number of offsets in `[start, end)` that are not acked."""
         count, offset = 0, self.next_unacked(start)
         while offset < end:
-            upto = min(end, self.next_acked(offset))
-            count += upto - offset
-            offset = self.next_unacked(upto)
+            gap_end = min(end, self.next_acked(offset))
+            count += gap_end - offset
+            offset = self.next_unacked(gap_end)
         return count
 
     def __contains__(self, offset: int) -> bool:
         return offset < self.cursor or offset in self._above
 
     def next_acked(self, offset: int) -> int:
-        """The first offset at or above `offset`, and above the cursor, that is acked; 2**63 - 1 if
+        """Return the first acked offset at or above `offset` and above the cursor; 2**63 - 1 if
         there is none.
         """
         return self._above.next_in(offset)
 
     def next_unacked(self, offset: int) -> int:
-        """The first offset at or above `offset` that is not acked."""
+        """Return the first offset at or above `offset` that is not acked."""
         return self._above.next_out(max(offset, self.cursor))

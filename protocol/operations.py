@@ -5,10 +5,10 @@ Pure.
       │                                                 └─without a source─▶ FENCE ─▶ DONE
       └─an operator cancels─▶ CANCELED
 
-A state names the step under way.  Before the first seal the operation has changed nothing and can
-be canceled; after it the operation can only be completed.  CANCELED: the children are never opened,
-and brokers that host a child seal it. FENCE: the route has changed, and a broker that was silent is
-asked to seal when it is available again.
+A state names the step in progress.  Before the first seal the operation has changed nothing and can
+be canceled; after it the operation can only be completed.
+CANCELED: the children are never opened, and brokers that host a child seal it.
+FENCE: the route has changed, and a broker that was silent must seal when it is available again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .routing import OrderStrategy, Partition, PartitionState
 
 
 class OperationKind(enum.StrEnum):
-    """How the open partitions of a subject are changed."""
+    """The ways to change the open partitions of a subject."""
 
     RESIZE = "resize"
     GROW = "grow"
@@ -39,17 +39,17 @@ class OperationKind(enum.StrEnum):
     continue all open ones.
     """
     CUT = "cut"
-    """Requested by HideSubject: as a move of every partition, with children that also continue
-    those of a hidden subject.
+    """Requested by HideSubject: every partition moves, to children that also continue those of a
+    hidden subject.
     """
     CREATE = "create"
-    """Never requested: the cleanup after a failed creation, of partitions that a silent broker may
+    """Never requested: the cleanup after a failed creation, for partitions that a silent broker may
     host.
     """
 
 
 class OperationState(enum.StrEnum):
-    """The step under way; the module's docstring has the transitions."""
+    """The step in progress; the module's docstring shows the transitions."""
 
     PLAN = "plan"
     SEAL = "seal"
@@ -64,7 +64,7 @@ ROUTE_FINAL = frozenset({OperationState.FENCE, OperationState.DONE, OperationSta
 
 
 class StepAction(enum.StrEnum):
-    """What a step asks a broker to do."""
+    """The request that a step sends to a broker."""
 
     HOST = "host"
     SEAL = "seal"
@@ -75,7 +75,8 @@ class Reshape(Struct, frozen=True, kw_only=True):
     Change partitions.  The kind decides which fields are read:
 
         resize      subject; partitions: the new count
-        grow        subject, a static one; partitions: the new number of logic queues, or queues: those to cut in the middle
+        grow        subject, a static one; partitions: the new number of logic queues, or
+                    queues: those to cut in the middle
         split       partition_ids: one partition, cut in the middle
         merge       partition_ids: neighbours
         move        partition_ids: partitions of one subject; broker_group: the destination
@@ -92,13 +93,13 @@ class Reshape(Struct, frozen=True, kw_only=True):
     broker_group: str = ""
     without_source: bool = False
     dry_run: bool = False
-    """Answer with the plan; change nothing."""
+    """Answer with the plan, and change nothing."""
     accept_loss: bool = False
 
 
 class SetSubject(Reshape, frozen=True, kw_only=True):
-    """Change settings of a subject; None: as it is.  Its open partitions are continued by others
-    with the new ones.
+    """Change settings of a subject; None leaves a setting unchanged.  New partitions with the new
+    settings continue its open ones.
     """
 
     kind: OperationKind = OperationKind.SET
@@ -109,9 +110,9 @@ class SetSubject(Reshape, frozen=True, kw_only=True):
 
 class Cordon(Struct, frozen=True, kw_only=True):
     """
-    Keep a broker group from new partitions, or stop keeping it from them.
+    Stop placing new partitions on a broker group, or allow it again.
 
-    Partitions that it has stay there.  An evacuation cordons its broker group as well.
+    Its present partitions stay there.  An evacuation cordons its broker group as well.
     """
 
     cordoned: bool = True
@@ -125,15 +126,16 @@ class StepView(Struct, frozen=True, kw_only=True):
     broker_group: str
     done: bool = False
     end_offset: int | None = None
-    """Where a sealed partition ends: it never has a message at or above this offset."""
+    """End of a sealed partition: it never has a message at or above this offset."""
 
 
 class GroupLoss(Struct, frozen=True, kw_only=True):
-    """What a consumer group loses with a partition."""
+    """The messages that a consumer group loses with a partition."""
 
     group: str
     messages_max: int | None = None
-    """It loses at most this many messages; None: not known, as where the partition was open."""
+    """Most messages that it can lose; None: not known, for example because the partition was open.
+    """
 
 
 class LossView(Struct, frozen=True, kw_only=True):
@@ -141,15 +143,15 @@ class LossView(Struct, frozen=True, kw_only=True):
 
     partition_id: int
     end_offset: int | None = None
-    """Where it ended; None: it was open, and its end is unknown."""
+    """End of the partition; None: it was open, and its end is unknown."""
     unread_by: tuple[str, ...] = ()
-    """The consumer groups that had not acked it to its end."""
+    """Consumer groups that had not acked it to its end."""
     losses: tuple[GroupLoss, ...] = ()
-    """What each of them loses, in the same order; () from an earlier metaserver."""
+    """The loss of each of these groups, in the same order; () from an earlier metaserver."""
 
 
 class OperationView(Struct, frozen=True, kw_only=True):
-    """An operation and its progress.  The id is 0 if the operation is only planned, or there is
+    """An operation and its progress.  The id is 0 if the operation is only planned, or if there is
     nothing to do.
     """
 
@@ -158,36 +160,36 @@ class OperationView(Struct, frozen=True, kw_only=True):
     kind: OperationKind
     state: OperationState
     sealed: tuple[int, ...]
-    """The partitions that take no more messages, among them sealed ones of a broker group left
-    behind.
+    """Partitions that take no more messages, including sealed ones of a broker group that was given
+    up.
     """
     children: tuple[Partition, ...]
     steps: tuple[StepView, ...] = ()
     without_source: bool = False
     reordered: tuple[int, ...] = ()
-    """Partitions whose children were opened while the partition's end was unknown: groups may have
-    read messages of the children before messages that remain in these.
+    """Partitions whose children were opened while their end was unknown: groups may have read
+    messages of the children before messages that remain in these.
     """
     problem: str = ""
-    """Why the operation waits."""
+    """Reason why the operation waits."""
     cordoned: str = ""
-    """The broker group that an evacuation leaves, while the group is cordoned; also after the
-    operation has ended.
+    """Broker group that an evacuation leaves, while the group is cordoned; also after the operation
+    has ended.
     """
     losses: tuple[LossView, ...] = ()
-    """The losses that the plan or the operation accepts."""
+    """Losses that the plan or the operation accepts."""
 
 
 class BusySubject(Struct, frozen=True, kw_only=True):
-    """A subject that an evacuation did not move: another operation runs on it, or its order must be
-    kept.
+    """A subject that an evacuation did not move, because another operation runs on it, or its order
+    must be kept.
     """
 
     subject: str
     operation_id: int
-    """The operation that runs on it; 0: its creation, or none."""
+    """Operation that runs on it; 0: its creation, or none."""
     problem: str
-    """Why it was not moved, and what to do."""
+    """Reason why it was not moved, and what to do."""
 
 
 class OperationList(Struct, frozen=True, kw_only=True):
@@ -195,30 +197,30 @@ class OperationList(Struct, frozen=True, kw_only=True):
 
     operations: list[OperationView]
     busy: list[BusySubject] = []
-    """The subjects that an evacuation without its source did not move."""
+    """Subjects that an evacuation without its source did not move."""
     cordoned: str = ""
-    """The broker group that an evacuation has cordoned."""
+    """Broker group that an evacuation has cordoned."""
 
 
 class PartitionHistory(Struct, frozen=True, kw_only=True):
-    """A partition, open or not."""
+    """A partition, open or not, and its end."""
 
     partition: Partition
     end_offset: int | None = None
-    """Where it ends; None if it is open, or its end is unknown."""
+    """Offset where it ends; None if it is open, or its end is unknown."""
     abandoned: bool = False
-    """Its children were opened while its broker was silent."""
+    """True if its children were opened while its broker was silent."""
     lost: bool = False
-    """Its loss was accepted: its messages are no longer read."""
+    """True if its loss was accepted, so that its messages are no longer read."""
 
     @property
     def is_gone(self) -> bool:
-        """Its messages are gone: it has expired, or was on a disk whose loss was accepted."""
+        """True if its messages are gone: it has expired, or its disk's loss was accepted."""
         return self.lost or self.partition.state is PartitionState.EXPIRED
 
 
 class SubjectHistory(Struct, frozen=True, kw_only=True):
-    """Every partition that a subject ever had, by age.  Their parents are the lineage."""
+    """Every partition that a subject ever had, ordered by age.  Their parents are the lineage."""
 
     subject: str
     route_version: int
@@ -229,7 +231,7 @@ class SubjectHistory(Struct, frozen=True, kw_only=True):
 FILLED_BY_CHARS_MAX = 200
 REVISION_CHARS_MAX = 100
 ENDS_MAX = 65_536
-"""The most partitions of a replaced subject whose ends are compared."""
+"""Most partitions of a replaced subject whose ends are compared."""
 
 
 class HideSubject(Struct, frozen=True, kw_only=True):
@@ -237,26 +239,27 @@ class HideSubject(Struct, frozen=True, kw_only=True):
     Create a hidden subject whose messages are to be published in `subject` of the path; a repeat
     changes nothing.
 
-    It gets the settings and ranges of its target.  If there is no target, publishing creates it.
+    It gets the settings and ranges of its target.  If the target does not exist, publishing creates
+    it.
     """
 
     hidden: str
     partitions: Annotated[int, Meta(ge=0, le=PARTITIONS_MAX)] = 0
-    """Of a target that does not exist; 0: it must exist."""
+    """Number of partitions of a target that does not exist; 0: it must exist."""
     static: bool = False
-    """As `partitions`."""
+    """Whether a target that does not exist gets logic queues."""
     message_bytes_max: MessageBytesMax = MESSAGE_BYTES_MAX
-    """As `partitions`."""
+    """Limit in bytes of one message, for a target that does not exist."""
     cut: bool = False
     """
     Also seal the target's open partitions, and continue them by others; a repeat changes nothing.
 
-    Then the hidden subject is to take the place of what was stored before: messages that are sent
-    meanwhile lie behind both.
+    The hidden subject can then replace the messages stored so far: messages that are sent in the
+    meantime come after both.
     """
     filled_by: Annotated[str, Meta(max_length=FILLED_BY_CHARS_MAX)] = ""
-    """What fills it, in words for people, and of no other job: the hidden subject of another one is
-    refused.  "": not said.
+    """Description of the job that fills it, for people, and different for each job: a hidden
+    subject of another job is refused.  "": not reported.
     """
 
 
@@ -265,7 +268,7 @@ class PublishSubject(Struct, frozen=True, kw_only=True):
 
     target: str
     replace: bool = False
-    """The target's present messages are deleted: the hidden subject takes the name."""
+    """Delete the target's present messages: the hidden subject takes over the name."""
     starts: Annotated[
         dict[
             Annotated[str, Meta(max_length=NAME_CHARS_MAX)],
@@ -273,19 +276,20 @@ class PublishSubject(Struct, frozen=True, kw_only=True):
         ],
         Meta(max_length=GROUPS_PER_SUBJECT_MAX),
     ] = {}
-    """With `replace`: consumer group → partition id → first offset that it has not handled."""
+    """With `replace`: by consumer group and partition id, the first offset that it has not handled.
+    """
     ends: (
         Annotated[dict[int, Annotated[int, Meta(ge=0, le=MAX_I64)]], Meta(max_length=ENDS_MAX)]
         | None
     ) = None
     """
-    With `replace`, of a hidden subject with a cut: partition id of the target → where the messages
-    end of which the hidden subject has the rows.  A partition that is not named has to be empty.
-    None: what is replaced is not looked at.
+    With `replace`, for a hidden subject with a cut: by partition id of the target, the end offset
+    of the messages whose rows the hidden subject contains.  A partition that is not named must be
+    empty.  None: the replaced messages are not checked.
     """
     subject_id: Annotated[int, Meta(ge=0, le=MAX_I64)] = 0
-    """Of the hidden subject: another one of its name is not published.  0: the one that has the
-    name.
+    """Id of the hidden subject, so that another one of its name is not published.  0: the current
+    one of the name.
     """
     revisions: Annotated[
         dict[
@@ -294,27 +298,25 @@ class PublishSubject(Struct, frozen=True, kw_only=True):
         ],
         Meta(max_length=GROUPS_PER_SUBJECT_MAX),
     ] = {}
-    """With `starts`: consumer group → `GroupView.revision` before its cursors were looked at; one
-    that differs now is refused.
+    """With `starts`: by consumer group, `GroupView.revision` before its cursors were read; the call
+    is refused if one differs now.
     """
 
 
 class Publication(Struct, frozen=True, kw_only=True):
-    """A publication, and how far it is."""
+    """A publication and its progress."""
 
     hidden: str
     target: str
     operation_id: int = 0
-    """The operation on the target's partitions; 0: there was no target, and nothing is left to
-    do.
-    """
+    """Operation on the target's partitions; 0: there was no target, and nothing is left to do."""
     state: OperationState = OperationState.DONE
     problem: str = ""
-    """Why it waits."""
+    """Reason why it waits."""
 
 
 def hidden_name(target: str, job: str) -> str:
-    """The name of the hidden subject of a job; the target's name is cut if the whole were too
-    long.
+    """Return the name of a job's hidden subject; the target's name is cut if the result would be
+    too long.
     """
     return f"{target[: NAME_CHARS_MAX - len(HIDDEN) - len(job)]}{HIDDEN}{job}"

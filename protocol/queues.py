@@ -6,8 +6,8 @@
     0                      40                   65              logic = logic_start + offset
 
 The end of a lost partition is unknown.  The partition that continues it begins at 2**42 (the most
-messages that a partition takes) times the number in its own name: above every earlier logic offset
-of the queue.
+messages that a partition takes) times the number in its own name, which is above every earlier
+logic offset of the queue.
 
     partition 3, s.p0      partition 7, s.p5: lost          partition 9, s.p8
     [0, 40)                [0, ?)                           [0, …
@@ -16,8 +16,9 @@ of the queue.
 
 Invariants
     The first partition of a chain begins at logic offset 0.  Each other partition begins at its
-    parent's end, or behind a loss. Logic offsets rise along a chain, and each occurs once.  Offsets
-    are missing only before a partition behind a loss, and where retention has removed messages.
+    parent's end, or after a loss.
+    Logic offsets rise along a chain, and each occurs once.  Offsets are missing only before a
+    partition that follows a loss, and where retention has removed messages.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ class SegmentView(Struct, frozen=True, kw_only=True):
 
     partition: Partition
     logic_end: int | None = None
-    """One past its last logic offset; None while it is open."""
+    """Logic offset after its last one; None while it is open."""
 
 
 class QueueView(Struct, frozen=True, kw_only=True):
-    """A logic queue: its range of logical partitions, and its partitions that still have data, the
-    oldest first.
+    """A logic queue with its range of logical partitions, and the partitions that still have data,
+    the oldest first.
     """
 
     queue: int
@@ -56,7 +57,7 @@ class QueueView(Struct, frozen=True, kw_only=True):
 
 
 class QueueList(Struct, frozen=True, kw_only=True):
-    """The logic queues of a static subject, by number."""
+    """The logic queues of a static subject, ordered by number."""
 
     subject: str
     route_version: int
@@ -81,33 +82,33 @@ class Segment:
 
     @property
     def logic_end(self) -> int:
-        """One past the logic offset of its last message."""
+        """Logic offset after that of its last message."""
         return self.logic_start + self.next_offset
 
 
 def start_behind_loss(name: str) -> int:
     """
-    The logic offset at which a partition begins if the end of its parent is unknown.
+    Return the logic offset at which a partition begins if the end of its parent is unknown.
 
     Earlier partitions of the chain have lower numbers, and at most PARTITION_MESSAGES_MAX messages
-    each.  So their logic offsets are lower.  The name is on the broker's disk, so a rebuild
+    each, so their logic offsets are lower.  The name is stored on the broker's disk, so a rebuild
     computes the same offset.
 
     Raises:
-        InvalidRequestError: the partition's number is so high that its logic offsets would be over
+        InvalidRequestError: the partition's number is so high that its logic offsets would exceed
             2**63 - 1.
     """
     number = partition_number(name)
     if number is None or number > _NUMBER_MAX:
         raise InvalidRequestError(
-            f"partition {name!r} has no logic offset behind a loss: its number is over "
-            f"{_NUMBER_MAX}"
+            f"partition {name!r} has no logic offset behind a loss: "
+            f"its number is over {_NUMBER_MAX}"
         )
     return number * PARTITION_MESSAGES_MAX
 
 
 def is_behind_loss(partition: Partition) -> bool:
-    """True if an unknown number of messages before this partition in its queue is lost."""
+    """Return True if an unknown number of messages before this partition in its queue is lost."""
     number = partition_number(partition.name)
     return (
         partition.logic_start > 0
@@ -117,7 +118,7 @@ def is_behind_loss(partition: Partition) -> bool:
 
 
 def segment_of(view: SegmentView, status: PartitionStatus) -> Segment:
-    """A segment, with the offsets that its broker reports."""
+    """Return a segment with the offsets that its broker reports."""
     return Segment(
         partition_id=view.partition.partition_id,
         logic_start=view.partition.logic_start,
@@ -127,13 +128,15 @@ def segment_of(view: SegmentView, status: PartitionStatus) -> Segment:
 
 
 def queue_min(chain: Sequence[Segment]) -> int:
-    """Logic offset of the first stored message of a queue; the queue's max if none is stored."""
+    """Return the logic offset of the first stored message of a queue; the queue's max if none is
+    stored.
+    """
     firsts = (part.logic_first for part in chain if part.first_offset < part.next_offset)
     return next(firsts, queue_max(chain))
 
 
 def queue_max(chain: Sequence[Segment]) -> int:
-    """One past the logic offset of the last message of a queue."""
+    """Return the logic offset after that of the last message of a queue."""
     return chain[-1].logic_end
 
 
@@ -150,7 +153,7 @@ def check_logic_offset(chain: Sequence[Segment], logic_offset: int) -> None:
 
 
 def outside(logic_offset: int, low: int, high: int) -> OffsetOutOfRangeError:
-    """The error for an offset that is not in a queue's `[low, high]`."""
+    """Return the error for an offset that is not in a queue's `[low, high]`."""
     return OffsetOutOfRangeError(
         f"logic offset {logic_offset} is not in [{low}, {high}]",
         offset=logic_offset,
@@ -161,10 +164,10 @@ def outside(logic_offset: int, low: int, high: int) -> OffsetOutOfRangeError:
 
 def physical_cursors(chain: Sequence[Segment], logic_offset: int) -> list[int]:
     """
-    The cursor in each segment that together mean `logic_offset`.
+    Return the cursor in each segment that together mean `logic_offset`.
 
-    Segments before the offset get their end, the segment that has it the offset, segments behind it
-    their first offset.
+    Segments before the offset get their end, the segment that contains it gets the offset, and
+    later segments get their first offset.
     """
     return [
         min(max(logic_offset - part.logic_start, part.first_offset), part.next_offset)
@@ -174,11 +177,11 @@ def physical_cursors(chain: Sequence[Segment], logic_offset: int) -> list[int]:
 
 def logic_cursor(chain: Sequence[Segment], cursors: Mapping[int, int]) -> int:
     """
-    Logic offset of the first message that a group has not acked; the queue's max if it has acked
-    all.
+    Return the logic offset of the first message that a group has not acked; the queue's max if it
+    has acked all.
 
     Args:
-        cursors: partition id → cursor; a partition that the group has not read is missing.
+        cursors: cursor by partition id; a partition that the group has not read is missing.
     """
     for part in chain:
         cursor = max(cursors.get(part.partition_id, 0), part.first_offset)
@@ -191,15 +194,15 @@ def logic_offset_at(
     chain: Sequence[Segment], offsets: Iterable[int | None], bound: TimeBound
 ) -> int | None:
     """
-    The logic offset for a time.
+    Return the logic offset for a time.
 
     Args:
-        offsets: the result of the same lookup in each segment, in the order of the chain: an
-            offset, or None.
+        offsets: result of the same lookup in each segment, an offset or None, in the order of the
+            chain.
         bound: LOWER takes the first offset, UPPER the last.
 
     Returns:
-        None if no segment has such a message.
+        The logic offset; None if no segment has such a message.
     """
     hits = [
         part.logic_start + offset

@@ -1,4 +1,4 @@
-"""The header that every record of the commit log and every batch on the wire begins with.  Pure.
+"""The header at the beginning of every record of the commit log and every batch on the wire.  Pure.
 
      0        4            8        12   13    14     15     16         20       24
      ┌────────┬────────────┬────────┬────┬─────┬──────┬──────┬──────────┬────────┐
@@ -13,17 +13,18 @@
   96   body: length - 96 bytes                                      little-endian
 
     header_crc = CRC-32C of bytes [8, 96), body_crc among them; body_crc = CRC-32C of the body.
-    The producer fills all but base_offset, position and appended_at_ms, which the broker stamps.
+    The producer fills in all but base_offset, position and appended_at_ms, which the broker stamps.
 
 Invariants
     A record reads back as it was written, or as Short (the write was cut) or Wrong (the bytes were
-    damaged). Every bit is covered by a checksum: header_crc covers the header and body_crc,
-    body_crc covers the body. body_crc is the producer's and never changes: the broker stamps the
-    header only.
+    damaged).
+    Every bit is covered by a checksum: header_crc covers the header and body_crc, body_crc covers
+    the body.
+    body_crc is the producer's and never changes: the broker stamps only the header.
 
 Source: with two checksums, stamping an offset costs a CRC of 88 bytes instead of the whole batch.
-Kafka keeps its offset outside the CRC instead.  `position` shows blocks that were written or copied
-to a wrong position.
+Kafka instead keeps its offset outside the CRC.  `position` reveals blocks that were written or
+copied to a wrong position.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ MAGIC = 0x314C4B42
 HEADER_BYTES = 96
 VERSION = 1
 COMPRESSION_AT = 14
-"""Where a record has its compression: a byte, 0 if it is not packed."""
+"""Byte of the record with its compression; 0 if it is not packed."""
 _LAYOUT = struct.Struct("<IIIBBBBIIQQQqqqQIIQ")
 _AFTER_CRC = struct.Struct("<IBBBBIIQQQqqqQIIQ")
 _BEFORE = struct.Struct("<II")
@@ -73,29 +74,30 @@ class Kind(enum.IntEnum):
     records of it.
     """
     TOLD = 7
-    """The metaserver has told every consumer group of the partition's subject: groups earlier in
-    the log are all.
+    """The metaserver has reported every consumer group of the partition's subject: the groups
+    earlier in the log are complete.
     """
     FORGET = 8
-    """A consumer group was deleted: the partition has no progress of it, and refuses its tokens."""
+    """A consumer group was deleted: the partition keeps no progress of it, and refuses its tokens.
+    """
     DROPPED = 9
-    """Partitions were dropped with their subject: the broker hosts them no longer, and never
+    """Partitions were dropped with their subject: the broker no longer hosts them, and never will
     again.
     """
     PARKED = 10
     """Changes of what a consumer group has set aside on the partition."""
     HOLD = 11
-    """A job holds messages of the partition against retention, or does no longer."""
+    """A job holds messages of the partition against retention, or has ended its hold."""
 
 
 FLAG_NUMBERED = 1
-"""In a batch of messages: its producer numbers the rows of its source, and `producer_epoch` is a
+"""Flag of a batch whose producer numbers the rows of its source, and whose `producer_epoch` is a
 digest of all of them up to the end of the batch; see `broker/partition/appends.py`.
 """
 
 
 class Compression(enum.IntEnum):
-    """How keys, values and properties of a batch are packed.  A number never gets another
+    """The packing of keys, values and properties in a batch.  A number never gets another
     meaning.
     """
 
@@ -125,14 +127,14 @@ class Header(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def next_offset(self) -> int:
-        """One past the last offset of the batch."""
+        """Offset after the last one of the batch."""
         return self.base_offset + self.count
 
 
 @dataclass(frozen=True, slots=True)
 class Short:
-    """The bytes end before the record; `wanted` is the record's length, or a header's if the header
-    is cut.
+    """The bytes end before the record does; `wanted` is the record's length, or a header's if the
+    header is cut.
     """
 
     wanted: int
@@ -163,7 +165,7 @@ def encode_record(
     flags: int = 0,
 ) -> bytes:
     """
-    Header and body as bytes, with both checksums.
+    Return header and body as bytes, with both checksums.
 
     Raises:
         MessageTooLargeError: the record is over RECORD_BYTES_MAX, which readers refuse.
@@ -207,7 +209,7 @@ def encode_header(
     flags: int = 0,
 ) -> bytes:
     """
-    The header of a record of `length` bytes, as `encode_record` makes it.
+    Return the header of a record of `length` bytes, the same that `encode_record` writes.
 
     Raises:
         MessageTooLargeError: the record is over RECORD_BYTES_MAX, which readers refuse.
@@ -283,8 +285,8 @@ def is_batch(
     base_offset: int,
     position: int,
 ) -> bool:
-    """True if an undamaged batch with these fields is at `start`.  As `read_record`, without making
-    a Header.
+    """Return True if an undamaged batch with these fields is at `start`; like `read_record`, but
+    without making a Header.
     """
     if not 0 <= start <= len(data) - length or length < HEADER_BYTES:
         return False

@@ -1,11 +1,13 @@
-"""From an order key to its partition: hash, exact split of ranges, route table.  Pure.
+"""The way from an order key to its partition: hash, exact split of ranges, route table.  Pure.
 
-    order key ──xxh3_64 % 1024──▶ logical partition ──range──▶ logic queue ──▶ OPEN partition ──▶ broker
+    order key ──xxh3_64 % 1024──▶ logical partition ──range──▶ logic queue ──▶ OPEN partition
+                                                                                ──▶ broker
 
 Invariants
     The ranges of `split_ranges(k)` cover [0, 1024) without gap or overlap, for every k in 1..1024,
-    and their sizes differ by at most one. A route has exactly one OPEN partition for each logical
-    partition.  A lower version never replaces a higher.
+    and their sizes differ by at most one.
+    A route has exactly one OPEN partition for each logical partition.  A lower version never
+    replaces a higher one.
 
 Source: QMQ rounds 1024/k, which leaves gaps or fails for most k; i*1024//k is exact.
 """
@@ -33,10 +35,10 @@ from .limits import LOGICAL_PARTITIONS, MESSAGE_BYTES_MAX, PARTITIONS_MAX
 
 class OrderStrategy(enum.StrEnum):
     """
-    What a producer does with keyed messages whose partition does not answer; stored per subject.
+    How a producer treats keyed messages whose partition does not answer; stored per subject.
 
     STRICT, the default, waits.  BEST_TRIED sends them to another partition after a while, and their
-    receipts say so. Messages without a key have no order: under both strategies they go to a
+    receipts say so.  Messages without a key have no order: under both strategies they go to a
     partition that answers.
     """
 
@@ -58,8 +60,8 @@ class ConsumeStrategy(enum.StrEnum):
 
 
 class PartitionState(enum.StrEnum):
-    """PLANNED: known to the metaserver only.  OPEN: takes appends.  SEALED: read only.  EXPIRED:
-    its data is gone.
+    """State of a partition.  PLANNED: only the metaserver knows it.  OPEN: takes appends.  SEALED:
+    read only.  EXPIRED: its data is gone.
     """
 
     PLANNED = "planned"
@@ -69,7 +71,7 @@ class PartitionState(enum.StrEnum):
 
 
 class Partition(msgspec.Struct, frozen=True, kw_only=True):
-    """A physical partition as clients see it.  Range, name, broker group and parents never
+    """The client's view of a physical partition.  Range, name, broker group and parents never
     change.
     """
 
@@ -85,7 +87,7 @@ class Partition(msgspec.Struct, frozen=True, kw_only=True):
     """host:port of the broker group; None while it is not available."""
     logic_start: int = 0
     """Logic offset of the partition's offset 0, in a static subject.  It follows from the parents'
-    ends and is known once they are sealed; brokers are not told.
+    ends and is known once they are sealed; brokers do not know it.
     """
 
 
@@ -97,11 +99,14 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     order_strategy: OrderStrategy
     partitions: tuple[Partition, ...]
     static: bool = False
-    """The subject has logic queues: a keyed message never leaves its own, under either strategy."""
+    """True if the subject has logic queues: a keyed message never leaves its own, under either
+    strategy.
+    """
     subject_id: int = 0
-    """Tells the subject from an earlier or a later one of the same name; 0: not said."""
+    """Distinguishes the subject from an earlier or later one of the same name; 0: not reported."""
     message_bytes_max: int = MESSAGE_BYTES_MAX
-    """Key, value and properties of one message together; its open partitions take no larger one."""
+    """Limit in bytes of key, value and properties of one message together, in its open partitions.
+    """
 
     @property
     def may_leave(self) -> bool:
@@ -111,13 +116,13 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
         return self.order_strategy is OrderStrategy.BEST_TRIED and not self.static
 
     def open_partitions(self) -> tuple[Partition, ...]:
-        """The OPEN partitions, by range."""
+        """Return the OPEN partitions, ordered by range."""
         still_open = [each for each in self.partitions if each.state is PartitionState.OPEN]
         return tuple(sorted(still_open, key=lambda partition: partition.range_start))
 
 
 def logical_partition(order_key: bytes) -> LogicalPartition:
-    """The logical partition of a key: `xxh3_64(order_key) % 1024`.  It never changes."""
+    """Return the logical partition of a key, `xxh3_64(order_key) % 1024`, which never changes."""
     return LogicalPartition(xxhash.xxh3_64_intdigest(order_key) % LOGICAL_PARTITIONS)
 
 
@@ -138,7 +143,7 @@ def split_ranges(count: int) -> list[tuple[int, int]]:
 
 def route_table(route: Route) -> list[Partition]:
     """
-    The OPEN partition of each logical partition, as a list of 1024.
+    Return the OPEN partition of each logical partition, as a list of 1024.
 
     Raises:
         InvalidRequestError: a logical partition has no OPEN partition or two, or a range is outside

@@ -8,39 +8,41 @@ from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any
 
-from .errors import ConfigError, InvalidNameError, InvalidRequestError
+from .errors import ConfigError, InvalidRequestError
 from .ids import check_name
 
 CALL_TIMEOUT_MS = (10, 600_000)
-"""The least and the most time for one call."""
+"""Least and most milliseconds for one call."""
 
 
 def values_of(settings: Any) -> dict[str, object]:
-    """The values of a dataclass, by name."""
+    """Return the values of a dataclass by name."""
     return {field.name: getattr(settings, field.name) for field in fields(settings)}
 
 
 def whole(value: object) -> int | None:
-    """The int of a whole number of any type, as of numpy or an IntEnum; None for a bool and all
-    else.
+    """Return the int of a whole number of any type, such as numpy's or an IntEnum; None for a bool
+    and anything else.
     """
     if isinstance(value, bool):
         return None
     try:
         return operator.index(value)  # type: ignore[arg-type]
-    except TypeError:  # also of an array, which has the method
+    except TypeError:  # an array has the method too, and raises it
         return None
 
 
 def is_within(value: object, low: int, high: int) -> bool:
-    """True for a whole number in `[low, high]`, False for a bool."""
+    """Return True for an int in `[low, high]`, False for a bool."""
     return type(value) is int and low <= value <= high
 
 
 def range_problems(
     values: Mapping[str, object], ranges: Mapping[str, tuple[int, int]]
 ) -> list[str]:
-    """The problems of whole numbers, as sentences; `ranges` is name → least and most value."""
+    """Return the problems of whole numbers as sentences; `ranges` has the least and most value by
+    name.
+    """
     return [
         range_problem(name, values[name], low, high)
         for name, (low, high) in ranges.items()
@@ -49,8 +51,8 @@ def range_problems(
 
 
 def range_problem(name: str, value: object, low: int, high: int) -> str:
-    """The problem of `value`, which is not within `[low, high]`, or is a whole number of another
-    type than int.
+    """Return the problem of `value`, which is not within `[low, high]`, or is a whole number of
+    another type than int.
     """
     number = whole(value)
     advice = f": use int({number})" if number is not None and low <= number <= high else ""
@@ -58,8 +60,8 @@ def range_problem(name: str, value: object, low: int, high: int) -> str:
 
 
 def flag_problems(**flags: object) -> list[str]:
-    """The problems of switches, as sentences: "no" and 0 would be taken for True and False, and
-    None for a default.
+    """Return the problems of switches as sentences: "no" and 0 would count as True and False, and
+    None as a default.
     """
     return [
         f"{name} must be True or False, not {value!r:.40}"
@@ -69,7 +71,9 @@ def flag_problems(**flags: object) -> list[str]:
 
 
 def kind_problems(values: Mapping[str, object], kinds: Mapping[str, type]) -> list[str]:
-    """The problems of values that are not whole numbers, as sentences; `kinds` is name → class."""
+    """Return the problems of values that are not whole numbers as sentences; `kinds` has the class
+    by name.
+    """
     return [
         f"{name} must be {'text' if kind is str else f'a {kind.__name__}'}, not "
         f"{values[name]!r:.40}"
@@ -79,27 +83,25 @@ def kind_problems(values: Mapping[str, object], kinds: Mapping[str, type]) -> li
 
 
 def cluster_problems(values: Mapping[str, object]) -> list[str]:
-    """The problems of the setting `cluster`, as sentences."""
+    """Return the problems of the setting `cluster` as sentences."""
     cluster = values.get("cluster", "")
     if cluster == "":
         return []
     try:
         check_name("cluster", cluster)
-    except InvalidNameError as error:
+    except InvalidRequestError as error:
         return [f"cluster: {error.message}"]
     return []
 
 
 def refuse(problems: Sequence[str]) -> None:
-    """Raises ConfigError with all problems, if there are any."""
+    """Raise ConfigError with all problems, if there are any."""
     if problems:
         raise ConfigError("; ".join(problems), problems=len(problems))
 
 
 def refuse_call(problems: Sequence[str]) -> None:
-    """Raises InvalidRequestError with all problems of a call on an open client, if there are
-    any.
-    """
+    """Raise InvalidRequestError with all problems of a call on an open client, if there are any."""
     if problems:
         raise InvalidRequestError("; ".join(problems))
 
@@ -111,16 +113,16 @@ def refuse_others(
     Refuse keyword arguments that a client does not have.
 
     Args:
-        what: the client.
-        settings: those of the client, of which a name may be.
-        words: what is to be said of names that other systems have.
+        what: name of the client.
+        settings: class of the client's settings, in which a name may be.
+        words: advice for names that other systems have.
 
     Raises:
-        TypeError: there is one.
+        TypeError: there is at least one.
     """
     for name in others:
         known = [field.name for field in fields(settings)]
-        near = [each for each in known if each.startswith(f"{name}_")]
+        near = [field for field in known if field.startswith(f"{name}_")]
         near = near or get_close_matches(name, known, n=1, cutoff=0.8)
         advice = words.get(name) or (f"did you mean {near[0]}?" if near else "")
         if name in known:

@@ -1,4 +1,4 @@
-"""Text for people: counts, lists, times, digests of keys, URLs without passwords, no control
+"""Texts for people: counts, lists, times, digests of keys, URLs without passwords, no control
 characters.  Pure.
 """
 
@@ -11,16 +11,16 @@ from hashlib import blake2b
 from typing import Any, get_args, get_type_hints
 
 _CONTROL = re.compile("[\0-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters, line ends, marks that change the direction of writing, and lone
+"""Matches control characters, line ends, marks that change the direction of writing, and lone
 surrogates.
 """
 _PASSWORD = re.compile(r"(://[^:/@]*):.*@", re.DOTALL)
-"""Of a URL, to its last @: a password that has one unescaped is not shown in part."""
+"""Matches a URL up to its last @, so that no part of a password with an unescaped @ is shown."""
 _SECRET_PARAMETER = re.compile(r"([?&][^=&]*(?:passw|pwd|secret|token)[^=&]*=)[^&]*", re.IGNORECASE)
 _NOT_A_VALUE = re.compile(r"^Invalid enum value .* - at `\$\.(\w+)`$", re.DOTALL)
 MAYBE_OLDER_COPY = "may stand on an older copy of its data folder"
-"""Of a broker that lacks what was stored there, and what neither retention has removed nor a
-metaserver calls gone.
+"""Text about a broker that lacks messages which were stored there, though retention has not removed
+them and no metaserver reports them as lost.
 """
 ESCAPED_RULE = (
     "in a user or password of a URL, @ is written %40, : is %3A, / is %2F, ? is %3F and % is %25"
@@ -35,10 +35,9 @@ _ESCAPES = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
 
 def plain_number(text: str) -> int | None:
     """
-    The number below 2**63 that ASCII digits say; None: it is other text.
+    Return the number below 2**63 that consists of ASCII digits; None for other text.
 
-    Python's `int` takes more: `1_000`, `+1`, the digits of other scripts, white space and line
-    ends.
+    Python's `int` accepts more: `1_000`, `+1`, digits of other scripts, white space and line ends.
     """
     if not (text.isascii() and text.isdecimal() and len(text) < 20):
         return None
@@ -47,16 +46,16 @@ def plain_number(text: str) -> int | None:
 
 
 def counted(count: int, noun: str, plural: str = "") -> str:
-    """The count with its noun: "1 message", "2 messages".  `plural` is given for nouns that take
-    more than an s.
+    """Return the count with its noun: "1 message", "2 messages".  `plural` is given for nouns that
+    do not just take an s.
     """
     return f"{count} {noun if count == 1 else plural or f'{noun}s'}"
 
 
 def listed(items: Iterable[object], total: int | None = None) -> str:
     """
-    The first LISTED_MAX items and the number of further ones: "1, 2, 3", or "1, 2, …, 10, … and 90
-    more", or "none".
+    Return the first LISTED_MAX items and the number of further ones: "1, 2, 3", or "1, 2, …, 10, …
+    and 90 more", or "none".
 
     `total` is the number of all items, for a caller whose `items` are only the first ones.
     """
@@ -68,13 +67,13 @@ def listed(items: Iterable[object], total: int | None = None) -> str:
 
 
 def seconds(ms: int) -> str:
-    """Milliseconds as seconds, with one decimal below ten seconds."""
+    """Return milliseconds as seconds, with one decimal below ten seconds."""
     return f"{ms / 1000:.1f} s" if ms < 10_000 else f"{ms // 1000} s"
 
 
 def key_digest(order_key: bytes) -> str:
-    """An order key as logs and errors name it: `printf %s KEY | b2sum -l 64` prints the same
-    digest.
+    """Return the name of an order key in logs and errors: `printf %s KEY | b2sum -l 64` prints the
+    same digest.
     """
     if not order_key:
         return "no key"
@@ -82,25 +81,27 @@ def key_digest(order_key: bytes) -> str:
 
 
 def printable(text: str) -> str:
-    r"""`text` with every control character escaped, as `\t`, `\x1b` or `\u202e`, so that a terminal
-    only shows it.
+    r"""Return `text` with every control character escaped, like `\t`, `\x1b` or `\u202e`, so that a
+    terminal only shows it.
     """
     return _CONTROL.sub(_escaped, text)
 
 
 def without_password(url: str) -> str:
-    """The URL of a database with `***` in place of its password, also where that is a parameter."""
+    """Return the URL of a database with `***` in place of its password, even if that is a
+    parameter.
+    """
     return _SECRET_PARAMETER.sub(r"\1***", _PASSWORD.sub(r"\1:***@", url))
 
 
 def url_problem(url: str, *, new: bool = False) -> str:
     """
-    Why the URL of a database is not read as it was meant, because of characters that are not
-    escaped; "": it is.
+    Return why a URL of a database would be read in another way than intended, because of unescaped
+    characters; "" if it would not.
 
     Args:
-        new: nobody uses it yet, so a bare % is refused too; where it is no escape, programs read it
-            in different ways.
+        new: nobody uses the URL yet, so a bare % is refused too, which programs read in different
+            ways.
     """
     _scheme, _, rest = url.partition("://")
     user, at, place = rest.partition("@")
@@ -123,15 +124,15 @@ def url_problem(url: str, *, new: bool = False) -> str:
 
 
 def json_printable(text: str) -> str:
-    """`text`, which is JSON on one line, with every control character in its strings escaped as in
-    JSON.
+    """Return `text`, which is JSON on one line, with every control character in its strings escaped
+    in the way of JSON.
     """
     return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def refused_value(error: Exception, kind: object) -> str:
-    """The text of msgspec's `error` about an object of type `kind`; of an enumeration, with the
-    values that it has.
+    """Return the text of msgspec's `error` about an object of type `kind`; for an enumeration, with
+    its values.
     """
     text = f"{error!s:.300}"
     field = _NOT_A_VALUE.search(text)
@@ -149,15 +150,15 @@ def _escaped(match: re.Match[str]) -> str:
 
 
 def bad_text(error: UnicodeEncodeError) -> str:
-    """What is wrong with a text that has half of a surrogate pair, as file names that are no UTF-8
-    have in Python.
+    """Return what is wrong with a text that has half of a surrogate pair, which Python puts into
+    file names that are not UTF-8.
     """
     return f"{error.object!r:.80} is not valid text: {error.reason}"
 
 
 def items_of(given: object) -> list[Any]:
-    """The items of an iterable; none of text, or of what cannot be iterated, as an array of numpy
-    without a dimension.
+    """Return the items of an iterable; none for text, or for what cannot be iterated, such as an
+    array of numpy without a dimension.
     """
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):
         return []
@@ -169,7 +170,7 @@ def items_of(given: object) -> list[Any]:
 
 
 def is_not_a_time(given: object) -> bool:
-    """True for pandas.NaT: a datetime that differs from itself, and has no other mark without
-    pandas.
+    """Return True for pandas.NaT, a datetime that differs from itself; nothing else identifies it
+    without pandas.
     """
     return given != given  # noqa: PLR0124

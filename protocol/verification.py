@@ -8,20 +8,20 @@ from msgspec import Struct
 
 
 class CheckView(Struct, frozen=True, kw_only=True):
-    """One check."""
+    """The result of one check."""
 
     code: str
-    """V01 to V13; the meaning of a code never changes."""
+    """Code from V01 to V13, whose meaning never changes."""
     name: str
     claim: str
-    """The property that is checked."""
+    """Property that is checked."""
     violations: list[str] = []
-    """The first hundred violations, as sentences."""
+    """First hundred violations, as sentences."""
     violations_total: int = 0
 
 
 class Verification(Struct, frozen=True, kw_only=True):
-    """Every check, in the order of their codes."""
+    """The results of all checks, ordered by code."""
 
     ok: bool
     checks: list[CheckView]

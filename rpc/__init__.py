@@ -1,3 +1,3 @@
-"""aiohttp, both ends: control calls, data-plane channels, serving.  The only room that knows
+"""Control calls, data-plane channels and servers, at both ends, on aiohttp.  No other room imports
 aiohttp.
 """

@@ -1,15 +1,15 @@
-"""Limits the bytes of answers that wait for their clients: of each connection, and of the whole
-server.
+"""Limits the bytes of answers that wait for their clients, for each connection and for the server.
 
-    handler ── take_room(bytes) ──▶ reads ──▶ note_size(its size) ──▶ written, taken by the socket ──▶ free
+    handler ── take_room(bytes) ──▶ reads ──▶ note_size(its size) ──▶ written to the socket ──▶ free
 
-An answer without room waits behind answers of its own connection only.  While the server's room is
+An answer without room waits only for answers of its own connection.  While the server's room is
 short, connections take turns.
 
 Invariants
-    A connection reads at most `reads_max` answers at once.  An answer that would exceed the
-    connection's bytes waits; a single answer may be larger, because a batch is never cut. Answers
-    that were not announced (acks, offsets: small) never wait.
+    A connection reads at most `reads_max` answers at once.
+    An answer that would exceed the connection's bytes waits; a single answer may be larger, because
+    a batch is never cut.
+    Answers that were not announced (acks, offsets: small) never wait.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from contextvars import ContextVar
 CONNECTION_BYTES_MAX = 8 << 20
 SERVER_BYTES_MAX = 256 << 20
 READS_AT_ONCE = 4
-"""Reads of one connection at once; more would queue before the reads of other connections."""
+"""Reads of one connection at once; more would delay the reads of other connections."""
 
 
 class AnswerRoom:
@@ -38,10 +38,10 @@ class AnswerRoom:
         self.connection_bytes_max = connection_bytes_max
         self.reads_max = reads_max
         self.reserved = 0
-        """Bytes of answers that are being made or not taken yet."""
+        """Bytes of answers that are being made or have not been taken by the socket."""
         self.turns: dict[Share, None] = {}
-        """Connections that may have an answer to start, in turn; only the server's room keeps the
-        first one waiting.
+        """Connections that may have an answer to start, in turn; the first one waits only for the
+        server's room.
         """
 
     @property
@@ -50,12 +50,12 @@ class AnswerRoom:
         return bool(self.turns)
 
     def share(self) -> Share:
-        """The part of a new connection."""
+        """Return the share of a new connection."""
         return Share(self)
 
     def fits(self, wanted: int) -> bool:
-        """True if `wanted` bytes fit, or if nothing is reserved: one oversized answer may always
-        go.
+        """Return True if `wanted` bytes fit, or if nothing is reserved, because one oversized
+        answer may always be made.
         """
         return self.reserved + wanted <= self.bytes_max or not self.reserved
 
@@ -96,8 +96,8 @@ class Share:
             raise
 
     def take_now(self, wanted: int) -> bool:
-        """Take room for an answer of `wanted` bytes that is about to be made; False: it would have
-        to wait.
+        """Take room for an answer of `wanted` bytes that is about to be made; False if it would
+        have to wait.
         """
         room, ours = self._room, self.reserved
         if (
@@ -119,18 +119,20 @@ class Share:
         )
 
     def _next(self) -> int | None:
-        """Bytes of the next answer, if the connection's own room lets it be made."""
+        """Return the bytes of the next answer, if the connection's own room lets it be made."""
         while self._waiting and self._waiting[0][1].done():
             self._waiting.popleft()  # its client has left
         return self._waiting[0][0] if self._waiting and self._fits(self._waiting[0][0]) else None
 
     def waits_for_server(self) -> bool:
-        """True if only the server's room keeps the next answer waiting."""
+        """Return True if only the server's room keeps the next answer waiting."""
         wanted = self._next()
         return wanted is not None and not self._room.fits(wanted)
 
     def start_next(self) -> bool:
-        """Start the connection's next answer if its own room allows; True if another may follow."""
+        """Start the connection's next answer if its own room allows it; True if another may
+        follow.
+        """
         wanted = self._next()
         if wanted is None:
             return False
@@ -141,12 +143,12 @@ class Share:
         future.set_result(None)
         return bool(self._waiting)
 
-    def note_size(self, wanted: int, came_to: int) -> None:
-        """Note that an answer was made and has `came_to` bytes, which are freed when the client has
-        taken them.
+    def note_size(self, wanted: int, made_bytes: int) -> None:
+        """Note that an answer was made and has `made_bytes` bytes, which are freed when the client
+        has taken them.
         """
         self._reading -= 1
-        room, left = self._room, wanted - came_to
+        room, left = self._room, wanted - made_bytes
         self.reserved -= left
         room.reserved -= left
         if self._waiting or room.turns:
@@ -162,7 +164,7 @@ class Share:
 
 
 class Answering:
-    """The room of an answer under way."""
+    """The room of an answer in progress."""
 
     def __init__(self, share: Share) -> None:
         self._share = share
@@ -182,7 +184,7 @@ class Answering:
             self._wanted, self._reserved = 0, count
 
     def end(self) -> None:
-        """Free the room: the client has taken the answer, or has left."""
+        """Free the room, because the client has taken the answer, or has left."""
         self.made(0)
         if self._reserved:
             self._share.free(self._reserved)
@@ -201,10 +203,10 @@ def begin_answer(share: Share) -> Answering:
 
 async def take_room(bytes_max: int) -> None:
     """
-    Wait until the answer under way may have up to `bytes_max` bytes; an answer that has room keeps
-    that.
+    Wait until the answer in progress may have up to `bytes_max` bytes; an answer that already has
+    room keeps it.
 
-    Outside of a data plane, as in the simulation, there is always room.
+    Outside a data plane, for example in the simulation, there is always room.
     """
     answering = _under_way.get()
     if answering is not None:

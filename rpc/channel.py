@@ -1,4 +1,4 @@
-"""A data-plane channel over one WebSocket."""
+"""A client's end of a connection of the data plane."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from ..protocol.frames import (
     is_long_poll,
     refusal_error,
 )
+from .frames.frame_socket import FrameSocket
 from .liveness.silence import Silence, SilencePatience
 from .network import Call, Calling, OnAnswer, OnPart
 from .race import start_task
-from .websocket.socket import DataSocket
 
 WAIT_MS_MAX = 60_000
-"""No broker makes a call wait for longer, whatever it says."""
+"""Longest wait in milliseconds that a broker may impose on a call, whatever it reports."""
 _NEVER = float("inf")
 
 _FETCHES = frozenset({Pull, PullShared, Read})
-"""Of these, some wait at the broker for messages; a look-up here costs other calls less than
-`is_long_poll`.
+"""Kinds of frames of which some wait at the broker for messages; for other calls this look-up is
+cheaper than `is_long_poll`.
 """
 
 
-class WebSocketChannel:
+class DataChannel:
     """
     Pipelines calls by correlation id; see `network.Channel` for the contract.
 
@@ -45,7 +45,7 @@ class WebSocketChannel:
 
     def __init__(
         self,
-        socket: DataSocket,
+        socket: FrameSocket,
         address: str,
         on_throttled: Callable[[Throttled], None] = lambda _told: None,
     ) -> None:
@@ -68,8 +68,8 @@ class WebSocketChannel:
         self._silence: Silence | None = None
         self._had_answers = False
         self._told = ""
-        """Why the broker closes the connection."""
-        socket.on_message = self._take
+        """Why the broker ends the connection."""
+        socket.on_frame = self._take
         self._reader = start_task(self._read(), name=f"channel {address}")
 
     def judge_silence(
@@ -83,7 +83,7 @@ class WebSocketChannel:
             patience: of all connections of the client.
         """
         self._had_answers = False
-        self._silence = self._socket.judge = Silence(
+        self._silence = Silence(
             self._socket,
             self._address,
             answers,
@@ -166,7 +166,9 @@ class WebSocketChannel:
             return False
         if type(answer) is Refused and correlation_id == 0:
             self._told = answer.message
-        elif type(answer) is Throttled:
+            self._socket.end()
+            return True
+        if type(answer) is Throttled:
             self._give_time(answer)
             return True
         self._had_answers = True
@@ -190,13 +192,7 @@ class WebSocketChannel:
         except FrameError as error:
             reason = str(error)
         finally:
-            code = self._socket.close_code
-            reason = (
-                reason
-                or self._told
-                or self._socket.problem
-                or f"closed by the other side, code {code}"
-            )
+            reason = self._told or self._socket.problem or reason or "closed by the other side"
             reason = self._broken = self._broken or reason
             self.closed = True
             if self._silence is not None:

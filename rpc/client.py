@@ -21,7 +21,7 @@ from ..protocol.control import (
     PartitionStatusList,
     SubjectView,
 )
-from ..protocol.errors import CreationUnfinishedError, SubjectUnknownError, UnreachableError
+from ..protocol.errors import SubjectUnknownError, UnfinishedError, UnreachableError
 from ..protocol.frames import (
     Answer,
     CancelScheduled,
@@ -45,29 +45,28 @@ from .network import Channel, Network
 T = TypeVar("T")
 CREATION_PAUSE_S = 0.2
 CREATION_STALLED_S = 60.0
-"""For how long a creation is waited for of which no further partition gets its broker."""
+"""Seconds to wait for a creation in which no further partition gets its broker."""
 REPEATABLE = frozenset({CancelScheduled, ListParked, Read, ReadEdited, ReadParked})
-"""Frames that change nothing when they come twice, and that no loop of a client repeats by
-itself.
-"""
+"""Frames that have the same effect when they arrive twice, and that no loop of a client repeats."""
 PULL_TURN_MS = 500
-"""How long a pull waits at a broker while other pulls of this client wait for their turn."""
+"""Milliseconds that a pull waits at a broker while other pulls of this client wait for their turn.
+"""
 
 
 async def _created(ask: Callable[[], Awaitable[T]]) -> T:
     """
-    Ask until a subject is created.
+    Repeat a call until the subject is created, and return its answer.
 
     Raises:
-        CreationUnfinishedError: no broker has taken a partition of it for CREATION_STALLED_S; the
-            metaserver goes on.
+        UnfinishedError: no broker has taken a partition of it for CREATION_STALLED_S; the
+            metaserver continues.
     """
     clock = asyncio.get_running_loop().time
     hosted, since = -1, clock()
     while True:
         try:
             return await ask()
-        except CreationUnfinishedError as error:
+        except UnfinishedError as error:
             if (error.partitions_hosted or 0) > hosted:
                 hosted, since = error.partitions_hosted or 0, clock()
             elif clock() >= since + CREATION_STALLED_S:
@@ -77,10 +76,10 @@ async def _created(ask: Callable[[], Awaitable[T]]) -> T:
 
 class MetaClient(Metaservers):
     """
-    Calls to one of several metaservers; see `Metaservers` for which is asked.
+    Calls one of several metaservers; `Metaservers` describes which.
 
-    A call is `meta.call(endpoints.SUBJECT, subject=name)`; a method stands here where more is done
-    than that.
+    A call is `meta.call(endpoints.SUBJECT, subject=name)`; there is a method only for calls that
+    need more than that.
     """
 
     async def broker_heartbeat(
@@ -90,7 +89,7 @@ class MetaClient(Metaservers):
         Report a broker.
 
         Args:
-            within_ms: the time for all metaservers together, if each of them hangs.
+            within_ms: time for all metaservers together, if each of them hangs.
         """
         timeout_ms = self._timeout_ms
         if within_ms is not None:
@@ -98,13 +97,13 @@ class MetaClient(Metaservers):
         return await self.call(endpoints.BROKER_HEARTBEAT, body, timeout_ms=timeout_ms)
 
     async def create_subject(self, body: CreateSubject) -> SubjectView:
-        """Create a subject, and wait for its partitions; again with the same settings changes
+        """Create a subject, and wait for its partitions; a repeat with the same settings changes
         nothing.
         """
         return await _created(partial(self.call, endpoints.CREATE_SUBJECT, body))
 
     async def hide_subject(self, subject: str, body: HideSubject) -> SubjectView:
-        """As `create_subject`, of a hidden one."""
+        """Create a hidden subject in the same way as `create_subject`."""
         return await _created(partial(self.call, endpoints.HIDE_SUBJECT, body, subject=subject))
 
     async def route(
@@ -117,12 +116,12 @@ class MetaClient(Metaservers):
         subject_id: int = 0,
     ) -> Route:
         """
-        The route; waits up to `wait_ms` for a version above `known_version`.
+        Return the route; wait up to `wait_ms` for a version above `known_version`.
 
         Args:
             order_strategy: checked if given.
-            subject_id: of the route that is known; another subject of this name is refused, if this
-                one was deleted.
+            subject_id: id from the known route; if that subject was deleted, another one of this
+                name is refused.
         """
         query = {
             "known_version": known_version,
@@ -140,7 +139,7 @@ class MetaClient(Metaservers):
         order_strategy: OrderStrategy | None = None,
         subject_id: int = 0,
     ) -> Route:
-        """As `route`, for a sender: a subject that it has not known is created, where the
+        """Return the route for a sender: a subject that it has not known yet is created, where the
         metaserver allows it.
         """
         ask = partial(self.route, subject, order_strategy=order_strategy, subject_id=subject_id)
@@ -158,7 +157,7 @@ class MetaClient(Metaservers):
         Ask whether a metaserver is ready.
 
         Raises:
-            InvalidRequestError: the address is another program's.
+            InvalidRequestError: the address belongs to another program.
         """
         health = await self.call(endpoints.HEALTH)
         return of_program("metaserver", self._addresses[0], health)
@@ -166,7 +165,7 @@ class MetaClient(Metaservers):
 
 class BrokerClient:
     """
-    Calls to one broker; its channel opens with the first data call, and again after it broke.
+    Calls one broker; its channel opens with the first data call, and again after it broke.
 
     A control call is `broker.control(endpoints.PARTITION, id=partition_id)`, a data call
     `broker.call(Pull(…))`.
@@ -191,7 +190,7 @@ class BrokerClient:
         self._channel: Channel | None = None
         self._opening = asyncio.Lock()
         self._queued = 0
-        """Calls that wait for the lock, or have it."""
+        """Number of calls that wait for the lock, or have it."""
         self._pulls = asyncio.Semaphore(PULLS_AT_ONCE_MAX)
 
     @property
@@ -201,12 +200,14 @@ class BrokerClient:
 
     @property
     def live_channel(self) -> Channel | None:
-        """The channel, if it is open and no call waits for one; None: `channel` gives one."""
+        """The channel if it is open and no call waits for one; otherwise None, and `channel` gives
+        one.
+        """
         channel = self._channel
         return None if channel is None or channel.closed or self._queued else channel
 
     async def channel(self) -> Channel:
-        """The open channel.  Raises NotSentError."""
+        """Return the open channel.  Raises NotSentError."""
         if (live := self.live_channel) is not None:
             return live
         # While others wait, the lock is taken for an open channel too, so that no call overtakes
@@ -226,8 +227,8 @@ class BrokerClient:
     async def call(
         self, request: Request, payload: bytes = b"", *, wait_ms: int = 0
     ) -> tuple[Answer, memoryview]:
-        """One data call.  Pulls, and reads that wait, over `PULLS_AT_ONCE_MAX` wait here, and each
-        then has `PULL_TURN_MS` at the broker, in turn.
+        """Make one data call.  Pulls, and reads that wait, beyond `PULLS_AT_ONCE_MAX` wait here,
+        and then each has `PULL_TURN_MS` at the broker, in turn.
         """
         if not is_long_poll(request):
             return await self._call(request, payload, wait_ms)
@@ -253,7 +254,7 @@ class BrokerClient:
         return await (await self.channel()).call(request, payload, timeout_ms=timeout_ms)
 
     async def partitions(self) -> PartitionStatusList:
-        """All partitions that the broker hosts, asked for page by page."""
+        """Return all partitions that the broker hosts, read page by page."""
         all_pages = page = await self.control(endpoints.PARTITIONS)
         while page.more_after is not None:
             page = await self.control(endpoints.PARTITIONS, query={"after": page.more_after})
@@ -265,7 +266,7 @@ class BrokerClient:
         Ask whether the broker is ready, and whether it takes writes.
 
         Raises:
-            InvalidRequestError: the address is another program's.
+            InvalidRequestError: the address belongs to another program.
         """
         health = await self.control(endpoints.HEALTH)
         return of_program("broker", self.address, health)
@@ -282,11 +283,11 @@ class BrokerClient:
         Make one control call.
 
         Args:
-            query: parameters behind the question mark; one that is None is left out.
-            names: what the path has in braces.
+            query: parameters after the question mark; those that are None are left out.
+            names: values for the names in braces in the path.
 
-        Raises:
-            KeylaneError: what the broker answers, or why it does not.
+            Raises:
+            KeylaneError: the refusal of the broker, or the reason why it did not answer.
         """
         return await self._asking.ask(
             endpoint,

@@ -1,4 +1,4 @@
-"""The open connections of a client: its network, and a `BrokerClient` for each broker that it
+"""The open connections of a client: its network, and a `BrokerClient` for each broker that it has
 called.
 """
 
@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
@@ -21,47 +21,47 @@ from ..protocol.errors import (
 )
 from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.settings import CALL_TIMEOUT_MS, is_within
-from .access.token_file import token_source, told_by_environment
 from .client import BrokerClient, MetaClient
 from .environment import environment_of
 from .home import Home
 from .http_network import HttpNetwork, client_network
 from .network import Network
 from .race import Race, start_ending, start_task
-from .tls.settings import tls_of_environment
 
 WAIT_S_MAX = 86_400
 READY_POLL_S = 0.1
 AT_ONCE_MAX = 64
-"""Calls by HTTP of one `in_turns` that are under way at once, each with a connection: a server has
-1,000 for all clients.
+"""Most HTTP calls of one `in_turns` at a time, each of which uses a connection: a server has 1,000
+for all clients.
 """
 KEPT_MIN = 16
-"""With fewer clients of brokers, none is looked at whether it can go."""
+"""Number of broker clients below which none is checked for removal."""
 A = TypeVar("A")
 R = TypeVar("R")
 
 
 async def _nothing() -> None:
-    """Begin nothing."""
+    """Begin nothing, and return at once."""
 
 
 class BrokerClients:
     """
-    The clients of brokers, by address.
+    The clients of brokers by address.
 
-    Brokers come back at other addresses, as those in containers do.  So a client that is not in use
-    and has no open connection goes when many others have come since.
+    Brokers may return at other addresses, for example in containers.  So a client that is not in
+    use and has no open connection is dropped after many others were added.
     """
 
     def __init__(self) -> None:
         self._known: WeakValueDictionary[str, BrokerClient] = WeakValueDictionary()
         self._kept: dict[str, BrokerClient] = {}
-        """Those that have a connection, or had one lately."""
+        """Clients that have a connection, or had one recently."""
         self._look_at = KEPT_MIN
 
     def at(self, network: Network, address: str, *, timeout_ms: int) -> BrokerClient:
-        """The client of the broker at `address`, the same object for as long as it is in use."""
+        """Return the client of the broker at `address`, the same object for as long as it is in
+        use.
+        """
         client = self._known.get(address)
         if client is None:
             if len(self._kept) >= self._look_at:
@@ -72,7 +72,7 @@ class BrokerClients:
         return client
 
     def values(self) -> list[BrokerClient]:
-        """All of them."""
+        """Return all clients."""
         return list(self._known.values())
 
     def _keep(self, client: BrokerClient) -> None:
@@ -87,18 +87,17 @@ class BrokerClients:
 
 class Connections:
     """
-    The network and the broker clients of one client, opened inside a running event loop, and closed
+    The network and the broker clients of one client, opened in a running event loop, and closed
     again.
 
     Args:
-        network: None: each opening takes that of its environment, or makes a real one and closes
-            it.
-        timeout_ms: of a call to a broker.
-        what: the kind of client, as errors name it.
-        token: what a real network shows to metaservers; None: the one that the environment names,
-            if it does.
+        network: None: each opening uses that of its environment, or makes a real one and closes it.
+        timeout_ms: timeout of a call to a broker.
+        what: kind of the client in errors.
+        token: token that a real network shows to metaservers; None: the one that the environment
+            names, if any.
         wait_s: seconds for which `wait_for` waits.
-        tls: of a network of its own; None: that of the process's environment.
+        tls: settings for a network of its own; None: those of the process's environment.
     """
 
     def __init__(
@@ -113,9 +112,9 @@ class Connections:
     ) -> None:
         """
         Raises:
-            TokenInvalidError
-            ConfigError: `tls` is no TlsSettings, `timeout_ms` is not in CALL_TIMEOUT_MS, or
-            `wait_s` not in [0, WAIT_S_MAX].
+            ConfigError
+            ConfigError: `tls` is not a TlsSettings, `timeout_ms` is not in CALL_TIMEOUT_MS, or
+                `wait_s` is not in [0, WAIT_S_MAX].
         """
         low, high = CALL_TIMEOUT_MS
         if not is_within(timeout_ms, low, high):
@@ -133,18 +132,16 @@ class Connections:
         self._given = network
         self.tls = tls
         self._own: HttpNetwork | None = None
-        self._kind: Hashable = None
-        """TLS and token of `_own`, as the environment named them when it was made."""
         self._timeout_ms = timeout_ms
         self._brokers = BrokerClients()
         self._what = what
         self.home = Home(what)
         self.network: Network | None = None
-        """None while it is not open."""
+        """The network; None while the client is not open."""
         self._unwanted = asyncio.Event()
-        """Set when the client is closed while it is opened."""
+        """Set when the client is closed while it is being opened."""
         self._throttled_ms = 0
-        """Of networks that are closed."""
+        """Milliseconds that calls were throttled on networks that are closed."""
 
     def open(self, on_fork: Callable[[], None] = lambda: None) -> Network:
         """
@@ -152,20 +149,17 @@ class Connections:
         process forks.
 
         Raises:
-            AlreadyOpenError, ForkedError
-            ConfigError: a file of the TLS cannot be used.
-            TokenInvalidError: of the environment.
+            UsageError, UsageError
+            ConfigError: a TLS file cannot be used.
+            ConfigError: the environment's token cannot be used.
         """
         network = self._given or environment_of(None).network
-        source = token_source(self.token) if network is None else None
         self.home.enter(self, on_fork)
         self._brokers = BrokerClients()
         self._unwanted = asyncio.Event()
         if network is None:
             try:
-                network = self._own = client_network(self.tls, source)
-                told = told_by_environment() if self.token is None else self.token
-                self._kind = (self.tls or tls_of_environment(), told)
+                network = self._own = client_network(self.tls, self.token)
             except ConfigError:
                 self.home.leave()
                 raise
@@ -174,56 +168,24 @@ class Connections:
 
     @property
     def throttled_ms(self) -> int:
-        """For how long servers have let calls wait for a quota."""
+        """Milliseconds that servers have let calls wait for a quota."""
         own = self._own
         return self._throttled_ms + (0 if own is None else own.throttling.waited_ms)
-
-    @property
-    def kind(self) -> Hashable:
-        """What clients have in common that may share a network: the one that was passed in, or TLS
-        and token.
-        """
-        return id(self.network) if self._own is None else self._kind
-
-    def another(self) -> tuple[Callable[[], Network], Callable[[], Awaitable[None]]]:
-        """
-        A network of the same kind, for what clients share: it outlives this client.
-
-        Returns:
-            Makes it, once, with the TLS and the source of the token of this opening, and raises
-            ConfigError if a file cannot be used; and closes it if it was made.  A network that was
-            passed in is taken itself, and stays open.
-        """
-        network, own = self.network, self._own
-        assert network is not None
-        made: list[HttpNetwork] = []
-
-        def make() -> Network:
-            if own is None:
-                return network
-            made.append(own.another())
-            return made[0]
-
-        async def close() -> None:
-            for each in made:
-                await each.close()
-
-        return make, close
 
     async def wait_for(
         self, meta: MetaClient, begin: Callable[[], Awaitable[object]] = _nothing
     ) -> None:
         """
-        Wait for metaservers that are still starting, at most `wait_s`, and await what `begin`
-        returns.
+        Wait up to `wait_s` for metaservers that are still starting, and await the result of
+        `begin`.
 
-        With a `wait_s` of 0 they are not asked, and `begin` is called once.  Else it is called
-        again if what it asked has not answered, as a metaserver that ended just then, until
-        `wait_s` is over.
+        With a `wait_s` of 0 they are not asked, and `begin` is called once.  Otherwise it is called
+        again until `wait_s` is over if its server did not answer, for example because that
+        metaserver has just ended.
 
         Raises:
-            ClosedError: `wait_no_more` was called meanwhile; every connection is closed.
-            KeylaneError: as of `wait_until_ready`; every connection is closed.  Or as `begin`
+            ClosedError: `wait_no_more` was called in the meantime; every connection is closed.
+            KeylaneError: `wait_until_ready` raised it, and every connection is closed; or `begin`
                 raised it.
         """
         now_s = asyncio.get_running_loop().time
@@ -258,24 +220,24 @@ class Connections:
         return not self._unwanted.is_set()
 
     def wait_no_more(self) -> None:
-        """End `wait_for`, because the client is closed; `check` refuses from now on."""
+        """End `wait_for`, because the client is being closed; `check` refuses from now on."""
         self._unwanted.set()
 
     def check(self) -> None:
         """
-        Check that the client is open, not about to be closed, and that the caller is where it was
+        Check that the client is open and not being closed, and that the caller is where it was
         opened.
 
         Raises:
-            ClosedError, ForkedError, OtherLoopError
+            ClosedError, UsageError, UsageError
         """
         self.home.check()
         if not self.wanted:
             raise ClosedError(f"the {self._what} is being closed")
 
     def broker_at(self, address: str) -> BrokerClient:
-        """The client of the broker at `host:port`, the same object for as long as it is used.
-        Raises ClosedError.
+        """Return the client of the broker at `host:port`, the same object for as long as it is
+        used.  Raises ClosedError.
         """
         if self.network is None:  # it was closed while a caller waited
             self.home.check()
@@ -284,11 +246,11 @@ class Connections:
 
     async def close(self) -> None:
         """
-        Close every connection; a network that was passed in stays open.  Does nothing where the
-        client is not open.
+        Close every connection; a network that was passed in stays open.  Do nothing if the client
+        is not open.
 
         Raises:
-            OtherLoopError: it was opened in another event loop.
+            UsageError: it was opened in another event loop.
         """
         if not self.home.here:
             return
@@ -305,13 +267,13 @@ class Connections:
 
 async def wait_until_ready(meta: MetaClient, wait_s: float) -> None:
     """
-    Wait until a metaserver is ready, at most `wait_s` seconds; returns then also if one answers and
-    is not ready.
+    Wait up to `wait_s` seconds until a metaserver is ready; after that, one that answers but is not
+    ready is enough.
 
     Raises:
-        NotSentError, OutcomeUnknownError: no metaserver answers after this time.
-        KeylaneError: at once, an answer that does not change by waiting, as that of another
-            program.
+        NotSentError, OutcomeUnknownError: no metaserver answers within this time.
+        KeylaneError: raised at once for an answer that does not change by waiting, such as that of
+            another program.
     """
     failure: KeylaneError | None = OutcomeUnknownError.of_read(
         f"no metaserver answered within {wait_s:g} s"
@@ -333,8 +295,8 @@ async def wait_until_ready(meta: MetaClient, wait_s: float) -> None:
 
 
 async def in_turns(call: Callable[[A], Awaitable[R]], arguments: Iterable[A]) -> list[R]:
-    """The results of a call by HTTP with each argument, AT_ONCE_MAX at once; raises the first
-    error, and ends the others.
+    """Return the results of an HTTP call with each argument, AT_ONCE_MAX at a time; raise the first
+    error, after ending the other calls.
     """
     slots = asyncio.Semaphore(AT_ONCE_MAX)
 
@@ -354,14 +316,14 @@ async def in_turns(call: Callable[[A], Awaitable[R]], arguments: Iterable[A]) ->
 
 async def clean_up(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """
-    Finish `work` even if the caller is cancelled meanwhile, or the event loop ends; for short work
-    only.
+    Finish `work` even if the caller is cancelled in the meantime, or the event loop ends; for short
+    work only.
 
     Otherwise a client whose opening failed, and which was cancelled while it cleaned up, could
     never be opened again.
 
     Args:
-        work: as of `to_the_end`.
+        work: function that may be called again; see `to_the_end`.
     """
     task = start_ending(to_the_end(work))
     cancelled: asyncio.CancelledError | None = None
@@ -377,14 +339,14 @@ async def clean_up(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 async def to_the_end(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """
-    Await what `work` returns; once more if the task is cancelled meanwhile, and the cancellation is
-    dropped.
+    Await the result of `work`, and once more if the task is cancelled meanwhile; the cancellation
+    is dropped.
 
-    For tasks that only the end of the event loop cancels: `asyncio.run` cancels all that are left,
-    once, and waits for their ends.
+    This is for tasks that only the end of the event loop cancels: `asyncio.run` cancels all
+    remaining tasks once, and waits for their ends.
 
     Args:
-        work: it may be called again where an earlier call stopped.
+        work: function that may be called again where an earlier call stopped.
     """
     try:
         await work()

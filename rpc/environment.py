@@ -1,11 +1,9 @@
-"""What a client takes from its process: a network, a clock, random numbers, ids, the signals to
-stop.
+"""The environment of a client: its network, clock, random numbers, ids, and stop signals.
 
-    given as `_environment`  ─▶  that of the code that opens the client (AMBIENT)  ─▶  the machine's
-        own
+    argument `_environment`  ─▶  that of the code that opens the client (AMBIENT)  ─▶  the machine's
 
-Tests give some clients another; `keylane.testing` sets AMBIENT in the programs of its clusters, so
-that code under test makes its clients as always.
+Tests give some clients another one; `keylane.testing` sets AMBIENT in the programs of its clusters,
+so that code under test makes its clients as always.
 """
 
 from __future__ import annotations
@@ -24,27 +22,27 @@ from .stop_signals import Stopping, StopSignals
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """The process itself, in every field that is not given."""
+    """An environment, which uses the process itself for every field that is not given."""
 
     network: Network | None = None
-    """None: each opening makes a real one, and closes it."""
+    """Network of the client; None: each opening makes a real one, and closes it."""
     clock: Clock = field(default_factory=SystemClock)
     rng: random.Random | None = None
-    """For pauses and for messages without a key.  None: each opening seeds one of its own."""
+    """Generator for pauses and for messages without a key; None: each opening seeds its own."""
     draw_identity: DrawBits = from_system
     stop_signals: Callable[[], Stopping] = StopSignals
     in_place: bool = False
-    """Handlers that block run in the event loop, one at a time, and in no threads."""
+    """True if blocking handlers run in the event loop, one at a time, not in threads."""
 
     def new_rng(self) -> random.Random:
-        """The random generator of one opening."""
+        """Return the random generator of one opening."""
         return self.rng or random.Random(secrets.randbits(64))
 
 
 AMBIENT: ContextVar[Environment | None] = ContextVar("keylane environment", default=None)
-"""That of the program that runs now, if it has one of its own."""
+"""Environment of the running program, if it has its own."""
 
 
 def environment_of(given: Environment | None) -> Environment:
-    """The environment of a client that opens now; `given` is what it was made with."""
+    """Return the environment of a client that opens now; `given` was passed when it was made."""
     return given or AMBIENT.get() or Environment()

@@ -1,13 +1,16 @@
-"""Where a client is open: in one event loop of one process.  Calls from elsewhere are refused.
+"""The place where a client is open: one event loop of one process.  Calls from elsewhere are
+refused.
 
-    closed ⇄ open ──fork──▶ forked, in the child, for good: its sockets and its event loop are the parent's
+    closed ⇄ open ──fork──▶ forked: in the child, for good, because the client's sockets and its
+                               │       event loop belong to the parent
                                ╰─ forked inside that loop, and back in it ─▶ the child ends
 
 Invariants
-    A client that was open when its process was forked does nothing in the child, and nothing of it
-    is finalized there: a finalizer would take the parent's sockets out of the selector that both
-    processes have. No callback of the parent's event loop runs in the child: it would read the
-    parent's answers, and send in its name.
+    A client that was open when its process was forked does nothing in the child, and none of its
+    objects is finalized there: a finalizer would take the parent's sockets out of the selector that
+    both processes share.
+    No callback of the parent's event loop runs in the child: it would read the parent's answers,
+    and send in its name.
 """
 
 from __future__ import annotations
@@ -22,14 +25,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 from weakref import WeakSet
 
-from ..protocol.errors import (
-    AlreadyOpenError,
-    ClosedError,
-    ForkedError,
-    ForkReturnedError,
-    InvalidRequestError,
-    OtherLoopError,
-)
+from ..protocol.errors import ClosedError, InvalidRequestError, Reason, UsageError
 
 log = logging.getLogger("keylane")
 
@@ -37,48 +33,48 @@ ENDED_HINT = (
     "That event loop does not run again: open the client again in the present "
     "one, with `async with`."
 )
-"""Of an OtherLoopError of an event loop that has ended."""
+"""Hint of an UsageError if the event loop has ended."""
 SAME_THREAD_HINT = (
     "Open one in each event loop, or come back to its loop.  pytest-asyncio gives each test a loop "
     "of its own: a test that takes a fixture of a wider "
     "scope needs @pytest.mark.asyncio(loop_scope=...), and the fixture the same loop_scope."
 )
-"""Of an OtherLoopError where two event loops run one after another in a thread: no call leads into
-the other one.
+"""Hint of an UsageError if two event loops run one after another in a thread, so that no call
+can reach the other one.
 """
 NO_LOOP_HINT = (
     "Start the program with asyncio.run(...), or anyio.run(..., backend='asyncio'); without an "
     "event loop use keylane.sync."
 )
-"""Of an OtherLoopError where asyncio does not run."""
+"""Hint of an UsageError if no asyncio event loop runs."""
 _STARTS = frozenset({"start", "stop", "open", "connect"})
-"""How clients elsewhere are opened and closed."""
+"""Methods with which other systems' clients are opened and closed."""
 NO_THREAD = 0
-"""No thread has this identifier."""
+"""Identifier that no thread has."""
 
 
 class Home:
     """
     The event loop and the process in which a client is open.
 
-    A check asks for the running event loop, which on Python 3.11 costs a system call.  So what is
-    called for each message checks once for each batch.
+    A check asks for the running event loop, which costs a system call on Python 3.11.  Methods that
+    are called for each message therefore check once for each batch.
 
     Args:
-        what: the kind of client, as errors name it.
+        what: kind of the client in errors.
     """
 
     def __init__(self, what: str) -> None:
         self._what = what
         self._loop: asyncio.AbstractEventLoop | None = None
         self.thread = NO_THREAD
-        """The thread of that event loop; a call from it needs no other check."""
+        """Thread of that event loop; a call from it needs no other check."""
         self._kept: object = None
         self.on_fork: Callable[[], None] = _nothing
         """Called in a child of the process in which the client is open."""
         self._forked = False
         self._process_id = 0
-        """Of the process in which the client was opened."""
+        """Id of the process in which the client was opened."""
 
     @property
     def here(self) -> bool:
@@ -87,7 +83,7 @@ class Home:
 
     @property
     def state(self) -> str:
-        """For people: "open", "closed", or "forked" in a child of the process in which it is
+        """State for people: "open", "closed", or "forked" in a child of the process in which it is
         open.
         """
         return "open" if self.here else "forked" if self._forked else "closed"
@@ -97,22 +93,23 @@ class Home:
         Open the client in the running event loop.
 
         Args:
-            kept: an object that must not be finalized in a child of this process.
+            kept: object that must not be finalized in a child of this process.
             on_fork: called in such a child.
 
         Raises:
-            ForkedError, AlreadyOpenError
-            OtherLoopError: asyncio runs no event loop here.
+            UsageError, UsageError
+            UsageError: no asyncio event loop runs here.
         """
         self.check_not_forked()
         if self._loop is not None and not self._loop.is_closed():
-            raise AlreadyOpenError(f"the {self._what} is open already")
+            raise UsageError(Reason.ALREADY_OPEN, f"the {self._what} is open already")
         try:
             self._loop = asyncio.get_running_loop()
         except RuntimeError:
-            none = OtherLoopError(
+            none = UsageError(
+                Reason.OTHER_LOOP,
                 f"a {self._what} opens in a running event loop of asyncio, and there is none; "
-                f"keylane does not run on trio"
+                f"keylane does not run on trio",
             )
             none.hint = NO_LOOP_HINT
             raise none from None
@@ -132,7 +129,7 @@ class Home:
         Check that the client is open, and that the caller is where it was opened.
 
         Raises:
-            ClosedError, ForkedError, OtherLoopError
+            ClosedError, UsageError
         """
         if asyncio._get_running_loop() is self._loop is not None:
             return  # a fork ends with `_loop` None
@@ -140,31 +137,35 @@ class Home:
         raise ClosedError(f"the {self._what} is not open")
 
     def check_not_elsewhere(self) -> None:
-        """As `check`, but a closed client passes."""
+        """Check the same as `check`, but let a closed client pass."""
         self.check_not_forked()
         if self._loop is not None and asyncio._get_running_loop() is not self._loop:
             self._refuse_loop(self._loop)
 
     def check_not_forked(self) -> None:
-        """Raises ForkedError: this process is a child of the one in which the client is open."""
+        """Raise UsageError if this process is a child of the one in which the client is open."""
         if self._forked:
-            raise ForkedError(f"the {self._what} was open when this process was forked")
+            raise UsageError(
+                Reason.FORKED, f"the {self._what} was open when this process was forked"
+            )
 
     def check_thread(self) -> None:
-        """As `check_not_elsewhere`, quicker: in the thread of the opening it does not ask for the
-        event loop.
+        """Check the same as `check_not_elsewhere`, but faster: in the thread of the opening it does
+        not ask for the event loop.
         """
         if get_ident() != self.thread:
             self.check_not_elsewhere()
 
     def _refuse_loop(self, loop: asyncio.AbstractEventLoop) -> NoReturn:
         if loop.is_closed():
-            ended = OtherLoopError(f"the event loop in which the {self._what} was opened has ended")
+            ended = UsageError(
+                Reason.OTHER_LOOP, f"the event loop in which the {self._what} was opened has ended"
+            )
             ended.hint = ENDED_HINT
             raise ended
         if self.thread != get_ident():
-            raise OtherLoopError(f"the {self._what} was opened in another thread")
-        other = OtherLoopError(f"the {self._what} was opened in another event loop")
+            raise UsageError(Reason.OTHER_LOOP, f"the {self._what} was opened in another thread")
+        other = UsageError(Reason.OTHER_LOOP, f"the {self._what} was opened in another event loop")
         other.hint = SAME_THREAD_HINT
         raise other
 
@@ -180,10 +181,10 @@ class Home:
 
 def held_here() -> Callable[[], bool]:
     """
-    A function that is True in this thread alone.
+    Return a function that returns True only in this thread.
 
-    A lock that is held here asks for the thread without making a number of it: 13 ns where
-    `get_ident` and a comparison take 40.  `threading.Condition` asks in this way too.
+    A lock that is held here compares the thread without making a number of it: it takes 13 ns,
+    while `get_ident` and a comparison take 40.  `threading.Condition` does the same.
     """
     lock = RLock()
     lock.acquire()
@@ -192,7 +193,7 @@ def held_here() -> Callable[[], bool]:
 
 
 def nowhere() -> bool:
-    """False in every thread."""
+    """Return False in every thread."""
     return False
 
 
@@ -202,10 +203,10 @@ def _nothing() -> None:
 
 def _end_on_return(loop: asyncio.AbstractEventLoop, why: str) -> None:
     """
-    Have this process, which was forked inside a callback of `loop`, end when that callback returns.
+    End this process, which was forked inside a callback of `loop`, when that callback returns.
 
-    What is ready already would run before a new callback, so this one is put before it; a loop that
-    is not asyncio's own has no such place.
+    Callbacks that are already ready would run before a new one, so this one is put before them; a
+    loop that is not asyncio's own has no such place.
     """
     ready = getattr(loop, "_ready", None)
     if ready is None:
@@ -216,7 +217,7 @@ def _end_on_return(loop: asyncio.AbstractEventLoop, why: str) -> None:
 
 def _end_child(why: str) -> NoReturn:
     """End a child without its finalizers, and without the parent's buffered output."""
-    log.critical("process %d ends: %s", os.getpid(), ForkReturnedError(why))
+    log.critical("process %d ends: %s", os.getpid(), UsageError(Reason.FORK_RETURNED, why))
     os._exit(os.EX_SOFTWARE)
 
 
@@ -242,17 +243,17 @@ os.register_at_fork(after_in_child=_OPEN.in_child)
 
 
 def process_id() -> int:
-    """The number of this process, which a forked child has of its own."""
+    """Return the id of this process, which differs in a forked child."""
     return os.getpid()
 
 
 def at_fork(call: Callable[[], None]) -> None:
-    """Have `call` called in each child that this process forks from now on."""
+    """Call a function in each child that this process forks from now on."""
     os.register_at_fork(after_in_child=call)
 
 
 class Uncopied:
-    """Base of clients: they are neither copied nor pickled."""
+    """Base of clients, which can be neither copied nor pickled."""
 
     def __reduce_ex__(self, _protocol: object) -> Any:
         raise InvalidRequestError(
@@ -262,7 +263,7 @@ class Uncopied:
 
 
 class Resident(Uncopied, ABC):
-    """Base of clients that have a home: the end of `async with` closes them."""
+    """Base of clients with a home; the end of `async with` closes them."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -280,16 +281,16 @@ class Resident(Uncopied, ABC):
             await self.close()
 
     def _note_error(self, error: BaseException | None) -> None:
-        """Note that the block of the client ends, with `error`."""
+        """Note that the client's block ends, with `error` if it is not None."""
 
     if not TYPE_CHECKING:  # for a type checker these are errors
 
         def __enter__(self) -> NoReturn:
-            """Refused.  Raises TypeError."""
+            """Refuse a block without async.  Raises TypeError."""
             raise TypeError(f"`with` does not open a {type(self).__name__}: {self._opening()}")
 
         def __exit__(self, *_: object) -> None:
-            """Python looks for it first."""
+            """Do nothing; it exists because Python looks for it first."""
 
         def __getattr__(self, name: str) -> NoReturn:
             advice = f": {self._opening()}" if name in _STARTS else ""

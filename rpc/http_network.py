@@ -1,8 +1,8 @@
-"""The real network: aiohttp sessions for control calls and WebSockets.
+"""The real network: aiohttp sessions for control calls and data-plane connections.
 
 An address is `host:port`; with a certificate authority every connection uses TLS.  A network with
-an identity shows it to servers (`access.wallet`).  Pools, redirects and proxies are aiohttp's; none
-of them is used on the data plane.
+an identity shows it to servers (`access.wallet`).  Pools, redirects and proxies are aiohttp's; the
+data plane uses none of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from ..protocol.control import ErrorBody
 from ..protocol.endpoints import CAPABILITY, DATA_PATH, HEALTH
 from ..protocol.errors import (
     CapabilityEndedError,
-    ClientCertificateError,
     ClosedError,
     Fate,
     ForeignServerError,
@@ -31,6 +30,7 @@ from ..protocol.errors import (
     MessageTooLargeError,
     NotSentError,
     OutcomeUnknownError,
+    Reason,
     UnauthenticatedError,
 )
 from ..protocol.frames import (
@@ -47,7 +47,8 @@ from .access.credentials import Credentials, ShownCapability
 from .access.greeting import authenticate, greet, stay_known
 from .access.throttling import THROTTLED_HEADER, Throttling
 from .access.token_file import TokenSource, refused_token, token_source
-from .channel import WebSocketChannel
+from .channel import DataChannel
+from .frames.upgrade import open_socket
 from .liveness.keepalive import watched_socket
 from .liveness.recent import RecentNames
 from .liveness.silence import SilencePatience
@@ -58,31 +59,26 @@ from .threads.host_names import HostNames
 from .tls.contexts import ClientContexts
 from .tls.handshakes import is_cut, tls_problem, why_ended
 from .tls.settings import tls_of_environment
-from .websocket.handshake import open_socket
 
 T = TypeVar("T")
-LOOK_SECONDS = 2.0
-"""Between two looks at a connection: a silent broker that owes an answer is pinged at the first, an
-idle one after 8 to 10 s.
-"""
 REUSED_SECONDS = 4.0
-"""A connection of control calls that was idle for longer is not used again: a proxy may have
-forgotten it.
+"""Seconds after which an idle connection of control calls is not used again, because a proxy may
+have forgotten it.
 """
 ALIVE_SECONDS = 3.0
-"""For so long a broker that is silent on a connection is waited for on a new one."""
+"""Seconds to wait on a new connection for a broker that is silent on another one."""
 CONNECT_SECONDS = 3.0
-"""A running machine accepts a connection within this time, even if the first packet is lost."""
+"""Seconds within which a running machine accepts a connection, even if the first packet is lost."""
 TLS_END_SECONDS = 0.02
-"""TLS connections end some turns of the event loop after they are closed, which aiohttp does not
-wait for.
+"""Seconds to wait after closing TLS connections, which end some turns of the event loop later;
+aiohttp does not wait for that.
 """
 CAPABILITY_TIMEOUT_MS = 3_000
 UNAUTHENTICATED, DENIED = 401, 403
-"""Statuses of answers."""
+"""HTTP statuses of refusals."""
 ADDRESSES_KNOWN_MAX = 10_000
-"""Addresses of which it is known whether they have answered: more than a cluster has servers, which
-may come back at others.
+"""Number of addresses for which it is known whether they have answered: more than the servers of a
+cluster, which may return at other addresses.
 """
 _NO_CONNECTION = (
     aiohttp.ClientConnectorError,
@@ -97,17 +93,16 @@ class HttpNetwork:
     See `network.Network` for the contract.  Make it inside a running event loop.
 
     Args:
-        tls: None: without TLS.
-        token: of the client; None: the one that the environment names, if it does.
-        identity: what a server shows in place of that.
-        by_certificate: without a token, metaservers may know the client by its certificate.
-        ask_environment: False: no `token` means none, whatever the environment names.
-        follows_files: files of `tls` that were replaced are used for connections from then on,
-            without `renew`.
+        tls: TLS settings; None: connections do not use TLS.
+        token: the client's token; None: the one that the environment names, if any.
+        identity: credentials that a server shows instead of a token.
+        by_certificate: without a token, metaservers may identify the client by its certificate.
+        ask_environment: False: without `token` there is none, whatever the environment names.
+        follows_files: replaced files of `tls` are used for later connections, without `renew`.
 
     Raises:
         ConfigError: a file of `tls` cannot be used.
-        TokenInvalidError
+        ConfigError
     """
 
     def __init__(
@@ -117,24 +112,11 @@ class HttpNetwork:
         token: str | TokenSource | None = None,
         identity: Credentials | None = None,
         by_certificate: bool = False,
-        ask_environment: bool = True,
         follows_files: bool = False,
     ) -> None:
         self._scheme = "http" if tls is None else "https"
         self._contexts = None if tls is None else ClientContexts(tls, follows_files=follows_files)
-        source: TokenSource | None = None
-        if callable(token):
-            source = token
-        elif token is not None or ask_environment:
-            source = token_source(token)
-        self._another = partial(
-            HttpNetwork,
-            tls,
-            token=source,
-            by_certificate=by_certificate,
-            ask_environment=False,
-            follows_files=follows_files,
-        )
+        source = token if callable(token) else token_source(token)
         if identity is None and (source is not None or by_certificate):
             from .access.wallet import (
                 Wallet,  # it loads a library that clients without a token need not have
@@ -146,36 +128,30 @@ class HttpNetwork:
         self._renewing: set[asyncio.Task[None]] = set()
         self._session = _session(keepalive_timeout=REUSED_SECONDS)
         self._new: aiohttp.ClientSession | None = None
-        """Its connections are new ones; made when it is needed."""
+        """Session that only makes new connections; made when it is needed."""
         self._patience = SilencePatience()
         self.throttling = Throttling()
         self._answered = RecentNames(ADDRESSES_KNOWN_MAX)
-        """Addresses that have answered: what they were asked may be done, although no answer
-        came.
+        """Addresses that have answered: a call to one of them may have been done even if no answer
+        arrived.
         """
         self._cut = RecentNames(ADDRESSES_KNOWN_MAX)
         """Addresses that have ended a connection since their last answer."""
 
-    def another(self) -> HttpNetwork:
-        """One with the same TLS and source of a token, and connections of its own.  Raises
-        ConfigError: a file cannot be used.
-        """
-        return self._another()
-
     def know_metaservers(self, addresses: Sequence[str]) -> None:
-        """Have metaservers shown the token itself; see `network.KnowsMetaservers`."""
+        """Show the token itself to these metaservers; see `network.KnowsMetaservers`."""
         if self._identity is not None:
             self._identity.know_metaservers(addresses)
 
-    async def open_channel(self, address: str, *, timeout_ms: int) -> WebSocketChannel:
+    async def open_channel(self, address: str, *, timeout_ms: int) -> DataChannel:
         """
-        A channel to the broker at `address`, which knows who calls.
+        Return a channel to the broker at `address`, on which the caller is authenticated.
 
         Raises:
             NotSentError
-            ClientTooOldError, ServerTooOldError: more than one minor version lies between this
-            client and the broker. UnauthenticatedError, TokenInvalidError: the token is refused, or
-            cannot be read.
+            VersionError, VersionError: client and broker are more than one minor version
+                apart.
+            UnauthenticatedError, ConfigError: the token is refused, or cannot be read.
         """
         if self._identity is None:
             return await self._connect(address, timeout_ms)
@@ -196,13 +172,13 @@ class HttpNetwork:
     async def _introduce(
         self,
         identity: Credentials,
-        channel: WebSocketChannel,
+        channel: DataChannel,
         held: ShownCapability,
         address: str,
         timeout_ms: int,
     ) -> None:
-        """Say who calls, with a newer capability if the first is refused; and again before it
-        ends.
+        """Authenticate the caller, with a newer capability if the first is refused, and again
+        before it ends.
         """
         challenged, _ = await channel.call(Challenge(), timeout_ms=timeout_ms)
         assert isinstance(challenged, Challenged)
@@ -241,11 +217,11 @@ class HttpNetwork:
             raise refused_token(error, self._token_source) from error
 
     def _check_open(self) -> None:
-        """Raises ClosedError: a task of the client goes on while another one closes it."""
+        """Raise ClosedError if a task of the client continues while another one closes it."""
         if self._session.closed:
             raise ClosedError("its connections are closed")
 
-    async def _connect(self, address: str, timeout_ms: int) -> WebSocketChannel:
+    async def _connect(self, address: str, timeout_ms: int) -> DataChannel:
         check_real(address)
         self._check_open()
         try:
@@ -255,7 +231,6 @@ class HttpNetwork:
                     f"{self._scheme}://{address}{DATA_PATH}",
                     tls=self._tls_of(address),
                     bytes_max=FRAME_BYTES_MAX,
-                    heartbeat_s=LOOK_SECONDS,
                 )
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             if (problem := await self._tls_problem(address, error)) is not None:
@@ -265,7 +240,7 @@ class HttpNetwork:
                 address=address,
             ) from cause(error)
         self._note_answer(address)
-        channel = WebSocketChannel(
+        channel = DataChannel(
             socket, address, lambda told: self.throttling.note(address, told.wait_ms, told.limit)
         )
         try:
@@ -286,8 +261,8 @@ class HttpNetwork:
         return self._new
 
     async def _answers(self, address: str) -> bool:
-        """Whether a keylane server answers on a new connection, whatever it says; the answer of a
-        proxy before it does not count.
+        """Return whether a keylane server answers on a new connection, whatever the answer is; the
+        answer of a proxy before it does not count.
         """
         try:
             async with self._new_session().get(
@@ -312,8 +287,8 @@ class HttpNetwork:
         timeout_ms: int,
         anew: bool = False,
     ) -> T:
-        """See `network.Network.control`; a body over the limit is a MessageTooLargeError, a virtual
-        server a StoryError.
+        """See `network.Network.control`; a body over the limit raises MessageTooLargeError, a
+        virtual server StoryError.
         """
         check_real(address)
         identity = self._identity
@@ -396,7 +371,7 @@ class HttpNetwork:
     async def _no_answer(
         self, address: str, method: str, path: str, error: Exception
     ) -> NotSentError | OutcomeUnknownError | ForeignServerError:
-        """The error of a call whose connection failed, or brought what is no HTTP."""
+        """Return the error of a call whose connection failed, or whose answer is not HTTP."""
         answered = address in self._answered and method != aiohttp.hdrs.METH_GET
         problem = await self._tls_problem(address, error)
         # An alert of TLS says that nothing was done, a look afterwards does not: an older
@@ -412,15 +387,16 @@ class HttpNetwork:
         self, address: str, path: str, *, timeout_ms: int, statuses: Container[int] = (200,)
     ) -> tuple[str, str]:
         """
-        GET a text, as the figures of a server; who calls is shown only where the server asks.
+        GET a text, such as a server's metrics; credentials are shown only if the server asks for
+        them.
 
         Returns:
-            The text, and the answer's Date header: whole seconds of the server's clock.
+            The text, and the answer's Date header: the server's clock in whole seconds.
 
         Raises:
-            NotSentError, OutcomeUnknownError, ForeignServerError: as `control`; the status is none
-                of `statuses`.
-            UnauthenticatedError, AccessDeniedError: the server shows it to others only.
+            NotSentError, OutcomeUnknownError, ForeignServerError: same reasons as for `control`, or
+                the status is not in `statuses`.
+            UnauthenticatedError, AccessDeniedError: the server does not show it to this caller.
         """
         text, date, status = await self._text(address, path, timeout_ms, None)
         if status == UNAUTHENTICATED and self._identity is not None:
@@ -443,7 +419,9 @@ class HttpNetwork:
     async def _text(
         self, address: str, path: str, timeout_ms: int, bearer: str | None
     ) -> tuple[str, str, int]:
-        """The text, the Date header and the status.  Raises NotSentError, ForeignServerError."""
+        """Return the text, the Date header and the status.  Raises NotSentError,
+        ForeignServerError.
+        """
         check_real(address)
         try:
             async with self._session.get(
@@ -463,14 +441,14 @@ class HttpNetwork:
             ) from cause(error)
 
     def renew(self, tls: TlsSettings) -> None:
-        """Read the files again, for the connections from now on.  Raises ConfigError; the old ones
-        stay in use then.
+        """Read the TLS files again for later connections.  Raises ConfigError; then the old ones
+        stay in use.
         """
         if self._contexts is not None:
             self._contexts.renew(tls)
 
     def _tls_of(self, address: str) -> ssl.SSLContext | bool:
-        """What aiohttp takes as `ssl` of a connection."""
+        """Return the value that aiohttp takes as `ssl` of a connection."""
         return True if self._contexts is None else self._contexts.of(address)
 
     def _note_answer(self, address: str) -> None:
@@ -478,7 +456,7 @@ class HttpNetwork:
         self._cut.discard(address)
 
     async def _tls_problem(self, address: str, error: Exception) -> NotSentError | None:
-        """What TLS has to do with a failed connection, None if nothing."""
+        """Return the TLS problem that explains a failed connection, None if there is none."""
         problem = tls_problem(address, error)
         if problem is None and is_cut(error) and self._asks_why(address):
             context = None if self._contexts is None else self._contexts.of(address)
@@ -487,10 +465,10 @@ class HttpNetwork:
 
     def _asks_why(self, address: str) -> bool:
         """
-        Whether the address is asked why it has ended a connection, which takes up to a second.
+        Return whether to ask the address why it has ended a connection, which takes up to a second.
 
-        One that has answered is not asked at first, because most such ends are those of a server
-        that is stopped.
+        An address that has answered is not asked the first time, because most such ends come from a
+        server that is being stopped.
         """
         if address not in self._answered:
             return True
@@ -501,16 +479,21 @@ class HttpNetwork:
         return again or bool(self._contexts.own_certificate_problem())
 
     def _told(self, problem: NotSentError | None) -> NotSentError | None:
-        """The problem, with what is wrong with this client's own certificate if that is refused."""
-        if self._contexts is None or not isinstance(problem, ClientCertificateError):
+        """Return the problem, or what is wrong with this client's own certificate if that is
+        refused.
+        """
+        refused = problem is not None and problem.reason is Reason.CLIENT_CERTIFICATE
+        if problem is None or self._contexts is None or not refused:
             return problem
         own = self._contexts.own_certificate_problem()
         if not self._contexts.shows_certificate:
             own = "it wants a certificate, and this client has none"
         if not own:
             return problem
-        return ClientCertificateError(
-            f"the server at {problem.address} refuses this client: {own}", address=problem.address
+        return NotSentError(
+            Reason.CLIENT_CERTIFICATE,
+            f"the server at {problem.address} refuses this client: {own}",
+            address=problem.address,
         )
 
     async def close(self) -> None:
@@ -531,12 +514,12 @@ def client_network(
     tls: TlsSettings | None = None, token: str | TokenSource | None = None
 ) -> HttpNetwork:
     """
-    The network of a client: with what is given, else with what the environment names:
-    KEYLANE_TLS_CA, KEYLANE_TOKEN_FILE.
+    Return the network of a client, made from the arguments, or else from what the environment
+    names: KEYLANE_TLS_CA, KEYLANE_TOKEN_FILE.
 
     Raises:
         ConfigError: a file cannot be used.
-        TokenInvalidError
+        ConfigError
     """
     chosen = tls or tls_of_environment()
     return HttpNetwork(
@@ -545,7 +528,7 @@ def client_network(
 
 
 def _session(**connections: Any) -> aiohttp.ClientSession:
-    """A session whose connector takes these arguments beside those of all."""
+    """Return a session whose connector has these arguments besides those of all sessions."""
     connector = aiohttp.TCPConnector(
         limit=0, resolver=HostNames(), socket_factory=watched_socket, **connections
     )
@@ -553,8 +536,8 @@ def _session(**connections: Any) -> aiohttp.ClientSession:
 
 
 def _limits(timeout_ms: int) -> aiohttp.ClientTimeout:
-    """The time of a call; aiohttp would round one above 5 s up to a whole second, and leases leave
-    no time for that.
+    """Return the timeouts of a call; aiohttp would round those above 5 s up to a whole second, for
+    which leases leave no time.
     """
     return aiohttp.ClientTimeout(
         total=timeout_ms / 1000, sock_connect=CONNECT_SECONDS, ceil_threshold=math.inf
@@ -562,7 +545,7 @@ def _limits(timeout_ms: int) -> aiohttp.ClientTimeout:
 
 
 def _packed(call: str, body: object, query: Mapping[str, str] | None) -> bytes:
-    """The bytes of a body.  Raises InvalidRequestError, of text with a lone surrogate;
+    """Return the bytes of a body.  Raises InvalidRequestError for a text with a lone surrogate;
     MessageTooLargeError.
     """
     try:
@@ -586,11 +569,11 @@ def _headers(bearer: str | None) -> dict[str, str]:
 
 def _check_answerer(version: str | None, method: str) -> None:
     """
-    Check the version of a server that has answered a call; a proxy's answer tells none.
+    Check the version of a server that has answered a call; the answer of a proxy has none.
 
     Raises:
-        ClientTooOldError, ServerTooOldError: with fate UNKNOWN if the server has done more than
-            read.
+        VersionError, VersionError: with fate UNKNOWN if the call may have changed
+            something.
     """
     if version is None:
         return
@@ -603,5 +586,5 @@ def _check_answerer(version: str | None, method: str) -> None:
 
 
 def _no_http(address: str, method: str, path: str) -> ForeignServerError:
-    """As of a mail server, or of one of SSH."""
+    """Return the error for an answer that is not HTTP, for example from a mail or SSH server."""
     return ForeignServerError(f"{address} answered {method} {path} not in HTTP", address=address)

@@ -1,21 +1,21 @@
-"""What plain HTTP callers may take of a server: time for each part of a request, and a number of
+"""Limits for plain HTTP callers of a server: time for each part of a request, and a number of
 connections.
 
-    accepted ─▶ room? ─no─▶ the oldest that has not said who calls is closed; without one: 503,
-        closed
+    accepted ─▶ room? ─no─▶ the oldest unidentified connection is closed; if there is none: 503
                   │yes
                   ▼
-    head, in `head_s` ─▶ body, in `body_s` ─▶ handler ─▶ answer taken, in `answer_s` ─▶ next head,
-        in `head_s`
+    head, in `head_s` ─▶ body, in `body_s` ─▶ handler ─▶ answer taken, in `answer_s` ─▶ next head
 
 Invariants
-    A connection that sends no whole request head in time is closed, an idle one included.
-    A connection of the data plane counts until its handshake, and no longer: it has limits of its
-    own. A call that changes nothing ends with its connection: else clients that come and leave
-    would have any number of long polls, of which none counts as a connection.  A call that changes
-    something goes on to its end. With access control, who does not say who calls keeps no place
-    from those who do, and principals with more than an equal share of the places keep none from one
-    with less; connections of servers of the cluster are never closed for others, and take no place.
+    A connection that sends no complete request head in time is closed, even if it is idle.
+    A connection of the data plane counts until its handshake ends; after that it has its own
+    limits.
+    A call that changes nothing ends with its connection: otherwise clients that connect and leave
+    would have any number of long polls, none of which counts as a connection.  A call that changes
+    something continues to its end.
+    With access control, unidentified callers keep no place from identified ones, and principals
+    with more than an equal share of the places keep none from those with less; connections of
+    servers of the cluster are never closed for others, and take no place.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ..protocol.errors import (
     KeylaneError,
     MessageTooLargeError,
     OverloadedError,
-    RequestTooSlowError,
+    Reason,
 )
 from ..protocol.http.bodies import encode_json
 from ..protocol.limits import CONTROL_BYTES_MAX, HTTP_CONNECTIONS_MAX
@@ -49,40 +49,42 @@ from .tls.listeners import listen
 from .tls.openings import TlsOpenings
 
 REFUSED_S = 0.5
-"""The seconds that a refused caller has to take the answer."""
+"""Seconds that a refused caller has to take the answer."""
 LINGERING_S = 2.0
-"""The seconds for which the rest of an unread body is read, so that its sender reads the answer."""
+"""Seconds for which the rest of an unread body is read, so that its sender reads the answer."""
 FILES_SHARE = 2
 """Connections use at most 1 / FILES_SHARE of the files that the process may open; the rest is for
 its data.
 """
 INTRODUCED_SHARE = 16
-"""With access control, there are 1 / INTRODUCED_SHARE more places for connections whose callers
-have not said who they are.
+"""With access control, there are 1 / INTRODUCED_SHARE additional places for connections whose
+callers are not identified yet.
 """
 SERVERS_MAX = 1_000
-"""With access control, connections of servers of the cluster that take no place; of more, each
-takes one.
+"""With access control, number of connections of servers of the cluster that take no place; each
+further one takes a place.
 """
 ENCODINGS = frozenset({"identity", "gzip", "deflate"})
 """Values of `Content-Encoding` that bodies may have."""
 
 
 def is_ours(record: logging.LogRecord) -> bool:
-    """True if aiohttp logs a fault of keylane.  Bytes that are no HTTP are the caller's fault, and
-    fill no log.
+    """Return True if aiohttp logs a fault of keylane.  Bytes that are not HTTP are the caller's
+    fault, and must not fill the log.
     """
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, HttpProcessingError | web.RequestPayloadError)
 
 
 http_log = logging.getLogger("keylane.rpc.http")
-"""aiohttp's log."""
+"""Log of aiohttp."""
 http_log.addFilter(is_ours)
 
 
 def within_files(connections: int) -> int:
-    """The number of connections, at most a part of the files that the process may open."""
+    """Return the number of connections, limited to a part of the files that the process may
+    open.
+    """
     soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return (
         connections
@@ -93,12 +95,12 @@ def within_files(connections: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpLimits:
-    """Limits of plain HTTP; times in seconds."""
+    """Limits of plain HTTP; times are in seconds."""
 
     connections_max: int = HTTP_CONNECTIONS_MAX
     head_s: float = 20.0
-    """Longer than clients use an idle connection again (ours: 4 s, aiohttp: 15 s), so that none
-    sends into a closing one.
+    """Longer than clients reuse an idle connection (ours: 4 s, aiohttp: 15 s), so that none sends
+    into a connection that is being closed.
     """
     body_s: float = 30.0
     answer_s: float = 30.0
@@ -108,7 +110,7 @@ class HttpLimits:
 
 
 class _Handler(web.RequestHandler):
-    """aiohttp's end of a connection; bytes that are no HTTP are answered with a typed error."""
+    """The server's end of a connection; bytes that are not HTTP are answered with a typed error."""
 
     __slots__ = ("_begun", "_callers", "_head_s", "_on_refused", "ends_call", "principal")
 
@@ -123,18 +125,19 @@ class _Handler(web.RequestHandler):
         self._on_refused = on_refused
         self._callers = callers
         self.principal = ""
-        """Whose place it is; "" before that is known, and of servers."""
+        """Principal whose place it takes; "" before that is known, and for servers."""
         self._head_s: float = kwargs["keepalive_timeout"]
         self._begun = False
-        """True while a part of a request's head is here."""
+        """True while a part of a request's head has arrived."""
         self.ends_call = False
-        """True while the call under way ends when the client leaves."""
+        """True while a call is in progress that ends when the client leaves."""
 
     def force_close(self) -> None:
-        """See aiohttp, which calls it when the time for a head is over."""
+        """See aiohttp, which calls this when the time for a head is over."""
         if self._begun and self.transport is not None and not self.transport.is_closing():
             self._begun = False
-            error = RequestTooSlowError(
+            error = InvalidRequestError(
+                Reason.REQUEST_TOO_SLOW,
                 f"no whole head of a request in {self._head_s:g} s",
                 limit_ms=int(self._head_s * 1000),
             )
@@ -142,13 +145,13 @@ class _Handler(web.RequestHandler):
         super().force_close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The client is there, and has not said who calls."""
+        """Note a new connection, whose caller is not identified yet."""
         super().connection_made(transport)
         if self._callers is not None:
             self._callers.add(self)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """The client has left."""
+        """Note that the client has left."""
         self._begun = False
         self.free()
         task = self._task_handler if self.ends_call else None
@@ -158,25 +161,27 @@ class _Handler(web.RequestHandler):
 
     def keep(self, principal: str) -> None:
         """
-        Note who calls; "": a server of the cluster does.
+        Note the identified caller; "": it is a server of the cluster.
 
         Raises:
-            OverloadedError: as `HttpCallers.keep`.
+            OverloadedError: `HttpCallers.keep` found no place.
         """
         if self._callers is None or self.transport is None:
-            return  # who has left takes no place, though the call goes on
+            return  # a client that has left takes no place, though its call continues
         if not principal:
             self._callers.keep_server(self)
         elif principal != self.principal:
             self._callers.keep(self, principal)
 
     def free(self) -> None:
-        """Note that the connection takes no place: the data plane has it, or it has ended."""
+        """Note that the connection takes no place, because the data plane has it, or it has
+        ended.
+        """
         if self._callers is not None:
             self._callers.free(self)
 
     def make_room(self, error: KeylaneError) -> None:
-        """Close the connection, for another one."""
+        """Close the connection to make room for another one."""
         self._on_refused(error, "connection", self._remote())
         if self.transport is not None:
             self.transport.abort()
@@ -186,8 +191,8 @@ class _Handler(web.RequestHandler):
         return str(peer[0]) if isinstance(peer, tuple) else ""
 
     def data_received(self, data: bytes) -> None:
-        """Raise in the reader of a body that breaks off: aiohttp's parser raises only in the next
-        request.
+        """Raise in the reader of a body that breaks off, because aiohttp's parser would raise only
+        in the next request.
         """
         idle = self._current_request is None and not self._messages
         super().data_received(data)
@@ -219,23 +224,22 @@ class _Handler(web.RequestHandler):
 
 class HttpCallers:
     """
-    The HTTP connections of a server that make room for others: of unknown callers, and by
+    The HTTP connections of a server that make room for others: unidentified ones, and those of each
     principal.
 
     Args:
-        places: how many connections of known callers there may be; servers of the cluster do not
-            count.
+        places: number of connections of identified callers; servers of the cluster do not count.
     """
 
     def __init__(self, places: int) -> None:
         self._places: Places[_Handler] = Places(places)
         self._unknown: dict[_Handler, None] = {}
-        """The oldest first."""
+        """Connections of unidentified callers, the oldest first."""
         self._servers: set[_Handler] = set()
 
     @property
     def exempt(self) -> int:
-        """The number of connections of servers that take no place."""
+        """Number of connections of servers that take no place."""
         return min(len(self._servers), SERVERS_MAX)
 
     def add(self, handler: _Handler) -> None:
@@ -243,7 +247,7 @@ class HttpCallers:
         self._unknown[handler] = None
 
     def free(self, handler: _Handler) -> None:
-        """Note that a connection is none of these any more."""
+        """Note that a connection no longer counts."""
         self._unknown.pop(handler, None)
         self._servers.discard(handler)
         self._places.free(handler)
@@ -251,11 +255,11 @@ class HttpCallers:
 
     def keep(self, handler: _Handler, principal: str) -> None:
         """
-        Give a connection a place, now that it is known whose it is.
+        Give a connection a place, because its caller is identified.
 
         Raises:
-            OverloadedError: all places are taken, and this principal has its share of them: each
-                has the same.
+            OverloadedError: all places are taken, and this principal already has an equal share of
+                them.
         """
         most = self._places.most
         placing = self._places.take(handler, principal)
@@ -273,31 +277,33 @@ class HttpCallers:
         handler.principal = principal
 
     def keep_server(self, handler: _Handler) -> None:
-        """Note that a server of the cluster calls: the connection is never closed for another."""
+        """Note that a server of the cluster calls, so that the connection is never closed for
+        another.
+        """
         self.free(handler)
         self._servers.add(handler)
 
     def close_oldest(self) -> bool:
-        """Close the oldest whose caller has not said who it is; False: there is none."""
+        """Close the oldest connection whose caller is not identified; False if there is none."""
         if not self._unknown:
             return False
         oldest = next(iter(self._unknown))
         del self._unknown[oldest]
-        text = "too many connections have not said who calls"
+        text = "too many connections have not identified their callers"
         oldest.make_room(OverloadedError(text, limit=self._places.most))
         return True
 
 
 def keep_connection(request: web.Request, principal: str) -> None:
     """
-    Note that it is known who calls on the connection of a request.
+    Note that the caller on the connection of a request is identified.
 
     Args:
-        principal: whose place it takes; "": a server of the cluster calls, it makes room for no
-            other connection.
+        principal: principal whose place it takes; "": a server of the cluster, whose connection is
+            never closed for another one.
 
     Raises:
-        OverloadedError: as `HttpCallers.keep`.
+        OverloadedError: `HttpCallers.keep` found no place.
     """
     handler = request.protocol
     if isinstance(handler, _Handler):
@@ -305,7 +311,7 @@ def keep_connection(request: web.Request, principal: str) -> None:
 
 
 def free_connection(request: web.Request) -> None:
-    """Note that the data plane has the connection of a request, and takes it for its own limits."""
+    """Note that the data plane has taken over the connection of a request, under its own limits."""
     handler = request.protocol
     if isinstance(handler, _Handler):
         handler.free()
@@ -314,10 +320,10 @@ def free_connection(request: web.Request) -> None:
 @contextmanager
 def ended_with_connection(request: web.Request) -> Iterator[None]:
     """
-    Cancel the block when the client leaves; for calls that change nothing.
+    Cancel the block when the client leaves; this is for calls that change nothing.
 
     Raises:
-        ClientConnectionResetError: the client has left already.
+        ClientConnectionResetError: the client has already left.
     """
     if request.transport is None:
         raise ClientConnectionResetError("the client has left")
@@ -334,16 +340,16 @@ def ended_with_connection(request: web.Request) -> Iterator[None]:
 
 class LimitedSite(web.BaseSite):
     """
-    A listening socket whose new connections are refused while there are too many.
+    A listening socket that refuses new connections while there are too many.
 
     Args:
-        limits: of each connection, and of their number.
-        exempt: how many open connections do not count.
-        tls: None: plain HTTP.
-        on_refused: called with the error, what was asked for and the host of a caller that no
-            request is known of.
-        guarded: callers say who they are; those that do not, and those with the most places, make
-            room for others.
+        limits: limits of each connection, and of their number.
+        exempt: returns the number of open connections that do not count.
+        tls: TLS of the server; None: plain HTTP.
+        on_refused: called with the error, the attempted act and the caller's host if no request is
+            known.
+        guarded: True if callers are identified; unidentified ones, and those with the most places,
+            make room for others.
     """
 
     def __init__(
@@ -378,7 +384,7 @@ class LimitedSite(web.BaseSite):
 
     @property
     def name(self) -> str:
-        """Where it listens."""
+        """URL at which it listens."""
         scheme = "http" if self._ssl_context is None else "https"
         return f"{scheme}://{self._host}:{self._port}"
 
@@ -389,7 +395,7 @@ class LimitedSite(web.BaseSite):
             listeners = await listen(
                 self._host, self._port, backlog=self._backlog, on_accepted=self._openings.enter
             )
-            self._server = cast(asyncio.AbstractServer, listeners)  # what aiohttp uses of one
+            self._server = cast(asyncio.AbstractServer, listeners)  # for aiohttp
             return
         self._server = await asyncio.get_running_loop().create_server(
             self._accept, self._host, self._port, backlog=self._backlog, reuse_address=True
@@ -407,14 +413,13 @@ class LimitedSite(web.BaseSite):
         most = self._limits.connections_max
         room, exempt = most, self._exempt()
         if self._callers is not None:
-            # Who may get a place of another principal has to say first who it is.  Servers take no
-            # place: with them, known callers could fill the room, so that no unknown one is there
-            # to be closed.
+            # A caller that may get another principal's place must be identified first.  Servers
+            # take no place: if they did, identified callers could fill the room, and no
+            # unidentified connection could be closed.
             room += max(1, most // INTRODUCED_SHARE)
             exempt += self._callers.exempt
         full = len(server.connections) - exempt >= room
-        # Who is closed here leaves the connections of the server in the next turn of the event
-        # loop.
+        # A connection closed here leaves `server.connections` in the next turn of the event loop.
         if full and (self._callers is None or not self._callers.close_oldest()):
             return _Refusal(most, self._on_refused)
         return _Handler(
@@ -422,7 +427,7 @@ class LimitedSite(web.BaseSite):
             on_refused=self._on_refused,
             callers=self._callers,
             loop=asyncio.get_running_loop(),
-            # aiohttp's time for the first head, and for the next
+            # aiohttp uses it for the first head and for each next one
             keepalive_timeout=self._limits.head_s,
             lingering_time=LINGERING_S,
             auto_decompress=False,
@@ -440,7 +445,7 @@ def decoded_body(data: bytes, encoding: str) -> bytes:
 
     Raises:
         InvalidRequestError: the bytes are damaged, cut, or followed by others.
-        MessageTooLargeError: it is over `CONTROL_BYTES_MAX` bytes; it is not unpacked further.
+        MessageTooLargeError: it is over `CONTROL_BYTES_MAX` bytes; unpacking stops there.
     """
     if encoding == "identity":
         return data
@@ -472,7 +477,7 @@ class _Refusal(asyncio.Protocol):
         ).encode() + body
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send the answer at once, so that a caller that sends nothing gets it too."""
+        """Send the answer at once, so that a caller that sends nothing also gets it."""
         peer = cast(asyncio.Transport, transport)
         name = peer.get_extra_info("peername")
         remote = str(name[0]) if isinstance(name, tuple) else ""
@@ -480,6 +485,6 @@ class _Refusal(asyncio.Protocol):
         peer.write(self._answer)
         if peer.can_write_eof():
             peer.write_eof()
-        # The socket stays open meanwhile: closed with unread bytes, it would be reset, and the
-        # answer lost.
+        # The socket stays open meanwhile: if it were closed with unread bytes, it would be reset,
+        # and the answer lost.
         asyncio.get_running_loop().call_later(REFUSED_S, peer.abort)

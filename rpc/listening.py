@@ -1,4 +1,4 @@
-"""Where a server may listen: on loopback, on a valid port that is free."""
+"""Checks where a server may listen: on loopback unless it has TLS, on a valid and free port."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import errno
 import socket
 
 from ..protocol.address import is_loopback
-from ..protocol.errors import AddressError, HostError
+from ..protocol.errors import AddressError, Reason
 from ..protocol.text import PORT_MAX
 from .reasons import reason
 
@@ -16,10 +16,14 @@ def check_loopback(host: str) -> None:
     Check that `host` is a loopback address.
 
     Raises:
-        HostError: it is another one.
+        AddressError: it is not.
     """
     if not is_loopback(host):
-        raise HostError(f"{host!r} is not a loopback address, and there is no TLS", host=host)
+        raise AddressError(
+            Reason.INSECURE_HOST,
+            f"{host!r} is not a loopback address, and there is no TLS",
+            host=host,
+        )
 
 
 def check_port(port: int) -> None:
@@ -35,13 +39,13 @@ def check_port(port: int) -> None:
 
 def check_free(host: str, port: int, *, anywhere: bool = False) -> None:
     """
-    Check that a server can listen there now; called before a program writes to the disk.
+    Check that a server can listen at this address now; called before a program writes to the disk.
 
     Args:
-        anywhere: the address may be another than loopback.
+        anywhere: True if the address need not be a loopback address.
 
     Raises:
-        HostError, AddressError: not loopback, no such address, no port, in use, or not allowed.
+        AddressError, AddressError: not loopback, no such address, no port, in use, or not allowed.
     """
     if not anywhere:
         check_loopback(host)
@@ -62,5 +66,5 @@ def check_free(host: str, port: int, *, anywhere: bool = False) -> None:
 
 
 def cannot_listen(host: str, port: int, error: OSError) -> AddressError:
-    """The error for a server that cannot listen at this address."""
+    """Return the error for a server that cannot listen at this address."""
     return AddressError(f"cannot listen on {host}:{port}: {reason(error)}", port=port)

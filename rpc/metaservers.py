@@ -1,4 +1,4 @@
-"""Which of several metaservers is asked, and what becomes of a call that fails."""
+"""Chooses which of several metaservers to ask, and what to do when a call fails."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ CALL_TIMEOUT_MS = 5_000
 
 class Metaservers:
     """
-    Calls to one of several metaservers, beginning with the one that answered last.
+    Calls one of several metaservers, beginning with the one that answered last.
 
     A metaserver that cannot be reached, does not answer, has no database or is another program, of
     keylane or not, is asked last from then on.  A failed call is made at the next address, unless
-    it may have been done and is not idempotent: then it raises. A call whose endpoint has
+    it may have been done and is not idempotent: then it raises.  A call whose endpoint has
     `one_address` asks one address.
     """
 
@@ -48,23 +48,13 @@ class Metaservers:
         self._timeout_ms = timeout_ms
         self._asking = Asking(network)
 
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        """The metaservers, in the same order for equal ones."""
-        return tuple(sorted(self._addresses))
-
-    @property
-    def first(self) -> str:
-        """The metaserver that the next call asks first."""
-        return self._addresses[0]
-
     def put_last(self, address: str) -> None:
-        """Ask the metaserver at `address` last from now on: it has not answered."""
+        """Ask the metaserver at `address` last from now on, because it has not answered."""
         self._addresses.sort(key=lambda known: known == address)  # the others keep their order
 
     @property
     def address_count(self) -> int:
-        """The number of metaservers."""
+        """Number of metaservers."""
         return len(self._addresses)
 
     async def call(
@@ -81,15 +71,15 @@ class Metaservers:
         Make one control call.
 
         Args:
-            query: parameters behind the question mark; one that is None is left out.
-            wait_ms: how long the metaserver itself may wait, in milliseconds; None: `wait_ms` of
-                the body, if it has one.
-            timeout_ms: for each metaserver, beyond `wait_ms`; None: as the endpoint says, else as
-                this client does.
-            names: what the path has in braces.
+            query: parameters after the question mark; those that are None are left out.
+            wait_ms: milliseconds for which the metaserver itself may wait; None: `wait_ms` of the
+                body, if it has one.
+            timeout_ms: time for each metaserver, beyond `wait_ms`; None: that of the endpoint, else
+                that of this client.
+            names: values for the names in braces in the path.
 
-        Raises:
-            KeylaneError: what the metaserver answers, or why none does.
+            Raises:
+            KeylaneError: the metaserver's refusal, or the reason why none has answered.
         """
         # A copy: concurrent calls each try every address, while any of them reorders the list.
         addresses = self._addresses[:1] if endpoint.one_address else list(self._addresses)
@@ -128,8 +118,8 @@ class Metaservers:
         raise raised
 
     async def _other_program(self, address: str, timeout_ms: int) -> InvalidRequestError | None:
-        """The error of another program of keylane at `address`; None: a metaserver, or no answer
-        within `timeout_ms`.
+        """Return the error if another program of keylane is at `address`; None: a metaserver, or no
+        answer within `timeout_ms`.
         """
         call = endpoints.HEALTH
         try:
@@ -146,13 +136,13 @@ class Metaservers:
 
 def _of_another(error: InvalidRequestError | UnauthenticatedError) -> bool:
     """
-    Whether another program of keylane may have answered.
+    Return whether another program of keylane may have answered.
 
-    A broker with access control takes capabilities, and refuses a token before it looks for the
+    A broker with access control expects capabilities, and refuses a token before it looks up the
     call.
     """
     if isinstance(error, UnauthenticatedError):
-        return error.reason == NO_CAPABILITY
+        return error.problem == NO_CAPABILITY
     return bool(error.unknown_call)
 
 

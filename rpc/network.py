@@ -1,4 +1,4 @@
-"""What clients need of a network: aiohttp implements it, and so does the simulation."""
+"""The network that clients need; aiohttp implements it, and so does the simulation."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from ..protocol.frames import READING, Answer, Batches, Request
 
 T = TypeVar("T")
 Calling = asyncio.Future[tuple[Answer, memoryview]]
-"""A call under way, of its answer and the answer's payload."""
+"""Future of a call in progress: its answer and the answer's payload."""
 OnAnswer = Callable[[Calling], object]
 OnPart = Callable[[Answer, memoryview], object]
 """See `Channel.begin`."""
 
 
 def is_answered(call: Calling) -> bool:
-    """True if the call has ended with an answer that is no error."""
+    """Return True if the call has ended with an answer that is not an error."""
     return call.done() and not call.cancelled() and call.exception() is None
 
 
 def no_answer(method: str, path: str, text: str) -> OutcomeUnknownError:
-    """The error of a control call that went out and was not answered."""
+    """Return the error of a control call that was sent and not answered."""
     if only_reads(method, path):
         return OutcomeUnknownError.of_read(text)
     return OutcomeUnknownError(text)
 
 
 class Call:
-    """A call under way at the client: its caller waits for `future`, and its channel ends it."""
+    """A call in progress at the client: its caller waits for `future`, and its channel ends it."""
 
     __slots__ = ("future", "kind", "on_answer", "on_part", "timeout_ms", "waits")
 
@@ -49,10 +49,11 @@ class Call:
         self.kind = kind
         self.timeout_ms = timeout_ms
         self.waits = False
-        """True for what a server answers when it has messages: until then it owes no answer."""
+        """True for a call that a server answers when it has messages; until then it owes no answer.
+        """
 
     def takes_part(self, answer: Answer, payload: memoryview) -> bool:
-        """Give one of several answers to who waits for them; False: it is the last one."""
+        """Pass on one of several answers; False if it is the last one."""
         if self.on_part is None or not (type(answer) is Batches and answer.more):
             return False
         if not self.future.done():
@@ -60,23 +61,21 @@ class Call:
         return True
 
     def answered(self, result: tuple[Answer, memoryview]) -> None:
-        """Give the answer to who waits for it."""
+        """Pass on the answer."""
         if not self.future.done():
             self.future.set_result(result)
             if self.on_answer is not None:
                 self.on_answer(self.future)
 
     def unanswered(self, text: str) -> None:
-        """Give who waits for the answer the error of a request that went out and was not
-        answered.
-        """
+        """Fail the call, because its request was sent and not answered."""
         if self.kind in READING:
             self.failed(OutcomeUnknownError.of_read(text))
         else:
             self.failed(OutcomeUnknownError(text))
 
     def failed(self, error: KeylaneError) -> None:
-        """Give an error to who waits for the answer."""
+        """Fail the call with this error."""
         if not self.future.done():
             self.future.set_exception(error)
             self.future.exception()  # marks it as retrieved: its caller may have been cancelled
@@ -85,7 +84,7 @@ class Call:
 
 
 class Channel(Protocol):
-    """One connection to a broker's data plane; calls are pipelined and answered in any order."""
+    """One connection to a broker's data plane; calls are pipelined, and answered in any order."""
 
     async def call(
         self, request: Request, payload: bytes = b"", *, timeout_ms: int
@@ -97,7 +96,7 @@ class Channel(Protocol):
 
         Raises:
             RefusedError, or a subclass: the broker's answer.
-            NotSentError: the channel was closed before.
+            NotSentError: the channel was already closed.
             OutcomeUnknownError: the channel broke, or `timeout_ms` passed.
         """
         ...
@@ -112,42 +111,43 @@ class Channel(Protocol):
         on_part: OnPart | None = None,
     ) -> Calling:
         """
-        As `call`, sent before this returns; the future is of the answer, or of an error of `call`.
+        Send a request before this returns, and return a future of the answer, or of an error of
+        `call`.
 
-        It costs no task.  Cancelling the future forgets the answer.
+        It costs no task.  Cancelling the future discards the answer.
 
         Args:
-            on_answer: called with the future where the answer arrives, or the error: before this
-                returns, if the request was not sent, else in the turn of the event loop in which
-                the bytes came.  Callbacks of the future itself are called a turn later.  Not called
-                for a future that was cancelled.  It must not raise.
-            on_part: called likewise with each answer that is followed by another one, which the
-                request must have asked for; `timeout_ms` is of all together.
+            on_answer: called with the future when the answer or the error arrives: before this
+                returns if the request was not sent, else in the turn of the event loop in which the
+                bytes arrived, while callbacks of the future itself run a turn later.  It is not
+                called for a cancelled future, and must not raise.
+            on_part: called in the same way with each answer that is followed by another one, which
+                the request must have asked for; `timeout_ms` holds for all of them together.
         """
         ...
 
     @property
     def closed(self) -> bool:
-        """True once it cannot carry calls any more."""
+        """True once it can no longer carry calls."""
         ...
 
     async def close(self) -> None:
-        """Close the connection; calls under way fail with OutcomeUnknownError."""
+        """Close the connection; calls in progress fail with OutcomeUnknownError."""
         ...
 
 
 @runtime_checkable
 class Gathering(Protocol):
-    """A channel whose requests of one callback can leave in one write, at the end of that
+    """A channel that can send all requests of one callback in one write, at the end of the
     callback.
     """
 
     def gather(self) -> None:
-        """Keep what is sent from here on, until `flush`."""
+        """Keep requests from now on until `flush`."""
         ...
 
     def flush(self) -> None:
-        """Write what was kept."""
+        """Write the kept requests."""
         ...
 
 
@@ -155,7 +155,7 @@ class Network(Protocol):
     """Opens channels and makes control calls."""
 
     async def open_channel(self, address: str, *, timeout_ms: int) -> Channel:
-        """A channel to the broker at `address`.  Raises NotSentError."""
+        """Return a channel to the broker at `address`.  Raises NotSentError."""
         ...
 
     async def control(
@@ -171,11 +171,11 @@ class Network(Protocol):
         anew: bool = False,
     ) -> T:
         """
-        Make a JSON call: encode `body`, decode the answer as `answer`.
+        Make a JSON call: encode `body`, and decode the answer as `answer`.
 
         Args:
-            anew: on a connection that is made for this call; one that was kept may be dead without
-                a word.
+            anew: use a connection that is made for this call, because a kept one may have been lost
+                silently.
 
         Raises:
             RefusedError, or a subclass: the server's answer.
@@ -194,5 +194,5 @@ class KnowsMetaservers(Protocol):
     """A network that shows its token to metaservers, and to no other server."""
 
     def know_metaservers(self, addresses: Sequence[str]) -> None:
-        """Note where metaservers are."""
+        """Note the addresses of metaservers."""
         ...

@@ -1,14 +1,17 @@
-"""Which callers a server answers: programs, and web pages of its own address; no page of another
-site.  Pure.
+"""Decides which callers a server answers: programs, and web pages of its own address, but no page
+of another site.  Pure.
 
-    Origin            sent with every WebSocket and POST of a page          must be the server's own address
-    Sec-Fetch-Site    sent with every request, a plain GET too              must be same-origin, or none (typed by a user)
-    Host              the name that the caller looked up                    must be a loopback name, or the one listened on
+    Origin            sent with every WebSocket and POST of a page
+                      must be the server's own address
+    Sec-Fetch-Site    sent with every request, even a plain GET
+                      must be same-origin, or none (typed by a user)
+    Host              the name that the caller looked up
+                      must be a loopback name, or the one listened on
 
-A browser lets no page set these headers.  Other programs, our own clients among them, send the last
-one alone. `Host` is for DNS rebinding: a page of `http://evil.example:7000` is of the same origin
-as a server that this name leads to.  The port in `Host` may be any: what comes through a forwarded
-port is still for this machine.
+A browser lets no page set these headers.  Other programs, including our own clients, send only the
+last one. `Host` protects from DNS rebinding: a page of `http://evil.example:7000` has the same
+origin as a server to which this name leads.  The port in `Host` may be any, because requests
+through a forwarded port are still for this machine.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from ipaddress import ip_address, ip_network
 from urllib.parse import urlsplit
 
 from ..protocol.address import is_host, is_loopback
-from ..protocol.errors import ForeignHostError, OriginError
+from ..protocol.errors import InvalidRequestError, Reason
 
 DEFAULT_PORTS = {"http": 80, "https": 443}
 SHOWN_CHARS_MAX = 100
@@ -36,13 +39,13 @@ def check_host(
     Check the `Host` header of a request.
 
     Args:
-        hosts: the values of the header; there must be exactly one.
-        names: where the server listens, and the names by which it is reached, in lower case.
-        patterns: the setting `metrics_hosts`, for a call that it is about; None: the call is
-            another one.
+        hosts: values of the header, of which there must be exactly one.
+        names: addresses at which the server listens, and names by which it is reached, in lower
+            case.
+        patterns: setting `metrics_hosts` if it applies to the call, else None.
 
-    Raises:
-        ForeignHostError: it is no loopback name or address, none of `names`, and not meant by
+        Raises:
+        InvalidRequestError: it is no loopback name or address, not in `names`, and matches none of
             `patterns`.
     """
     match = _HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
@@ -52,7 +55,9 @@ def check_host(
     if name and any(_means(pattern, name) for pattern in patterns or ()):
         return
     shown = ", ".join(hosts)[:SHOWN_CHARS_MAX]
-    error = ForeignHostError(f"{shown!r} is not a name of this server", host=shown)
+    error = InvalidRequestError(
+        Reason.FOREIGN_HOST, f"{shown!r} is not a name of this server", host=shown
+    )
     if patterns is not None:
         error.hint += (
             " For scrapes and probes, the server's setting metrics_hosts names other hosts, "
@@ -62,7 +67,7 @@ def check_host(
 
 
 def is_host_pattern(text: str) -> bool:
-    """True for what `metrics_hosts` may have: a name, an address, a network, or `*`."""
+    """Return True for a legal item of `metrics_hosts`: a name, an address, a network, or `*`."""
     if text == ANY_HOST or is_host(text):
         return True
     try:
@@ -73,7 +78,7 @@ def is_host_pattern(text: str) -> bool:
 
 
 def _means(pattern: str, name: str) -> bool:
-    """True if the pattern means the name or address, which is in lower case."""
+    """Return True if the pattern matches the name or address, which is in lower case."""
     if pattern == ANY_HOST or pattern.lower() == name:
         return True
     try:
@@ -87,13 +92,15 @@ def check_fetch_site(sites: Iterable[str]) -> None:
     Check the `Sec-Fetch-Site` headers of a request; most requests have none.
 
     Raises:
-        OriginError: a browser asks for a page of another origin.
+        InvalidRequestError: a browser sent the request for a page of another origin.
     """
     for site in sites:
         if site not in _OWN_SITES:
             shown = site[:SHOWN_CHARS_MAX]
-            raise OriginError(
-                f"a web page of another origin ({shown!r}) may not call this server", origin=shown
+            raise InvalidRequestError(
+                Reason.ORIGIN,
+                f"a web page of another origin ({shown!r}) may not call this server",
+                origin=shown,
             )
 
 
@@ -104,24 +111,26 @@ def check_origins(
     Check the `Origin` headers of a request; most requests have none.
 
     Args:
-        names: as for `check_host`; any loopback name stands for all of them.
-        port: the port that it listens on.
-        scheme: that of the server, "https" with TLS.
+        names: same meaning as for `check_host`; any loopback name stands for all of them.
+        port: port on which the server listens.
+        scheme: scheme of the server, "https" with TLS.
 
     Raises:
-        OriginError: an origin is not the server's own.
+        InvalidRequestError: an origin is not the server's own.
     """
     for origin in origins:
         if not _is_own(origin, names, port, scheme):
             shown = origin[:SHOWN_CHARS_MAX]
-            raise OriginError(f"a web page of {shown!r} may not call this server", origin=shown)
+            raise InvalidRequestError(
+                Reason.ORIGIN, f"a web page of {shown!r} may not call this server", origin=shown
+            )
 
 
 def _is_own(origin: str, names: Collection[str], port: int, scheme: str) -> bool:
     try:
-        said = urlsplit(origin)
-        said_port = DEFAULT_PORTS.get(said.scheme) if said.port is None else said.port
+        parsed = urlsplit(origin)
+        parsed_port = DEFAULT_PORTS.get(parsed.scheme) if parsed.port is None else parsed.port
     except ValueError:
         return False
     own = {*names, *_LOOPBACK_NAMES}
-    return said.scheme == scheme and said.hostname in own and said_port == port
+    return parsed.scheme == scheme and parsed.hostname in own and parsed_port == port

@@ -1,5 +1,5 @@
-"""Runs a server program: event loop, signals, the line that says that it is ready, errors in plain
-text.
+"""Runs a server program: event loop, signals, the line that announces that it is ready, errors in
+plain text.
 """
 
 from __future__ import annotations
@@ -29,20 +29,21 @@ log = logging.getLogger("keylane.rpc")
 
 _CLOSED = re.compile(r"unable to perform operation on <.*closed=True.*>; the handler is closed")
 _NO_WAY = {errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETUNREACH, errno.ENETDOWN, errno.ENETRESET}
-"""What a connection meets whose network or other host has gone; Python has no class of its own for
-them.
+"""Error numbers of connections whose network or other host has gone; Python has no class for them.
 """
 OPEN_FILES = 65_536
 FILES_NEEDED = 128
-"""An idle server has some 20 files open; half of the others are for connections, the rest for its
-data.
+"""Least limit of open files.  An idle server has about 20 open; half of the others are for
+connections, the rest for its data.
 """
 OTHERS_UMASK = 0o077
-"""Only a server's own user reads its files, also those that RocksDB and SQLite write."""
+"""Umask with which only a server's own user can read its files, even those that RocksDB and SQLite
+write.
+"""
 
 
 class Stop(enum.StrEnum):
-    """How far a program is that was told to stop."""
+    """The progress of a program after a signal to stop."""
 
     STOPPING = "stopping"
     STOPPED = "stopped"
@@ -63,7 +64,7 @@ def run_program(
     Args:
         log_format, log_fields: see `log_lines.log_to`.
         on_stop: called at the first of these signals, and when `main` has returned after one.
-        on_reload: called at SIGHUP; None: SIGHUP ends the program, as it does by default.
+        on_reload: called at SIGHUP; None: SIGHUP ends the program, which is its default.
 
     Returns:
         The exit status: 0, or 1 after a KeylaneError, whose text goes to standard error.
@@ -90,7 +91,7 @@ def run_program(
         return stop.is_set()
 
     try:
-        _check_open_files()  # the event loop opens some, and would end with a traceback
+        _check_open_files()  # the event loop opens some, and would fail with a traceback
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             stopped = runner.run(run())
         if stopped:
@@ -102,8 +103,8 @@ def run_program(
 
 
 def handle_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """As the event loop's own handler, but for connections whose other end has gone: these are a
-    line of DEBUG.
+    """Handle an error like the event loop's own handler, but log only a DEBUG line for a connection
+    whose other end has gone.
     """
     if is_of_a_gone_peer(context):
         log.debug("a connection has ended: %s: %s", context.get("message"), context["exception"])
@@ -112,8 +113,8 @@ def handle_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) 
 
 
 def is_of_a_gone_peer(context: Mapping[str, Any]) -> bool:
-    """True if what an event loop reports is of a connection that its other end has left; it is
-    nobody's mistake here.
+    """Return True if an event loop reports a connection that its other end has left, which is no
+    mistake of this program.
     """
     error = context.get("exception")
     if "transport" not in context and "protocol" not in context:
@@ -122,7 +123,7 @@ def is_of_a_gone_peer(context: Mapping[str, Any]) -> bool:
         return True
     if isinstance(error, OSError) and error.errno in _NO_WAY:
         return True
-    # uvloop says so where TLS writes its last words to a connection that was aborted.
+    # uvloop raises this where TLS writes its last bytes to a connection that was aborted.
     return isinstance(error, RuntimeError) and _CLOSED.fullmatch(str(error)) is not None
 
 
@@ -130,7 +131,8 @@ def allow_open_files() -> None:
     """
     Raise the limit of open files and connections to `OPEN_FILES`, or as far as the machine allows.
 
-    The usual limit of 1,024 is a default, and less than the consumers that a server may have.
+    The usual limit of 1,024 is a default, and lower than the number of consumers that a server may
+    have.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
@@ -140,7 +142,7 @@ def allow_open_files() -> None:
 
 
 def _check_open_files() -> None:
-    """Raises StorageError: the process may open too few files to serve clients."""
+    """Raise StorageError if the process may open too few files to serve clients."""
     soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < FILES_NEEDED:
         raise few_files_error(soft, FILES_NEEDED)
@@ -150,18 +152,18 @@ def say_ready(program: str, address: str) -> None:
     """
     Announce that this program listens at `address`, as one JSON line on standard output.
 
-    A broker listens before a metaserver has registered it; `/health/ready` says whether clients are
-    to be sent to it.
+    A broker listens before a metaserver has registered it; `/health/ready` says whether clients
+    should be sent to it.
     """
     print(json.dumps({"ready": True, "program": program, "address": address}), flush=True)
 
 
 def say_stop(program: str, stop: Stop) -> None:
-    """Say that this program stops, or has stopped, as one JSON line on standard output."""
+    """Announce that this program stops, or has stopped, as one JSON line on standard output."""
     say(json.dumps({stop: True, "program": program}))
 
 
 def say(line: str) -> None:
-    """Write a line to standard output; nothing where its reader has gone."""
-    with contextlib.suppress(OSError, ValueError):  # a buffer would try again at the end
+    """Write a line to standard output; do nothing if its reader has gone."""
+    with contextlib.suppress(OSError, ValueError):  # print would buffer, and try again at the end
         os.write(sys.stdout.fileno(), f"{line}\n".encode())

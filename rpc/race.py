@@ -17,22 +17,22 @@ T = TypeVar("T")
 
 def start_task(work: Coroutine[Any, Any, T], *, name: str | None = None) -> asyncio.Task[T]:
     """
-    Run `work` in a task whose first step is a later one of the running event loop.
+    Run `work` in a task whose first step happens in a later turn of the running event loop.
 
-    The task factory of the loop, which is the program's, is not asked: `asyncio.eager_task_factory`
-    takes the first step inside of the call, before the caller has kept the task, and has set what
-    the task reads.
+    The loop's task factory, which belongs to the program, is bypassed: `asyncio.eager_task_factory`
+    would take the first step inside this call, before the caller has kept the task, and has set
+    what the task reads.
     """
     return asyncio.Task(work, loop=asyncio.get_running_loop(), name=name)
 
 
 def start_ending(work: Coroutine[Any, Any, T], *, name: str | None = None) -> asyncio.Task[T]:
     """
-    As `start_task`, of what closes a client: it is begun also if the task is cancelled before its
+    Run `work`, which closes a client, in a task that begins even if it is cancelled before its
     first step.
 
-    A task that is cancelled so never runs, and the end of the event loop cancels also what was
-    started a moment before.
+    A plain task that is cancelled that early never runs, and the end of the event loop cancels even
+    tasks that were started a moment before.
     """
     return start_task(_Ending(work), name=name)
 
@@ -67,7 +67,7 @@ def shield(work: asyncio.Future[T] | Coroutine[Any, Any, T]) -> asyncio.Future[T
 
 
 class _Ending(Coroutine[Any, Any, T], Generic[T]):
-    """A coroutine that drops what is thrown into it before its first step."""
+    """A coroutine that ignores exceptions thrown into it before its first step."""
 
     def __init__(self, work: Coroutine[Any, Any, T]) -> None:
         self._work = work
@@ -85,18 +85,18 @@ class _Ending(Coroutine[Any, Any, T], Generic[T]):
 
     @property
     def cr_frame(self) -> FrameType | None:
-        """As of a coroutine: what shows or ends tasks looks at it."""
+        """Frame of the coroutine, for code that shows or ends tasks."""
         frame: FrameType | None = self._work.cr_frame  # type: ignore[attr-defined]
         return frame
 
     @property
     def cr_await(self) -> Any:
-        """As of a coroutine."""
+        """Awaitable for which the coroutine waits."""
         return self._work.cr_await  # type: ignore[attr-defined]
 
     def __del__(self) -> None:
         if not self._begun:
-            self._work.close()  # its task is dropped with the event loop, which says so
+            self._work.close()  # the event loop drops its task, and reports that
 
     def __await__(self) -> Generator[Any, Any, T]:
         return self._work.__await__()
@@ -104,7 +104,7 @@ class _Ending(Coroutine[Any, Any, T], Generic[T]):
 
 class Race:
     """
-    Tasks of which the first to end is waited for; leaving the block cancels all others, and waits
+    Tasks that race: the block waits for the first to end; leaving it cancels all others, and waits
     for their ends.
 
         async with Race() as race:
@@ -113,7 +113,7 @@ class Race:
             await race.first()
             return answer.result() if answer.done() else None
 
-    The tasks end with the block also if it raises or its task is cancelled.  Errors of tasks that
+    The tasks end with the block even if it raises or its task is cancelled.  Errors of tasks that
     are not awaited in the block are dropped.
     """
 
@@ -127,7 +127,9 @@ class Race:
         return task
 
     async def first(self, within_ms: int | None = None) -> bool:
-        """Wait until some task has ended; False if none has after `within_ms` milliseconds."""
+        """Wait until some task has ended; False if none has ended after `within_ms`
+        milliseconds.
+        """
         timeout_s = None if within_ms is None else within_ms / 1000
         done, _ = await asyncio.wait(
             self._tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
@@ -150,11 +152,11 @@ class Race:
 
 async def error_of(work: Awaitable[object]) -> BaseException | None:
     """
-    The error that `work` ends with, None: it ends without one.  Raises CancelledError: this is
-    cancelled.
+    Return the error with which `work` ends, None if it ends without one.  Raises CancelledError if
+    this call is cancelled.
 
-    A task that raises a SystemExit or a KeyboardInterrupt ends the event loop at once; one of this
-    does not.
+    A task that raises SystemExit or KeyboardInterrupt ends the event loop at once; a task of this
+    function does not.
     """
     try:
         await work
@@ -167,14 +169,14 @@ async def error_of(work: Awaitable[object]) -> BaseException | None:
 
 async def shared(task: asyncio.Task[T], closed: str) -> T:
     """
-    The result of a task that several callers wait for; one that is cancelled leaves it to the
+    Return the result of a task for which several callers wait; a cancelled caller leaves it to the
     others.
 
     Args:
-        closed: what is said where the owner of the task has cancelled it.
+        closed: text of the error if the owner of the task has cancelled it.
 
     Raises:
-        ClosedError: the task was cancelled.  A caller that is not cancelled itself gets no
+        ClosedError: the task was cancelled.  A caller that is not cancelled itself never gets a
             CancelledError.
     """
     try:
@@ -188,7 +190,7 @@ async def shared(task: asyncio.Task[T], closed: str) -> T:
 
 
 def _note_error(task: asyncio.Task[Any]) -> None:
-    """Keep asyncio from logging an error that no caller waits for any more."""
+    """Keep asyncio from logging an error for which no caller waits any more."""
     if not task.cancelled():
         task.exception()
 
@@ -197,10 +199,10 @@ def outlives_cancel(
     listing: Callable[P, AsyncGenerator[T, None]],
 ) -> Callable[P, AsyncIterator[T]]:
     """
-    Have an async generator function return an iterator that a cancelled `anext` does not end.
+    Make an async generator function return an iterator that survives a cancelled `anext`.
 
-    A cancellation that reached the generator would end it, and a loop after that would look like
-    one that has seen all.
+    A cancellation that reached the generator would end it, and a later loop would seem to have seen
+    all values.
     """
 
     @functools.wraps(listing)
@@ -212,8 +214,8 @@ def outlives_cancel(
 
 class Steps(AsyncIterator[T]):
     """
-    The values of an async generator; each is made in a task, for which the next `anext` waits on if
-    one was cancelled.
+    The values of an async generator.  Each is made in a task; if an `anext` was cancelled, the next
+    one waits for the same task.
 
     Args:
         values: the generator, which nothing else iterates.
@@ -233,7 +235,7 @@ class Steps(AsyncIterator[T]):
         except asyncio.CancelledError:
             if step.cancelled():
                 self._step = None
-            raise  # what the step has made by now is the next value all the same
+            raise  # the value that the step has made remains the next one
         except BaseException:
             self._step = None
             raise
@@ -241,7 +243,7 @@ class Steps(AsyncIterator[T]):
         return value
 
     async def aclose(self) -> None:
-        """End the iteration, as that of a generator."""
+        """End the iteration, like that of a generator."""
         if self._step is not None:
             self._step.cancel()
             with suppress(Exception, asyncio.CancelledError):
@@ -254,6 +256,6 @@ async def _next_of(values: AsyncGenerator[T, None]) -> T:
 
 
 def _note_seen(step: asyncio.Task[Any]) -> None:
-    """An iteration that was given up leaves no error that none has retrieved."""
+    """Mark the error of an abandoned iteration as retrieved."""
     if not step.cancelled():
         step.exception()

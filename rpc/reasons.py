@@ -1,6 +1,4 @@
-"""The reason of a socket's error in plain words, and as a cause of one line, without what libraries
-add to it.
-"""
+"""Reasons of socket errors in plain words, and causes of one line, without what libraries add."""
 
 from __future__ import annotations
 
@@ -23,8 +21,8 @@ _WORDS = {
 
 
 def reason(error: BaseException) -> str:
-    """The reason in a few words: the error's own text if its number is unknown, its class if it has
-    no text.
+    """Return the reason in a few words: the error's own text if its number is unknown, its class if
+    it has no text.
     """
     cause: object = getattr(error, "os_error", error)
     if isinstance(cause, OSError):
@@ -43,13 +41,14 @@ def reason(error: BaseException) -> str:
 
 def cause(error: Exception) -> Exception:
     """
-    The error of the system, or `error` itself, as the `from` of another error: a traceback shows it
-    as one line.
+    Return the error of the system, or `error` itself, as the `from` of another error; a traceback
+    shows it in one line.
 
-    The calls inside the library that passed it on tell no user what to do, and hide the line that
-    does.
+    The calls inside the library that passed it on help no user, and hide the line that does.
     """
-    told: object = getattr(error, "os_error", error)
-    told = told if isinstance(told, OSError) else error
-    told.__cause__ = told.__context__ = told.__traceback__ = None
-    return told
+    system_error: object = getattr(error, "os_error", error)
+    system_error = system_error if isinstance(system_error, OSError) else error
+    system_error.__cause__ = None
+    system_error.__context__ = None
+    system_error.__traceback__ = None
+    return system_error

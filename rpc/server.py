@@ -1,10 +1,11 @@
-"""Serves JSON control calls from a table of routes, and the data plane over WebSockets.
+"""Serves JSON control calls from a table of routes, and the data plane.
 
-    route table ─▶ body decoded, limits checked ─▶ handler(body, params) ─▶ JSON, or an ErrorBody with its status
-    WebSocket   ─▶ the data plane (`data_plane`)
+    route table ─▶ body decoded, limits checked ─▶ handler(body, params)
+                ─▶ JSON, or an ErrorBody with its status
+    data plane  ─▶ `plane.data_plane`
 
-Addresses of other machines are served with TLS only (`tls`).  A user's browser can reach a server
-too, so requests that it makes for a page of another site are refused (`origin`).  Callers have
+Addresses of other machines are served only with TLS (`tls`).  A user's browser can also reach a
+server, so requests that it makes for a page of another site are refused (`origin`).  Callers have
 limits of time and number (`intake`).
 """
 
@@ -26,45 +27,29 @@ from ..protocol.control import ErrorBody
 from ..protocol.endpoints import DATA_PATH, LIVE, METRICS, OPENAPI, READY
 from ..protocol.errors import (
     AccessDeniedError,
-    AnswerNotTakenError,
-    BrokerGroupTakenError,
-    BrokerGroupUnknownError,
     CapabilityEndedError,
     ConnectionQuotaError,
     DataFolderError,
     FencedError,
-    ForeignHostError,
-    GroupBusyError,
     GroupDeletedError,
     GroupUnknownError,
-    IdempotencyKeyReusedError,
-    InstanceTakenError,
     InternalError,
     InvalidRequestError,
     KeylaneError,
     MessageTooLargeError,
     NotSentError,
-    OperationRunningError,
-    OriginError,
     OutcomeUnknownError,
+    OverloadedError,
     PartitionUnknownError,
-    QueueUnknownError,
     QuotaExceededError,
+    Reason,
     RefusedError,
-    RequestTooSlowError,
     RetryRule,
-    ScheduledUnknownError,
-    SessionQuotaError,
     SessionUnknownError,
     StaleRouteError,
-    StaticSubjectError,
     StorageError,
-    StrategyMismatchError,
     SubjectDeletedError,
-    SubjectExistsError,
-    SubjectNotStaticError,
     SubjectUnknownError,
-    TokenIdUnknownError,
     UnauthenticatedError,
 )
 from ..protocol.http.bodies import NAMES, check_no_nul, encode_json
@@ -97,48 +82,49 @@ from .tls.settings import ServingSettings
 log = logging.getLogger("keylane.rpc")
 
 HTTP_BYTES_MAX = 64 << 20
-"""Bytes of plain HTTP answers with messages that wait for their clients; apart from the room of the
-data plane.
+"""Most bytes of plain HTTP answers with messages that wait for their clients, separate from the
+room of the data plane.
 """
 
 Params = Mapping[str, str]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-_STATUS: dict[type[KeylaneError], int] = {
+_STATUS: dict[type[KeylaneError] | Reason, int] = {
     UnauthenticatedError: 401,
     CapabilityEndedError: 401,
     AccessDeniedError: 403,
     QuotaExceededError: 429,
     ConnectionQuotaError: 429,
-    SessionQuotaError: 429,
-    TokenIdUnknownError: 404,
-    OriginError: 403,
-    ForeignHostError: 421,
-    RequestTooSlowError: 408,
-    BrokerGroupTakenError: 409,
+    Reason.SESSION_QUOTA: 429,
+    Reason.TOKEN_ID_UNKNOWN: 404,
+    Reason.ORIGIN: 403,
+    Reason.FOREIGN_HOST: 421,
+    Reason.REQUEST_TOO_SLOW: 408,
+    Reason.BROKER_GROUP_TAKEN: 409,
     SubjectUnknownError: 404,
     SubjectDeletedError: 410,
     GroupDeletedError: 410,
     GroupUnknownError: 404,
     PartitionUnknownError: 404,
-    BrokerGroupUnknownError: 404,
-    SubjectExistsError: 409,
-    StrategyMismatchError: 409,
-    OperationRunningError: 409,
-    StaticSubjectError: 409,
-    SubjectNotStaticError: 409,
-    QueueUnknownError: 404,
-    GroupBusyError: 409,
+    Reason.BROKER_GROUP_UNKNOWN: 404,
+    Reason.SUBJECT_EXISTS: 409,
+    Reason.ORDER_STRATEGY: 409,
+    Reason.OPERATION_RUNNING: 409,
+    Reason.SUBJECT_STATIC: 409,
+    Reason.SUBJECT_NOT_STATIC: 409,
+    Reason.QUEUE_UNKNOWN: 404,
+    Reason.GROUP_BUSY: 409,
     FencedError: 409,
     SessionUnknownError: 410,
-    InstanceTakenError: 409,
+    Reason.INSTANCE_TAKEN: 409,
     MessageTooLargeError: 413,
-    IdempotencyKeyReusedError: 422,
-    ScheduledUnknownError: 404,
+    Reason.IDEMPOTENCY_KEY_REUSED: 422,
+    Reason.SCHEDULED_UNKNOWN: 404,
     StaleRouteError: 503,
     NotSentError: 503,
     OutcomeUnknownError: 504,
 }
+"""Where the status is not that of the kind of error, see `status_of`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,12 +139,12 @@ class ControlRoute:
     endpoint: Endpoint[Any]
     handler: Callable[[Any, Params], Awaitable[object]]
     to_database: bool = False
-    """Its texts reach a database, so U+0000 is refused in all of them; in names it is refused
-    everywhere.
+    """True if its texts reach a database, so that U+0000 is refused in all of them; in names it is
+    refused everywhere.
     """
 
     def check(self, body: bytes, params: Params) -> None:
-        """Check the texts of a call.  Raises InvalidNameError, InvalidRequestError."""
+        """Check the texts of a call.  Raises InvalidRequestError."""
         call = f"{self.endpoint.method} {self.endpoint.path}"
         if self.to_database:
             check_no_nul(call, body, params)
@@ -167,15 +153,15 @@ class ControlRoute:
 
 
 class Reply(NamedTuple):
-    """An answer with an HTTP status of its own."""
+    """An answer with an explicit HTTP status."""
 
     body: object
     status: int
 
 
 def status_of(error: KeylaneError) -> int:
-    """The HTTP status of an error."""
-    status = _STATUS.get(type(error))
+    """Return the HTTP status of an error."""
+    status = _STATUS.get(error.reason or type(error))
     if status is not None:
         return status
     if isinstance(error, StorageError):
@@ -189,12 +175,13 @@ def status_of(error: KeylaneError) -> int:
 
 
 Refuse = Callable[..., web.Response]
-"""Makes the response for an error, with the HTTP status that is given or that of the error."""
+"""Function that makes the response for an error, with the given HTTP status or that of the error.
+"""
 
 
 def _error_response(error: KeylaneError, status: int | None = None) -> web.Response:
     headers = {}
-    if isinstance(error, QuotaExceededError | ConnectionQuotaError | SessionQuotaError):
+    if isinstance(error, QuotaExceededError):
         headers["Retry-After"] = str(max(1, math.ceil((error.retry_after_ms or 0) / 1000)))
     return web.Response(
         body=encode_json(ErrorBody.of(error)),
@@ -204,17 +191,17 @@ def _error_response(error: KeylaneError, status: int | None = None) -> web.Respo
     )
 
 
-async def _tell_version(_request: web.Request, response: web.StreamResponse) -> None:
+async def _add_version(_request: web.Request, response: web.StreamResponse) -> None:
     response.headers[VERSION_HEADER] = VERSION
 
 
 async def _read_body(request: web.Request, body_s: float) -> bytes:
     """
-    The decoded body; over `CONTROL_BYTES_MAX` decoded bytes are refused while they are read.
+    Return the decoded body; reading stops after `CONTROL_BYTES_MAX` decoded bytes.
 
     Raises:
-        RequestTooSlowError: the body did not come whole within `body_s` seconds.
-        InvalidRequestError: the body is not what the headers say.
+        InvalidRequestError: the body did not arrive completely within `body_s` seconds.
+        InvalidRequestError: the body does not match the headers.
         HTTPRequestEntityTooLarge, HTTPUnsupportedMediaType
     """
     encoding = ", ".join(request.headers.getall("Content-Encoding", ("identity",))).lower()
@@ -224,8 +211,9 @@ async def _read_body(request: web.Request, body_s: float) -> bytes:
         async with asyncio.timeout(body_s):
             data = await request.read()
     except TimeoutError:
-        raise RequestTooSlowError(
-            f"{request.method} {request.path[:200]!r}: the body was not there in {body_s:g} s",
+        raise InvalidRequestError(
+            Reason.REQUEST_TOO_SLOW,
+            f"{request.method} {request.path[:200]!r}: the body did not arrive in {body_s:g} s",
             limit_ms=int(body_s * 1000),
         ) from None
     except (web.RequestPayloadError, OSError) as error:  # of the socket: its client has gone
@@ -306,14 +294,14 @@ def _ended_with_connection(
 
 
 def _did(request: web.Request) -> str:
-    """What a request asks for, without the values in its path."""
+    """Return what a request asks for, without the values in its path."""
     resource = request.match_info.route.resource
     return f"{request.method[:10]} {'another path' if resource is None else resource.canonical}"
 
 
 def _params(request: web.Request, names: Sequence[str]) -> dict[str, str]:
-    """The parameters of query and path, and the headers of these names.  Raises InvalidRequestError
-    if one is twice.
+    """Return the parameters of query and path, and the headers of these names.  Raises
+    InvalidRequestError if one is given twice.
     """
     headers = [(name, value) for name in names for value in request.headers.getall(name, ())]
     given = [*request.query.items(), *headers]
@@ -328,7 +316,7 @@ def _params(request: web.Request, names: Sequence[str]) -> dict[str, str]:
 
 
 def document_route(served: Sequence[Endpoint[Any]], program: str) -> ControlRoute:
-    """The route of a program's OpenAPI document, which is made when it is first asked for."""
+    """Return the route of a program's OpenAPI document, which is made at the first request."""
 
     @cache
     def document() -> object:
@@ -341,20 +329,20 @@ def document_route(served: Sequence[Endpoint[Any]], program: str) -> ControlRout
 
 
 def _places(connections_max: int, guard: Guard | None) -> int:
-    """With access control callers share the places, so files have to be left for each that
-    comes.
+    """Return the number of connections; with access control it is limited by the open files,
+    because callers share the places.
     """
     return connections_max if guard is None else within_files(connections_max)
 
 
 PROBED = frozenset({METRICS.path, LIVE.path, READY.path})
-"""The paths of scrapers and probes, which may call the server by other names than clients."""
+"""Paths of scrapers and probes, which may call the server by other names than clients."""
 READ_METRICS = replace(METRICS, rights=Rights.ANY)
-"""The figures, where they need a token: as lists of everything."""
+"""The endpoint of metrics where they need a token: with the right that lists of everything need."""
 
 
 class Server:
-    """A running server; `port` is the port that it listens on, also if 0 was asked for."""
+    """A running server; `port` is the port on which it listens, even if 0 was requested."""
 
     def __init__(
         self,
@@ -373,12 +361,12 @@ class Server:
     ) -> None:
         """
         Args:
-            data_connections_max: of the data plane at a time; with a guard at most half of the
-                files that the process may open.
-            data_begin: answers without a task what needs none; see `DataService.begin`.
-            serving: None: loopback only, without TLS.
-            tls: that of `serving`, if it has one.
-            guard: its access control; None: every caller may do everything.
+            data_connections_max: most connections of the data plane at a time; with a guard, at
+                most half of the files that the process may open.
+            data_begin: answers calls that need no task; see `DataService.begin`.
+            serving: settings of the server; None: loopback only, without TLS.
+            tls: TLS of `serving`, if it has any.
+            guard: access control of the server; None: every caller may do everything.
         """
         self._serving = serving or ServingSettings()
         self._tls = tls
@@ -393,7 +381,7 @@ class Server:
             middlewares=[self._answers_in_time, self._typed_errors, self._own_callers],
             client_max_size=CONTROL_BYTES_MAX,
         )
-        app.on_response_prepare.append(_tell_version)
+        app.on_response_prepare.append(_add_version)
         for route in routes:
             handler = _control_handler(
                 route,
@@ -430,20 +418,20 @@ class Server:
     def _turn_away(
         self, request: web.Request, error: KeylaneError, status: int | None = None
     ) -> web.Response:
-        """Refuse a request that no call has heard of, and say so in the audit log."""
+        """Refuse a request that reaches no call, and note it in the audit log."""
         if self._guard is not None:
             self._guard.note_refused(request.remote or "", _did(request), error)
         return self._refuse(error, status)
 
     @property
     def address(self) -> str:
-        """Where others reach it, `host:port`."""
+        """Address by which others reach it, `host:port`."""
         host = self._serving.advertised_host or self.host
         return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
 
     @property
     def _names(self) -> set[str]:
-        """What callers may name this server."""
+        """Names by which callers may call this server."""
         names = {self.host, self._serving.advertised_host}
         if self._tls is not None:
             names |= self._tls.names
@@ -451,17 +439,17 @@ class Server:
 
     @property
     def connections(self) -> int:
-        """Open connections of the data plane."""
+        """Number of open connections of the data plane."""
         return self._plane.connections if self._plane is not None else 0
 
     @property
     def data_connections_max(self) -> int:
-        """How many connections of the data plane there may be; 0 without one."""
+        """Most connections of the data plane; 0 without one."""
         return self._plane.connections_max if self._plane is not None else 0
 
     @web.middleware
     async def _answers_in_time(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Write the answer here, where the client's time to take it is limited."""
+        """Write the answer here, so that the client's time to take it can be limited."""
         answering = begin_answer(self._http_room.share())
         try:
             response = await handler(request)
@@ -476,8 +464,9 @@ class Server:
                 except ConnectionResetError:
                     pass  # the client has left, as when it ends a long poll
                 except TimeoutError:
-                    error = AnswerNotTakenError(
-                        f"a client has not taken its answer in {self._limits.answer_s:g} s"
+                    error = OverloadedError(
+                        Reason.ANSWER_NOT_TAKEN,
+                        f"a client has not taken its answer in {self._limits.answer_s:g} s",
                     )
                     log.warning("a client is disconnected: %s", error.message)
                     self._no_request(error, _did(request), request.remote or "")
@@ -529,15 +518,15 @@ class Server:
         check_origins(origins, names, self.port, scheme="http" if self._tls is None else "https")
         if self._guard is not None:
             self._guard.check_url(request.path, request.query)
-        if (told := request.headers.get(VERSION_HEADER)) is not None:
-            check_client(told, VERSION)
+        if (version := request.headers.get(VERSION_HEADER)) is not None:
+            check_client(version, VERSION)
         if self._scraper_token is not None and request.path == METRICS.path:
             await self._check_scraper(request, self._scraper_token())
         return await handler(request)
 
     async def _check_scraper(self, request: web.Request, token: str) -> None:
         """
-        Let who has the scrapers' token read the figures, and who has a right on every subject.
+        Let callers read the metrics who have the scrapers' token, or a right on every subject.
 
         Raises:
             UnauthenticatedError, CapabilityEndedError, AccessDeniedError
@@ -547,8 +536,8 @@ class Server:
             return
         if self._guard is None:
             raise UnauthenticatedError(
-                "the figures need the token of the server's setting metrics_token_file",
-                reason="no token",
+                "the metrics need the token of the server's setting metrics_token_file",
+                problem="no token",
             )
         peer = None
         if self._serving.tls_client_principals:
@@ -561,7 +550,7 @@ class Server:
         Bind and serve.
 
         Raises:
-            HostError: `host` is not a loopback address, and there is neither TLS nor
+            AddressError: `host` is not a loopback address, and there is neither TLS nor
                 `insecure_network`.
             AddressError: there is no such port, or it is in use or not allowed.
         """
@@ -589,7 +578,7 @@ class Server:
         self.port = self._runner.addresses[0][1]
 
     def _no_request(self, error: KeylaneError, did: str, remote: str) -> None:
-        """Count a caller that is refused before a request of it is known, and say so in the audit
+        """Count a caller that is refused before it makes a request, and note it in the audit
         log.
         """
         self._on_refusal(error)
@@ -604,7 +593,7 @@ class Server:
 def whole_number(
     params: Params, name: str, default: int, *, low: int = 0, high: int = MAX_I64
 ) -> int:
-    """A number of the query, `default` if it has none.  Raises InvalidRequestError."""
+    """Return a number of the query, `default` if it is missing.  Raises InvalidRequestError."""
     text = params.get(name)
     if text is None:
         return default
@@ -619,8 +608,8 @@ def whole_number(
 
 
 def check_params(endpoint: Endpoint[Any], params: Params) -> None:
-    """Raises InvalidRequestError for a parameter that the endpoint does not have, as a misspelled
-    one.
+    """Raise InvalidRequestError for a parameter that the endpoint does not have, for example a
+    misspelled one.
     """
     names = {*endpoint.query, *endpoint.headers}
     unknown = [name for name in params if name not in names and f"{{{name}}}" not in endpoint.path]

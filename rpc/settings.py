@@ -1,10 +1,11 @@
-"""The settings of a server program: flags over the environment over a TOML file over defaults, each
-with its origin.
+"""The settings of a server program: flags before the environment before a TOML file before
+defaults, each with its origin.
 
-    --retention-ms 3600000  ▶  KEYLANE_BROKER_RETENTION_MS=…  ▶  [broker] retention_ms = …  ▶  the default
+    --retention-ms 3600000  ▶  KEYLANE_BROKER_RETENTION_MS=…  ▶  [broker] retention_ms = …
+                            ▶  the default
 
 Paths of certificates in a file are relative to it.  A file has the settings at its top, or in a
-table named after the program, so that one file serves a host's programs.
+table named after the program, so that one file can serve all programs of a host.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from .reasons import reason
 
 Settings = TypeVar("Settings")
 CONFIG_VARIABLE = "KEYLANE_CONFIG"
-"""Names the TOML file where `--config` is not given."""
+"""Variable that names the TOML file if `--config` is not given."""
 DEFAULT = "default"
 
 
 def _number(text: str) -> int | str:
-    """The number that a text is, with a minus sign at most; other text stays text, which the checks
-    then refuse.
+    """Return the number in a text, possibly with a minus sign; other text is returned, and the
+    checks refuse it.
     """
     number = plain_number(text.removeprefix("-"))
     if number is None:
@@ -46,14 +47,14 @@ _KINDS_OF_FLAGS: dict[Any, Callable[[str], Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """A setting as it is used."""
+    """A setting with the value that is used."""
 
     name: str
     value: object
     origin: str
-    """Where the value comes from: default, the file, the variable or the flag."""
+    """Source of the value: the default, or the name of the file, variable or flag."""
     text: str
-    """What it is for."""
+    """Description of the setting."""
 
 
 class SettingSources(Generic[Settings]):
@@ -62,9 +63,9 @@ class SettingSources(Generic[Settings]):
 
     Args:
         program: "broker" or "metaserver".
-        kind: a dataclass whose fields have `metadata["doc"]`.  A `Path` may be given as text, a
+        kind: dataclass whose fields have `metadata["doc"]`.  A `Path` may be given as text, a
             `tuple[str, ...]` as an array or as text with commas.
-        problems_of: says what is wrong with values, by name; those that are missing are left out.
+        problems_of: returns what is wrong with values by name; missing values are left out.
     """
 
     def __init__(
@@ -91,12 +92,12 @@ class SettingSources(Generic[Settings]):
 
         Args:
             flags: settings by name; None: not given.
-            config: a TOML file with settings by name; None: the one that the environment names, if
-                it does.
+            config: TOML file with settings by name; None: the one that the environment names, if
+                any.
 
-        Raises:
-            ConfigError: the file is unreadable, names are unknown or missing, values are
-                impossible; all at once.
+            Raises:
+            ConfigError: the file is unreadable, names are unknown or missing, or values are
+                invalid; the text names all problems.
         """
         values, _ = self._gather(flags, config, environment or {})
         return self._kind(**values)
@@ -107,7 +108,7 @@ class SettingSources(Generic[Settings]):
         config: Path | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> list[Setting]:
-        """Every setting with its value and origin.  Raises ConfigError as `read` does."""
+        """Return every setting with its value and origin.  Raises ConfigError like `read`."""
         values, origins = self._gather(flags, config, environment or {})
         settings = self._kind(**values)
         return [
@@ -123,7 +124,7 @@ class SettingSources(Generic[Settings]):
     def _gather(
         self, flags: Mapping[str, Any], config: Path | None, environment: Mapping[str, str]
     ) -> tuple[dict[str, object], dict[str, str]]:
-        """The values that are given, in the types of their fields, and the origin of each."""
+        """Return the given values, in the types of their fields, and the origin of each."""
         if config is None and environment.get(CONFIG_VARIABLE):
             config = Path(environment[CONFIG_VARIABLE])
         given: dict[str, tuple[object, str]] = {}
@@ -163,8 +164,8 @@ class SettingSources(Generic[Settings]):
         return values, {name: origin for name, (_, origin) in given.items()}
 
     def _from_text(self, name: str, text: str) -> object:
-        """A value of the environment; text that is no number stays text, which the checks then
-        refuse.
+        """Return a value of the environment; a text that is not a number is returned, and the
+        checks refuse it.
         """
         if self._hints.get(name) is int:
             return _number(text)
@@ -173,7 +174,7 @@ class SettingSources(Generic[Settings]):
         return text
 
     def parser(self, prog: str, description: str) -> argparse.ArgumentParser:
-        """A parser with a flag for each setting, and `--config`."""
+        """Return a parser with a flag for each setting, and `--config`."""
         parser = argparse.ArgumentParser(prog=prog, description=description, allow_abbrev=False)
         for field in self._fields:
             default = (
@@ -196,8 +197,8 @@ class SettingSources(Generic[Settings]):
 
 
 class _Joined(argparse.Action):
-    """A flag of a list: one that is repeated adds to the list, where the last one would count alone
-    unnoticed.
+    """A flag for a list: a repeated flag adds to the list, because otherwise only the last one
+    would count, unnoticed.
     """
 
     def __call__(
@@ -212,7 +213,7 @@ class _Joined(argparse.Action):
 
 
 def flag_of(name: str) -> str:
-    """`--retention-ms` for `retention_ms`."""
+    """Return `--retention-ms` for `retention_ms`."""
     return "--" + name.replace("_", "-")
 
 
@@ -239,7 +240,7 @@ def _needed(field: Field[Any]) -> bool:
 
 
 def _typed(hint: Any, value: Any) -> Any:
-    """The value in the type of its field, if it is given in another form of it; else as it is."""
+    """Return the value in the type of its field, if it is given in another form; else as it is."""
     if hint in (Path, Path | None) and isinstance(value, str):
         return Path(value)
     if hint == tuple[str, ...] and isinstance(value, str):

@@ -1,8 +1,9 @@
-"""SIGTERM and SIGINT as an event, for programs that have work to hand over before they end.
+"""SIGTERM and SIGINT as an event, for programs that hand over work before they end.
 
-    first signal ─▶ every open StopSignals is told        second signal ─▶ the earlier handler alone gets it, at once
+    first signal ─▶ every open StopSignals is notified
+    second signal ─▶ only the earlier handler gets it, at once
 
-The handlers are installed with `signal.signal`, and not in the event loop.  So handlers that a user
+The handlers are installed with `signal.signal`, not in the event loop.  So handlers that a user
 gave to the loop run too, and earlier handlers can be read and restored.
 """
 
@@ -20,7 +21,7 @@ NUMBERS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Stopping(Protocol):
-    """Sets `event` when its program is told to stop, from `__enter__` to `__exit__`."""
+    """Sets `event` when its program is asked to stop, between `__enter__` and `__exit__`."""
 
     event: asyncio.Event
 
@@ -34,7 +35,7 @@ class Stopping(Protocol):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Listen no more."""
+        """Stop listening."""
         ...
 
 
@@ -42,12 +43,12 @@ class StopSignals:
     """
     Sets `event` at the first SIGTERM or SIGINT between `__enter__` and `__exit__`.
 
-    The earlier handler is called too, but does not interrupt the program: the handler of
-    `asyncio.run` is left out, and a KeyboardInterrupt, which Python's handler of SIGINT raises and
-    PySpark's after it has canceled its jobs, is dropped.  The second signal goes to the earlier
-    handler alone; by default, and under `asyncio.run`, it ends the process. An ignored signal stays
-    ignored.  Outside of the main thread no handler is installed: Python lets only the main thread
-    handle signals.
+    The earlier handler is also called, but does not interrupt the program: the handler of
+    `asyncio.run` is left out, and a KeyboardInterrupt is dropped, which Python's handler of SIGINT
+    raises, and PySpark's after it has canceled its jobs.  The second signal goes only to the
+    earlier handler; by default, and under `asyncio.run`, it ends the process.  An ignored signal
+    stays ignored.  Outside the main thread no handler is installed, because Python lets only the
+    main thread handle signals.
     """
 
     def __init__(self) -> None:
@@ -78,13 +79,13 @@ class StopSignals:
 
 
 _listening: dict[StopSignals, None] = {}
-"""The open objects, in the order of their opening."""
+"""Open objects, in the order of their opening."""
 _before: dict[int, Any] = {}
-"""By signal: the handler from before the first of them opened; it is restored when the last
-closes.
+"""Handler by signal, from before the first of them was opened; it is restored when the last one is
+closed.
 """
 _came = False
-"""True if a signal has come since the first of them opened."""
+"""True if a signal has arrived since the first of them was opened."""
 
 
 def _open(signals: StopSignals) -> None:
@@ -95,7 +96,7 @@ def _open(signals: StopSignals) -> None:
         return
     for number in NUMBERS:
         before = signal.getsignal(number)
-        if before not in {None, signal.SIG_IGN}:  # None: not Python's, so it could not be put back
+        if before not in {None, signal.SIG_IGN}:  # None: not Python's, so it could not be restored
             _before[number] = before
             signal.signal(number, _handle)
 
@@ -111,8 +112,8 @@ def _close(signals: StopSignals) -> None:
 
 
 def _restore(number: int) -> Any:
-    """Restore the earlier handler, unless other code has installed a newer one; returns the earlier
-    handler.
+    """Restore the earlier handler, unless other code has installed a newer one, and return the
+    earlier handler.
     """
     before = _before.pop(number)
     if signal.getsignal(number) is _handle:
@@ -127,8 +128,8 @@ def _handle(number: int, frame: FrameType | None) -> None:
         if callable(before) and not _is_of_a_runner(before):
             before(number, frame)
         else:
-            # asyncio.run's handler would cancel the main task, and wait for tasks that ignore the
-            # cancellation.
+            # The handler of asyncio.run would cancel the main task, and wait for tasks that ignore
+            # the cancellation.
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         return
@@ -142,7 +143,7 @@ def _handle(number: int, frame: FrameType | None) -> None:
 
 
 def _is_of_a_runner(handler: Any) -> bool:
-    """True for the handler of SIGINT that `asyncio.run` installs."""
+    """Return True for the handler of SIGINT that `asyncio.run` installs."""
     if isinstance(handler, functools.partial):
         handler = handler.func
     return isinstance(getattr(handler, "__self__", None), asyncio.Runner)

@@ -1,5 +1,5 @@
-"""Fenced effects: what a handler writes to the user's database, committed once for each message, by
-its owner alone.
+"""Fenced effects: a handler's writes to the user's database are committed once for each message,
+and only by the partition's owner.
 """
 
 from .admin import create_tables, forget

@@ -1,5 +1,5 @@
-"""Calls for operators and migrations, on an engine or the URL of a database; no metaserver is
-asked.  I/O: SQL.
+"""Calls for operators and migrations, which take an engine or the URL of a database and ask no
+metaserver.  I/O: SQL.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ T = TypeVar("T")
 
 async def create_tables(engine_or_url: EngineOrUrl, *, prefix: str = DEFAULT_PREFIX) -> None:
     """
-    Create the tables of fenced effects, or upgrade older ones; again changes nothing.
+    Create the tables of fenced effects; a repeated call changes nothing.
 
     Raises:
-        SinkNewerError: a newer keylane made them.
+        SchemaError, SchemaError: the tables exist, and another version of keylane made them.
         ConfigError: the engine, the URL or the prefix cannot be used.
         StorageError: the database answered with an error.
     """
@@ -34,17 +34,17 @@ async def forget(
     engine_or_url: EngineOrUrl, subject: str, group: str, *, prefix: str = DEFAULT_PREFIX
 ) -> int:
     """
-    Forget which effects of a consumer group are done: messages that are delivered again are done
-    again.
+    Forget which effects of a consumer group are done, so that messages that are delivered again
+    have their effects again.
 
-    Call it while the group has no consumers: before a `group reset` that is to repeat effects, or
-    after the group or the subject was deleted.
+    Call it while the group has no consumers: before a `group reset` that is meant to repeat
+    effects, or after the group or the subject was deleted.
 
     Returns:
         The number of partitions that had effects.
 
     Raises:
-        SinkMissingError, SinkOlderError, SinkNewerError, InvalidNameError, ConfigError,
+        SchemaError, SchemaError, SchemaError, InvalidRequestError, ConfigError,
         StorageError
     """
     check_name("subject", subject)
@@ -69,7 +69,7 @@ async def forget(
 async def _run(
     engine_or_url: EngineOrUrl, tables: SinkTables, work: Callable[[Connection], T]
 ) -> T:
-    """What `work` returns in a transaction of its own."""
+    """Return what `work` returns in a transaction of its own."""
     database = UserDatabase(engine_or_url, tables.missing_error)
     try:
         return await database.run(work)

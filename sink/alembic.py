@@ -11,32 +11,34 @@ from .tables import DEFAULT_PREFIX, VERSION_ROW, SinkTables
 
 @Operations.register_operation("keylane_sink_upgrade")
 class SinkUpgrade(MigrateOperation):
-    """Create the tables of fenced effects, or upgrade older ones."""
+    """Create the tables of fenced effects."""
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
 
     @classmethod
     def keylane_sink_upgrade(cls, operations: Operations, prefix: str = DEFAULT_PREFIX) -> None:
-        """Create the tables of fenced effects, or upgrade older ones."""
+        """Create the tables of fenced effects."""
         operations.invoke(cls(prefix))
 
     def reverse(self) -> MigrateOperation:
-        """The operation that undoes it."""
+        """Return the operation that undoes this one."""
         return SinkDrop(self.prefix)
 
 
 @Operations.register_operation("keylane_sink_drop")
 class SinkDrop(MigrateOperation):
-    """Drop the tables of fenced effects: messages that are delivered again are then done again."""
+    """Drop the tables of fenced effects; messages that are delivered again then have their effects
+    again.
+    """
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
 
     @classmethod
     def keylane_sink_drop(cls, operations: Operations, prefix: str = DEFAULT_PREFIX) -> None:
-        """Drop the tables of fenced effects: messages that are delivered again are then done
-        again.
+        """Drop the tables of fenced effects; messages that are delivered again then have their
+        effects again.
         """
         operations.invoke(cls(prefix))
 

@@ -1,4 +1,4 @@
-"""Ranges of offsets whose effects are done: which contain an offset, which can be merged.  Pure."""
+"""Finds offsets in ranges whose effects are done, and plans merges of such ranges.  Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from ..protocol.offsets import Range
 
 
 def not_in(ranges: Sequence[Range], offsets: Iterable[int]) -> list[int]:
-    """The `offsets` that are in none of the half-open `ranges`, which are disjoint and sorted."""
+    """Return the `offsets` that are in none of the half-open `ranges`, which are disjoint and
+    sorted.
+    """
     firsts = [first for first, _ in ranges]
     left = []
     for offset in offsets:
@@ -21,7 +23,9 @@ def not_in(ranges: Sequence[Range], offsets: Iterable[int]) -> list[int]:
 
 
 def ranges_of(offsets: Iterable[int]) -> list[Range]:
-    """The half-open ranges that contain exactly these offsets, which are sorted, each once."""
+    """Return the half-open ranges that contain exactly these offsets, which are sorted and
+    distinct.
+    """
     ranges: list[Range] = []
     for offset in offsets:
         if ranges and ranges[-1][1] == offset:
@@ -33,8 +37,8 @@ def ranges_of(offsets: Iterable[int]) -> list[Range]:
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """Rows that become one: the row at `first_offset` then ends at `next_offset`, and the rows
-    behind it go.
+    """Rows that become one: the row at `first_offset` is extended to `next_offset`, and the rows
+    between are deleted.
     """
 
     first_offset: int
@@ -42,7 +46,9 @@ class Merge:
 
 
 def plan_merges(ranges: Sequence[Range]) -> list[Merge]:
-    """What leaves no two adjacent ranges; `ranges` are half-open, disjoint and sorted."""
+    """Return the merges after which no two ranges are adjacent; `ranges` are half-open, disjoint
+    and sorted.
+    """
     merges: list[Merge] = []
     start = 0
     for index, (_, end) in enumerate(ranges):

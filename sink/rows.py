@@ -1,20 +1,22 @@
-"""The rows of one partition: looked at when a handler begins, locked and written at the end of its
-block.  I/O: SQL.
+"""The rows of one partition: read when a handler's block begins, locked and written when it ends.
+I/O: SQL.
 
-    look      one SELECT without a lock: the token, and what of the messages is done
-    record    the fence locked ─▶ its token is not above ours ─▶ our offsets inserted
+    look      one SELECT without a lock: the token, and which messages are done
+    record    lock the fence ─▶ check that its token is not above ours ─▶ insert our offsets
 
 The fence is locked shared while its token is ours, so that lanes of one owner do not wait for each
-other, and exclusively by an owner that raises it, once for each token.  It is locked at the end of
-the block, so that an owner that stands still in the middle of a handler holds no lock of ours.
+other.  An owner that raises it locks it exclusively, once for each token.  It is locked at the end
+of the block, so that an owner that is suspended in the middle of a handler holds no lock of ours.
 
 Invariants
-    No transaction that recorded under a token commits after one that raised the fence above it:
-    each holds the lock until its commit. After a fence was raised, what earlier owners have done is
-    looked at once more before anything is recorded. An offset is in one row of `done` at most;
-    merged are only offsets below the cursor, which come again only after a reset.  A block that
-    began before, of another try of the message, is refused: behind its INSERT it looks for rows
-    that have one of its offsets too.
+    A transaction that recorded under a token never commits after another has raised the fence above
+    that token: each holds the lock until its commit.
+    After raising a fence, an owner checks again which offsets earlier owners have done, before it
+    records anything.
+    An offset is in at most one row of `done`.
+    Only offsets below the cursor are merged; they are delivered again only after a reset.  A block
+    of another try of the message that began before the merge is refused: after its INSERT it looks
+    for other rows that contain one of its offsets.
 """
 
 from __future__ import annotations
@@ -27,41 +29,44 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
-from ..protocol.errors import EffectDoneError, EffectFencedError, InvalidRequestError
+from ..protocol.errors import EffectDoneError, InvalidRequestError, LeaseLostError, Reason
 from ..protocol.offsets import Range
 from .done_ranges import not_in, plan_merges, ranges_of
 from .tables import SinkTables
 
 MERGE_ROWS_MAX = 2_000
-"""Rows that one merge looks at."""
+"""Number of rows that one merge reads at most."""
 MERGE_BACK_ROWS = 4_000
 """
-Rows below the cursor at which the first merge of an owner begins.  From the lowest row on, an owner
-that is followed soon would not come to the rows of its own, where each message that is left out of
-the fence has left a row for years.
+Number of rows below the cursor at which the first merge of an owner begins.  If it began at the
+lowest row, an owner that is soon replaced would never reach its own rows, because messages that
+were not fenced leave gaps, and so unmerged rows, for years.
 """
 _MYSQL = ("mysql", "mariadb")
 DIALECTS = ("sqlite", "postgresql", *_MYSQL)
 
 
 class Source(NamedTuple):
-    """Where messages are from, and under which token they were delivered."""
+    """The partition that messages are from, and the token under which they were delivered."""
 
     subject: str
     group: str
     partition_id: int
     token: int
     leased_id: int
-    """The partition that the token is of: a child, for parked messages of an ancestor."""
+    """The partition whose lease has the token: a child partition, for parked messages of an
+    ancestor.
+    """
 
     @property
     def borrowed(self) -> bool:
-        """True if the token is of another partition: it is compared with that one's fence."""
+        """True if the token is that of another partition, with whose fence it is compared."""
         return self.leased_id != self.partition_id
 
-    def fenced(self, current_token: int, offset: int) -> EffectFencedError:
-        """The error of a message whose owner was followed by another."""
-        return EffectFencedError(
+    def fenced(self, current_token: int, offset: int) -> LeaseLostError:
+        """Return the error of a message whose owner was replaced by another."""
+        return LeaseLostError(
+            Reason.EFFECT_FENCED,
             f"message {offset} of partition {self.partition_id} was delivered under token "
             f"{self.token}; "
             f"an owner with token {current_token} has committed effects",
@@ -73,19 +78,19 @@ class Source(NamedTuple):
 
 
 class Look(NamedTuple):
-    """What the database says of some messages of a source."""
+    """The state of some messages of a source in the database."""
 
     token: int
-    """The highest token that has committed effects; 0: none has."""
+    """The highest token that has committed effects; 0 if none has."""
     left: list[int]
     """Offsets whose effects are not done."""
 
 
 class Rows:
-    """The statements on the rows of one source, on a connection of the user."""
+    """Statements on the rows of one source, executed on a connection of the user."""
 
     def __init__(self, connection: Connection, tables: SinkTables, source: Source) -> None:
-        """Raises InvalidRequestError: a database of another kind."""
+        """Raise InvalidRequestError if the database is of an unsupported kind."""
         self._dialect = connection.dialect.name
         if self._dialect not in DIALECTS:
             raise InvalidRequestError(
@@ -103,11 +108,11 @@ class Rows:
 
     def look(self, offsets: Sequence[int]) -> Look:
         """
-        Look at messages; `offsets` are sorted.
+        Return the fence's token, and which of the sorted `offsets` are not done.
 
         Raises:
-            EffectFencedError: a newer owner has committed effects.
-            SinkMissingError
+            LeaseLostError: a newer owner has committed effects.
+            SchemaError
         """
         fences, done = self._tables.fences, self._tables.done
         near = sa.and_(done.c.fence_id == fences.c.id, self._around(fences.c.id, offsets))
@@ -132,11 +137,11 @@ class Rows:
 
     def record(self, look: Look) -> int:
         """
-        Note that the effects of the messages that `look` has left are done; returns the id of the
+        Record that the effects of the messages that `look` has left are done; return the id of the
         fence.
 
         Raises:
-            EffectFencedError, EffectDoneError: this transaction must not commit.
+            LeaseLostError, EffectDoneError: this transaction must not commit.
         """
         offsets, token = look.left, self._source.token
         if self._source.borrowed:
@@ -159,11 +164,10 @@ class Rows:
 
     def check_not_merged(self, fence_id: int, look: Look) -> None:
         """
-        Look whether another try of one of the recorded messages was merged with others since
-        `look`.
+        Check that no other try of a recorded message was merged with its neighbours since `look`.
 
-        Its row is not at its offset any more, so the INSERT does not meet it.  An owner that has
-        looked under the lock (`record`) has no such try beside it.
+        A merged row no longer begins at the message's offset, so the INSERT does not conflict with
+        it.  An owner that has checked under the lock (`record`) cannot have such a concurrent try.
 
         Raises:
             EffectDoneError: this transaction must not commit.
@@ -179,10 +183,10 @@ class Rows:
 
     def raise_fence(self, known_token: int, offset: int) -> int:
         """
-        Lock the fence until the end of the transaction, and raise it to our token; returns its id.
+        Lock the fence until the end of the transaction, and raise it to our token; return its id.
 
         Raises:
-            EffectFencedError: it is higher.
+            LeaseLostError: the fence is above our token.
         """
         token = self._source.token
         fence_id, current = self._locked(shared=known_token == token)
@@ -196,12 +200,12 @@ class Rows:
 
     def merge(self, fence_id: int, mark: int | None, cursor: int) -> int:
         """
-        Merge rows of offsets in `[mark, cursor)`; returns the mark of the next merge.
+        Merge rows of offsets in `[mark, cursor)`; return the mark of the next merge.
 
-        Rows that another transaction merges now are left to it.
+        Rows that another transaction is merging are skipped.
 
         Args:
-            mark: None in the first merge of an owner.
+            mark: where the merge begins; None in the first merge of an owner.
         """
         done = self._tables.done
         if mark is None:
@@ -241,8 +245,8 @@ class Rows:
         return max(mark, last_of_run)
 
     def _first_mark(self, fence_id: int, cursor: int) -> int:
-        """Where the first merge of an owner begins: MERGE_BACK_ROWS below the cursor, or at the
-        lowest row.
+        """Return where the first merge of an owner begins: MERGE_BACK_ROWS below the cursor, or at
+        the lowest row.
         """
         done = self._tables.done
         back = (
@@ -257,8 +261,8 @@ class Rows:
 
     # ── statements ────────────────────────────────────────────────────────────────────────────────
     def _around(self, fence_id: Any, offsets: Sequence[int]) -> Any:
-        """The rows that may contain one of `offsets`: those that begin among them, and the last one
-        before.
+        """Return the condition of rows that may contain one of `offsets`: they begin among the
+        offsets, or are the last before them.
         """
         done = self._tables.done
         before = done.alias("before")
@@ -273,8 +277,8 @@ class Rows:
         )
 
     def _locked(self, *, shared: bool) -> tuple[int, int]:
-        """The id and the token of the fence, which is made if it is missing, and locked until the
-        end of the transaction.
+        """Create the fence if it is missing, lock it until the end of the transaction, and return
+        its id and token.
         """
         fences = self._tables.fences
         if (
@@ -291,7 +295,7 @@ class Rows:
         return row[0], row[1]
 
     def _insert_fence(self) -> Any:
-        """An INSERT that does nothing if another lane has made the row meanwhile."""
+        """Return an INSERT that does nothing if another lane has just inserted the row."""
         fences, source = self._tables.fences, self._source
         values = {
             "subject": source.subject,
@@ -307,11 +311,11 @@ class Rows:
 
     def _check_not_done(self, fence_id: int, offsets: Sequence[int]) -> None:
         """
-        Look at `offsets` once more, under the lock: an earlier owner may have done one of them
-        since.
+        Check `offsets` again under the lock: an earlier owner may have done one of them since
+        `look`.
 
-        The rows are locked, because a locking read sees what is committed in a transaction with an
-        older snapshot too, or fails there.
+        The rows are locked, because in a transaction with an older snapshot only a locking read
+        sees the newest commits, or fails.
 
         Raises:
             EffectDoneError
@@ -322,8 +326,8 @@ class Rows:
                 raise self._done(offset)
 
     def _locked_ranges(self, fence_id: int, low: int, high: int) -> list[Range]:
-        """What is done in the rows that begin in `(low, high]`, and in the last one before; they
-        are locked shared.
+        """Lock the rows that begin in `(low, high]` and the last row before them shared, and return
+        their ranges.
         """
         done = self._tables.done
         rows = (

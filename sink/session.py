@@ -1,7 +1,8 @@
 """Blocks whose effects are committed once for each message: in a transaction of the user, or in one
 of their own.
 
-enter ─▶ is it done? ─▶ the user's statements ─▶ exit: fence and offset in the same transaction ─▶ commit
+    enter ─▶ is it done? ─▶ the user's statements ─▶ exit: write fence and offset ─▶ commit
+             └──────────────────────── one transaction ────────────────────────────────┘
 """
 
 from __future__ import annotations
@@ -31,30 +32,31 @@ Target = AsyncSession | AsyncConnection | Session | Connection
 
 
 class MessageHolder(Protocol):
-    """A message of `keylane.sync`, which waits itself for its ack."""
+    """A message of `keylane.sync`, whose `ack` blocks."""
 
     @property
     def message(self) -> Message[Any]:
-        """As `keylane.Consumer` gives it."""
+        """The message as `keylane.Consumer` delivers it."""
         ...
 
 
 MERGE_EVERY = 256
-"""Offsets between two merges of rows."""
+"""Number of offsets between two merges of rows."""
 
 _checked: WeakKeyDictionary[SinkTables, WeakSet[Engine]] = WeakKeyDictionary()
-"""Engines whose tables have the right version."""
+"""Engines whose tables were checked and have the right version."""
 _marks: WeakKeyDictionary[Delivery, int] = WeakKeyDictionary()
-"""Where the next merge of a partition begins.  Lost, or of a transaction that was rolled back: rows
-stay unmerged longer.
+"""Offsets at which the next merge of a partition begins.  If a mark is lost, or is that of a
+transaction that was rolled back, rows only stay unmerged longer.
 """
 
 
 class Fenced(AbstractContextManager[T], AbstractAsyncContextManager[T], Generic[T]):
     """
-    A block in a transaction of the user; `fenced` and `fenced_batch` make one.
+    A block in a transaction of the user; `fenced` and `fenced_batch` create it.
 
-    `async with` for an AsyncSession or an AsyncConnection, `with` for a Session or a Connection.
+    Use `async with` for an AsyncSession or an AsyncConnection, `with` for a Session or a
+    Connection.
     """
 
     def __init__(
@@ -75,10 +77,10 @@ class Fenced(AbstractContextManager[T], AbstractAsyncContextManager[T], Generic[
 
     def __enter__(self) -> T:
         """
-        Say what is to be done.
+        Return whether there is something to do, or the messages to handle.
 
         Raises:
-            InvalidRequestError, EffectFencedError, SinkMissingError, SinkOlderError, SinkNewerError
+            InvalidRequestError, LeaseLostError, SchemaError, SchemaError, SchemaError
         """
         if not isinstance(self._target, Session | Connection):
             raise InvalidRequestError(
@@ -94,18 +96,18 @@ class Fenced(AbstractContextManager[T], AbstractAsyncContextManager[T], Generic[
         trace: TracebackType | None,
     ) -> None:
         """
-        Record what was done, unless the block failed.
+        Record the effects as done, unless the block failed.
 
         Raises:
-            EffectFencedError, EffectDoneError: roll the transaction back.
-            InvalidRequestError: the transaction is another one than at the beginning, or has two
-                databases.
+            LeaseLostError, EffectDoneError: the caller must roll the transaction back.
+            InvalidRequestError: the transaction of the beginning has ended, or the transaction has
+                two databases.
         """
         assert isinstance(self._target, Session | Connection)
         self._end(self._target, error)
 
     async def __aenter__(self) -> T:
-        """As `__enter__`."""
+        """Do what `__enter__` does."""
         if not isinstance(self._target, AsyncSession | AsyncConnection):
             raise InvalidRequestError(
                 f"`async with` takes an AsyncSession or an AsyncConnection, not "
@@ -120,7 +122,7 @@ class Fenced(AbstractContextManager[T], AbstractAsyncContextManager[T], Generic[
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """As `__exit__`."""
+        """Do what `__exit__` does."""
         assert isinstance(self._target, AsyncSession | AsyncConnection)
         await self._target.run_sync(self._end, error)
 
@@ -128,8 +130,8 @@ class Fenced(AbstractContextManager[T], AbstractAsyncContextManager[T], Generic[
     def _begin(self, target: Session | Connection) -> T:
         if not target.in_transaction():
             raise InvalidRequestError(
-                "no transaction has begun: `async with session.begin():` around it, or "
-                "FencedSession, which begins its own"
+                "no transaction has begun: put `async with session.begin():` around the block, or "
+                "use FencedSession, which begins its own"
             )
         connection = _connection_of(target)
         self._transaction, self._commit_refused = target.get_transaction(), False
@@ -165,14 +167,14 @@ class Fenced(AbstractContextManager[T], AbstractAsyncContextManager[T], Generic[
         raise _ended_inside()
 
     def _refuse_prepare(self, _connection: Connection, _xid: object) -> None:
-        """A session with `twophase` prepares what it commits, and rolls back what could not be
-        prepared.
+        """Refuse to prepare: a session with `twophase` prepares before it commits, and rolls back
+        if it cannot.
         """
         self._commit_refused = True
         raise _ended_inside()
 
     def _refuse_unprepared(self, connection: Connection, xid: object, _is_prepared: bool) -> None:
-        """A connection may commit what it began with `begin_twophase` without preparing it."""
+        """Refuse a commit without preparation, which a connection may do after `begin_twophase`."""
         self._commit_refused = True
         connection.dialect.do_rollback_twophase(connection, xid, is_prepared=False)
         raise _ended_inside()
@@ -212,31 +214,32 @@ class Fenced(AbstractContextManager[T], AbstractAsyncContextManager[T], Generic[
 
 class FencedSession(Fenced[bool]):
     """
-    A transaction of `target` that commits the effect of a message, once.
+    A block with a transaction of its own, which commits the effect of a message once.
 
         async def handle(message: keylane.Message) -> None:
             async with AsyncSession(engine) as session, FencedSession(session, message) as todo:
                 if todo:
                     session.add(Entry(account=message.key, amount=message.value))
 
-    It begins a transaction, and commits it at the end of the block together with the message's
-    offset and fencing token.  It rolls back if the block fails; and if the effect is done already
-    (`todo` is False), whatever the block did.
+    The block begins a transaction, and at its end commits it together with the message's offset and
+    fencing token.  The transaction is rolled back if the block fails, and also if the effect was
+    already done (`todo` is False).
     """
 
     def __init__(
         self, target: Target, message: Message[Any] | MessageHolder, *, prefix: str = DEFAULT_PREFIX
     ) -> None:
         """
-        Make a block; `async with` begins the transaction, or `with` for a Session or a Connection.
+        Create a block; `async with` begins the transaction, or `with` for a Session or a
+        Connection.
 
         Args:
             target: a session or connection of the user, without a transaction.
-            message: as a consumer of an exclusive group got it.
-            prefix: the first letters of the names of the tables.
+            message: a message that a consumer of an exclusive group received.
+            prefix: the prefix of the tables' names.
 
         Raises:
-            InvalidRequestError: no such session, or no such message.
+            InvalidRequestError: an argument is no session or connection, or no such message.
             ConfigError: the prefix cannot be used.
         """
         super().__init__(_checked_target(target), [_checked_message(message)], bool, prefix)
@@ -271,8 +274,8 @@ def fenced(
     target: Target, message: Message[Any] | MessageHolder, *, prefix: str = DEFAULT_PREFIX
 ) -> Fenced[bool]:
     """
-    A block in a transaction that has begun: True if the effect of the message is to be done, False
-    if it is done already.
+    Return a block in a transaction that has begun: its `todo` is True if the effect of the message
+    has to be done, False if it was already done.
 
         async with session.begin():
             async with fenced(session, message) as todo:
@@ -284,11 +287,11 @@ def fenced(
 
     Args:
         target: a session or connection of the user, in a transaction.
-        message: as a consumer of an exclusive group got it.
-        prefix: the first letters of the names of the tables.
+        message: a message that a consumer of an exclusive group received.
+        prefix: the prefix of the tables' names.
 
     Raises:
-        InvalidRequestError: no such session, or no such message.
+        InvalidRequestError: an argument is no session or connection, or no such message.
         ConfigError: the prefix cannot be used.
     """
     return Fenced(_checked_target(target), [_checked_message(message)], bool, prefix)
@@ -301,21 +304,20 @@ def fenced_batch(
     prefix: str = DEFAULT_PREFIX,
 ) -> Fenced[list[Message[Any]]]:
     """
-    A block for many messages in one transaction: the list of those whose effects are to be done,
-    each once.
+    Return a block for many messages in one transaction, which yields the list of messages whose
+    effects have to be done, each once.
 
-    They are by partition, and in the order of their offsets; those of one key are in the order of
-    the key.  Nothing of them is committed if one is refused.
+    The list is sorted by partition and offset, so messages of one key keep their order.  If one
+    message is refused, nothing is committed.
 
     Args:
         target: a session or connection of the user, in a transaction.
-        messages: as a consumer of an exclusive group got them, of any partitions.
-        prefix: the first letters of the names of the tables.
+        messages: messages that a consumer of an exclusive group received, of any partitions.
+        prefix: the prefix of the tables' names.
 
     Raises:
-        InvalidRequestError: no such session, or no such messages.
-        EffectFencedError: messages that are handled under the lease of one partition are of two
-            owners of it.
+        InvalidRequestError: an argument is no session or connection, or no list of such messages.
+        LeaseLostError: two messages were delivered by different owners of the same partition.
         ConfigError: the prefix cannot be used.
     """
     if isinstance(messages, Message) or not isinstance(messages, Iterable):
@@ -354,10 +356,10 @@ def _source_of(message: Message[Any]) -> Source:
 
 def _connection_of(target: Session | Connection) -> Connection:
     """
-    The connection of the transaction.
+    Return the connection of the transaction.
 
     Raises:
-        InvalidRequestError: the session has none, or two.
+        InvalidRequestError: the session is bound to no database, or its transaction has two.
     """
     if isinstance(target, Connection):
         return target
@@ -365,15 +367,15 @@ def _connection_of(target: Session | Connection) -> Connection:
         connection = target.connection()
     except UnboundExecutionError as error:
         raise InvalidRequestError(
-            "the session is bound to no database of its own: effects are fenced in a session of "
+            "the session is not bound to one database: effects can be fenced only in a session of "
             "one database"
         ) from error
     transaction: Any = target.get_transaction()
     begun = {id(entry[0]) for entry in transaction._connections.values()}
     if len(begun) > 1:
         raise InvalidRequestError(
-            "the transaction has two databases, which do not commit together: effects are fenced "
-            "in one of them"
+            "the transaction has two databases, which do not commit together: effects can be "
+            "fenced only in a transaction of one database"
         )
     return connection
 
@@ -394,13 +396,12 @@ def _checked_message(given: object) -> Message[Any]:
     delivery = message.delivery
     if delivery is None or not delivery.group or message.fencing_token <= 0:
         raise InvalidRequestError(
-            f"message {message.offset} was read without a group, so it has no lease to "
-            f"fence: use a Consumer"
+            f"message {message.offset} was read without a group, so no lease can fence its "
+            "effects: use a Consumer"
         )
     if not delivery.exclusive:
         raise InvalidRequestError(
-            f"group {delivery.group!r} is shared: its consumers have one token, which "
-            f"fences none of them; "
-            "use an exclusive group"
+            f"group {delivery.group!r} is shared: all its consumers have the same token, which "
+            "fences none of them; use an exclusive group"
         )
     return message

@@ -1,8 +1,10 @@
 """The tables of fenced effects in the user's database.
 
-keylane_sink            a row for each partition of a consumer group: the highest token that has committed effects
-keylane_sink_done       ranges of offsets whose effects are committed, disjoint; a row for each effect, later merged
-keylane_sink_version    one row: which version the tables have
+keylane_sink           a row for each partition of a consumer group: the highest token that has
+                       committed effects
+keylane_sink_done      disjoint ranges of offsets whose effects are committed: a row for each
+                       effect, later merged
+keylane_sink_version   one row: the version of the tables
 """
 
 from __future__ import annotations
@@ -15,12 +17,12 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
-from ..protocol.errors import ConfigError, SinkMissingError, SinkNewerError, SinkOlderError
+from ..protocol.errors import ConfigError, Reason, SchemaError
 from ..protocol.ids import NAME_CHARS_MAX
 
 DEFAULT_PREFIX = "keylane_sink"
 VERSION = 1
-"""Of these tables."""
+"""The version of these tables."""
 VERSION_ROW = {"id": 1, "version": VERSION}
 _PREFIX = re.compile(r"[a-z][a-z0-9_]{0,39}")
 _LONG = sa.BigInteger().with_variant(sa.Integer(), "sqlite")  # there only an INTEGER counts up
@@ -36,7 +38,7 @@ class SinkTables:
     """The tables whose names begin with `prefix`."""
 
     def __init__(self, prefix: str = DEFAULT_PREFIX) -> None:
-        """Raises ConfigError: the prefix is no lower-case name of at most 40 characters."""
+        """Raise ConfigError if the prefix is no lower-case name of at most 40 characters."""
         if not isinstance(prefix, str) or _PREFIX.fullmatch(prefix) is None:
             raise ConfigError(f"a prefix of tables matches {_PREFIX.pattern}, not {prefix!r:.60}")
         self.metadata = sa.MetaData()
@@ -71,7 +73,12 @@ class SinkTables:
         )
 
     def create(self, connection: Connection) -> None:
-        """Create what is missing; again changes nothing.  Raises SinkOlderError, SinkNewerError."""
+        """
+        Create the tables that are missing.
+
+        Raises:
+            SchemaError, SchemaError
+        """
         self.metadata.create_all(connection)
         if connection.execute(sa.select(self.version.c.id)).first() is None:
             connection.execute(sa.insert(self.version), VERSION_ROW)
@@ -79,32 +86,38 @@ class SinkTables:
 
     def check(self, connection: Connection) -> None:
         """
-        Let tables of this version through.
+        Check that the tables exist and have this version.
 
         Raises:
-            SinkMissingError, SinkOlderError, SinkNewerError
+            SchemaError, SchemaError, SchemaError
         """
         try:
             version = connection.execute(sa.select(self.version.c.version)).scalar_one_or_none()
         except SQLAlchemyError as error:
             raise self.missing_error(error) or error from error
         if version is None:
-            raise SinkMissingError(f"{self.version.name} has no row", table=self.version.name)
+            raise SchemaError(
+                Reason.SINK_MISSING, f"{self.version.name} has no row", table=self.version.name
+            )
         if version < VERSION:
-            raise SinkOlderError(table=self.fences.name, version=version, wanted=VERSION)
+            raise SchemaError(
+                Reason.SINK_OLDER, table=self.fences.name, version=version, wanted=VERSION
+            )
         if version > VERSION:
-            raise SinkNewerError(table=self.fences.name, version=version, wanted=VERSION)
+            raise SchemaError(
+                Reason.SINK_NEWER, table=self.fences.name, version=version, wanted=VERSION
+            )
 
-    def missing_error(self, error: SQLAlchemyError) -> SinkMissingError | None:
-        """The typed error if `error` says that a table does not exist."""
+    def missing_error(self, error: SQLAlchemyError) -> SchemaError | None:
+        """Return the typed error if `error` says that a table does not exist."""
         cause = getattr(error, "orig", None)
         said = f"{getattr(cause, 'sqlstate', '')} {cause}"
         if not any(state in said for state in _MISSING_STATES):
             return None
-        return SinkMissingError(table=self.fences.name)
+        return SchemaError(Reason.SINK_MISSING, table=self.fences.name)
 
 
 @lru_cache(maxsize=64)
 def tables_of(prefix: str) -> SinkTables:
-    """The tables of a prefix, made once.  Raises ConfigError."""
+    """Return the tables of a prefix, which are built once; raise ConfigError for a bad prefix."""
     return SinkTables(prefix)

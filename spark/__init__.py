@@ -1,4 +1,4 @@
-"""Spark reads and writes keylane: a Python data source, and what a local session needs."""
+"""A Python data source with which Spark reads and writes keylane, and a local Spark session."""
 
 from .order import ordered as ordered
 from .ranges import read_ranges as read_ranges

@@ -1,4 +1,4 @@
-"""Errors that stay readable across Spark: Spark keeps only the text of an exception.  Pure.
+"""Packs errors into the texts of exceptions, because Spark passes on nothing else.  Pure.
 
     KEYLANE_1160 {"details": {"offset": 5, "partition_id": 3}, "fate": "not_done"} no such offset …
     [Class 1160]
@@ -34,14 +34,11 @@ def _marked(error: KeylaneError) -> KeylaneError:
     if hint := own_hint(error):
         facts["hint"] = hint
     line = json.dumps(facts, sort_keys=True)
-    marked = type(error)(f"KEYLANE_{error.code} {line} {error.message}", **error.details)
-    marked.fate = error.fate
-    marked.hint = error.hint
-    return marked
+    return error.copy(message=f"KEYLANE_{error.code} {line} {error.message}")
 
 
 def error_in(text: str) -> KeylaneError | None:
-    """The error named in the text of an exception of Spark, or None if there is none of ours."""
+    """Return the error in the text of an exception of Spark, or None if there is none of ours."""
     mark = _MARK.search(text)
     if mark is None:
         return None

@@ -1,11 +1,11 @@
-"""What is said of an option that there is not: the name that was meant, or all names.  Pure."""
+"""Explains an unknown option: it suggests the intended name, or lists all names.  Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from difflib import get_close_matches
 
-_OF_OTHERS = {
+_NAMES_ELSEWHERE = {
     "bootstrap.servers": "meta",
     "kafka.bootstrap.servers": "meta",
     "service.url": "meta",
@@ -21,8 +21,8 @@ _OF_OTHERS = {
     "endingtimestamp": "end",
     "endingtime": "end",
 }
-"""The names that other sources have for these options."""
-_OF_SECRETS = (
+"""Names of other data sources for our options."""
+_OPTION_ADVICE = (
     "a token is no option, because Spark shows options in plans and logs; write it into a file, "
     "and give tokenFile"
 )
@@ -30,14 +30,14 @@ _OF_SECRETS = (
 
 def advice(name: str, names: Sequence[str]) -> str:
     """
-    What is said of an unknown option.
+    Return the text about an unknown option.
 
     Args:
-        names: of all options that there are.
+        names: the names of all options.
     """
     if name.lower() == "token":
-        return _OF_SECRETS
-    meant = _OF_OTHERS.get(name.lower())
+        return _OPTION_ADVICE
+    meant = _NAMES_ELSEWHERE.get(name.lower())
     if meant not in names:
         known = {each.lower(): each for each in names}
         near = get_close_matches(name.lower(), list(known), n=1)

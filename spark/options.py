@@ -1,42 +1,45 @@
-"""The options of `spark.read.format("keylane")`: what each means, its default, and what is refused.
-Pure.
+"""The options of `spark.read.format("keylane")`, their defaults and their checks.  Pure.
 
-    meta            host:port of a metaserver, several by comma                    required
-    subject         the subject to read, several by comma                          required
-    partitions      physical partitions to read, by id: "3,4"                      all that have data
-    keys            order keys to read: "a,b", or JSON: ["a,b", {"base64": "/w=="}]  all
-    start           where to begin: see below                                      earliest
-    end             where to end, without that message itself                      latest
-    columns         columns to yield, in this order: "offset,key,value"            see arrow/schema.py
-    failOnDataLoss  rows that retention has removed fail the read                  true
-    ordered         partitions that continue one another are read by one task      false
-    minPartitions   large partitions are cut until there are at least these tasks  none is cut
-    taskBytes       about the bytes of a task; larger partitions are cut           none is cut
-    bytesPerSecond  what one task receives at most                                 as fast as it goes
-    jsonSchema      of values that are JSON: "carrier STRING, delay INT"           values are bytes
-    badValues       what a value that does not fit becomes: fail, null             fail
-    retrySeconds    how long planning asks servers that are away                   60
-    batchRows       rows of an Arrow batch, about                                  16384
-    gcFreeze        once per worker, keep its collector off what is loaded         true
-    maxRowsPerTrigger  the most rows in a batch of a stream                        no limit
-    commitGroup     a group whose cursors follow the sink of a stream              no cursor moves
-    tlsCa           file of the authority of the servers' certificates: securing.py  as the environment says
-    tlsCert         file of a client certificate                                   as the environment says
-    tlsKey          file of its key                                                as the environment says
-    tokenFile       file with a token                                              as the environment says
+    option          meaning                                                      default
+    meta            host:port of a metaserver; several, separated by commas      required
+    subject         the subject to read; several, separated by commas            required
+    partitions      ids of physical partitions to read: "3,4"                    all that have data
+    keys            order keys to read: "a,b", or as JSON:                       all
+                    ["a,b", {"base64": "/w=="}]
+    start           where reading begins: see below                              earliest
+    end             where reading ends, exclusive                                latest
+    columns         columns to yield, in this order: "offset,key,value"          arrow/schema.py
+    failOnDataLoss  rows that retention has removed fail the read                true
+    ordered         one task reads a partition and its descendants               false
+    minPartitions   number of tasks; large partitions are cut until there are    none is cut
+                    as many
+    taskBytes       approximate bytes of a task; larger partitions are cut       none is cut
+    bytesPerSecond  limit for the bytes that one task receives                   no limit
+    jsonSchema      schema of JSON values: "carrier STRING, delay INT"           values are bytes
+    badValues       treatment of a value that does not fit: fail, null           fail
+    retrySeconds    time for which planning retries unreachable servers          60
+    batchRows       approximate number of rows of an Arrow batch                 16384
+    gcFreeze        exclude loaded objects from each worker's garbage collector  true
+    maxRowsPerTrigger  limit for the rows in a batch of a stream                 no limit
+    commitGroup     a group whose cursors follow the sink of a stream            no cursor moves
+    tlsCa           file of the authority that signed the servers' certificates  environment
+    tlsCert         file of a client certificate                                 environment
+    tlsKey          file of the certificate's key                                environment
+    tokenFile       file with a token                                            environment
 
 A start or an end is one of
     earliest, latest
     -1h, -2d, 2024-05-31T12:00:00Z    the first message that was stored then or later
     group:NAME                        the durable cursor of a consumer group
-    {"3": 17, "4": "-1h"}             of partitions by id: an offset, or one of the above
-    manifest:DIR                      of a stream, as its start: where the backfill in this folder ended
+    {"3": 17, "4": "-1h"}             by partition id: an offset, or one of the above
+    manifest:DIR                      only as the start of a stream: where the backfill in this
+                                      folder ended
 
 Invariants
-    Names of options are compared without case, as Spark does.
-    All problems of a set of options are in one error.
+    The case of option names does not matter, as in Spark.
+    One error lists all problems of a set of options.
 
-Source: no column pruning exists for Python data sources, so `columns` is an option.
+Source: Spark has no column pruning for Python data sources, so `columns` is an option.
 """
 
 from __future__ import annotations
@@ -80,7 +83,7 @@ _ADDED_BY_SPARK = {"path", "paths", "checkpointlocation"}
 
 
 def asked_options(given: Mapping[str, str]) -> dict[str, str]:
-    """The options without what Spark adds of its own: properties of a table, paths."""
+    """Return the options without those that Spark adds: properties of a table, and paths."""
     options = {str(name): str(value) for name, value in given.items()}
     names = {name.lower() for name in options}
     if of_table(options):
@@ -89,19 +92,21 @@ def asked_options(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def of_table(given: Mapping[str, str]) -> bool:
-    """True for the options of CREATE TABLE: Spark repeats each with `option.` before its name."""
+    """Return True for the options of CREATE TABLE, which Spark repeats with the prefix
+    `option.`.
+    """
     return any(str(name).lower() == "provider" for name in given)
 
 
 def parse_options(given: Mapping[str, str], *, now_ms: int) -> ReadOptions:
     """
-    Read options as Spark hands them over: text to text, names in any case.
+    Parse options as Spark passes them: names and values are texts, names in any case.
 
     Args:
-        now_ms: the time that "-1h" counts from, in milliseconds since 1970.
+        now_ms: the time from which "-1h" is counted, in milliseconds since 1970.
 
     Raises:
-        ConfigError: lists every option that is unknown, missing, or has a value that cannot be.
+        ConfigError: it lists every option that is unknown or missing, or has an invalid value.
     """
     options = asked_options(given)
     problems = {
@@ -133,20 +138,20 @@ def parse_options(given: Mapping[str, str], *, now_ms: int) -> ReadOptions:
 
 
 def _contradictions(values: Mapping[str, Any]) -> dict[str, str]:
-    """Problems of options that cannot be together."""
+    """Return the problems of options that exclude each other."""
     problems = {}
     if values.get("ordered"):
         for name, field in (("minPartitions", "min_partitions"), ("taskBytes", "task_bytes")):
             if field in values:
                 problems[name] = "cuts partitions, which breaks the order that `ordered` asks for"
     if values.get("start", EARLIEST).manifest and len(values.get("subjects", ())) > 1:
-        problems["start"] = "a backfill is of one subject"
+        problems["start"] = "a backfill has one subject, so only one can be read"
     if "bad_values" in values and "json_schema" not in values:
-        problems["badValues"] = "goes with jsonSchema: without it no value is decoded"
+        problems["badValues"] = "needs jsonSchema: without it no value is decoded"
     if "keys" in values and "commit_group" in values:
         problems["commitGroup"] = (
-            "its cursors would pass the messages of all keys that `keys` leaves out; filter behind "
-            "the read in place of `keys`"
+            "its cursors would pass the messages of all keys that `keys` leaves out; filter the "
+            "DataFrame instead of using `keys`"
         )
     start, end = values.get("start", EARLIEST).point, values.get("end", LATEST).point
     if isinstance(start, StoredAt) and isinstance(end, StoredAt) and end.at_ms < start.at_ms:
@@ -170,7 +175,7 @@ def _subjects(text: str) -> tuple[Subject, ...]:
 def _partition_id(text: str) -> int:
     text = text.strip()
     if not text.isascii() or not text.isdigit() or not 0 < int(text[:20]) <= MAX_I64:
-        raise ValueError(f"ids of physical partitions are wanted, not {text!r:.80}")
+        raise ValueError(f"give ids of physical partitions, not {text!r:.80}")
     return int(text)
 
 
@@ -186,7 +191,7 @@ def _keys(text: str) -> frozenset[bytes]:
             keys = [_key(each) for each in json.loads(text)]
         except (ValueError, RecursionError):
             raise ValueError(
-                f'"a,b" or JSON such as ["a,b", {{"base64": "/w=="}}] is wanted, not {text!r:.80}'
+                f'give "a,b" or JSON such as ["a,b", {{"base64": "/w=="}}], not {text!r:.80}'
             ) from None
     if b"" in keys or not keys:
         raise ValueError("a key is empty, and messages without a key have no order")
@@ -207,7 +212,7 @@ def _start(text: str, now_ms: int) -> ReadBound:
     if text.startswith(_MANIFEST):
         folder = text.removeprefix(_MANIFEST).strip()
         if not folder:
-            raise ValueError("manifest:DIR is wanted, with the folder of a backfill")
+            raise ValueError("give manifest:DIR with the folder of a backfill")
         return ReadBound(0, manifest=folder)
     return _bound(text, EARLIEST, now_ms)
 
@@ -224,7 +229,7 @@ def _bound(text: str, default: ReadBound, now_ms: int) -> ReadBound:
     except (ValueError, RecursionError):
         points = None
     if not points:
-        raise ValueError(f'{{"<partition id>": offset}} is wanted, not {text!r:.80}')
+        raise ValueError(f'give {{"<partition id>": offset}}, not {text!r:.80}')
     by_partition = {_partition_id(name): _point(point, now_ms) for name, point in points}
     if len(by_partition) != len(points):
         raise ValueError(f"a partition is named twice in {text!r:.80}")
@@ -235,7 +240,7 @@ def _point(given: object, now_ms: int) -> Point:
     if type(given) is int and 0 <= given <= MAX_I64:
         return given
     if not isinstance(given, str):
-        raise ValueError(  # noqa: TRY004 - as of every option
+        raise ValueError(  # noqa: TRY004 - the parsers of all options raise ValueError
             f"an offset is a whole number in [0, 2**63), not {given!r:.80}"
         )
     text = given.strip()
@@ -270,7 +275,7 @@ def _columns(text: str) -> tuple[str, ...]:
 def _number(noun: str, low: int, high: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
         if not text.isascii() or not text.isdigit() or not low <= int(text[:20]) <= high:
-            raise ValueError(f"{low} to {high} {noun} are wanted, not {text!r:.80}")
+            raise ValueError(f"give {low} to {high} {noun}, not {text!r:.80}")
         return int(text)
 
     return parse
@@ -283,13 +288,13 @@ def _json_schema(text: str) -> str:
 
 def _bad_values(text: str) -> str:
     if text.lower() not in {FAIL, NULL}:
-        raise ValueError(f"{FAIL} or {NULL} is wanted, not {text!r:.80}")
+        raise ValueError(f"give {FAIL} or {NULL}, not {text!r:.80}")
     return text.lower()
 
 
 def _flag(text: str) -> bool:
     if text.lower() not in {"true", "false"}:
-        raise ValueError(f"true or false is wanted, not {text!r:.80}")
+        raise ValueError(f"give true or false, not {text!r:.80}")
     return text.lower() == "true"
 
 
@@ -318,8 +323,6 @@ _PARSERS: dict[str, tuple[str, Callable[..., object]]] = {
     "tlsKey": ("tlsKey", path_of),
     "tokenFile": ("tokenFile", token_path_of),
 }
-"""Name of an option → the field of ReadOptions, and what reads its text; that of a bound takes the
-time too.
-"""
+"""The field of ReadOptions and the parser of each option; parsers of bounds take the time too."""
 NAMES = tuple(_PARSERS)
 _KNOWN = {name.lower() for name in NAMES}

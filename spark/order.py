@@ -1,10 +1,10 @@
-"""The order that readers may rely on, restored after a shuffle.  Needs pyspark.
+"""Restores the order of the messages of each key after a shuffle.  Needs pyspark.
 
     (logical_partition, epoch, offset)
 
-A key has one logical partition for ever.  Its messages lie in a chain of physical partitions, each
-deeper in the lineage than the one before, and in each by offset.  So this sort is the order in
-which the messages of a key were stored.
+A key always has the same logical partition.  Its messages are in a chain of physical partitions,
+each deeper in the lineage than the one before, and in each of them ordered by offset.  So this sort
+gives the order in which the messages of a key were stored.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ ORDER = ("logical_partition", "epoch", "offset")
 
 def ordered(frame: DataFrame, tasks: int | None = None) -> DataFrame:
     """
-    The rows of a DataFrame of keylane in `tasks` partitions, in which the messages of each key
-    follow each other as stored.
+    Return the rows of a DataFrame of keylane in `tasks` partitions, in which the messages of each
+    key are in the order in which they were stored.
 
-    Takes more tasks than partitions, and restores the order after anything that has lost it, at the
-    price of a shuffle.
+    This allows more tasks than there are partitions, and restores the order after an operation that
+    has lost it, at the price of a shuffle.
 
     Args:
-        frame: has the columns `logical_partition`, `epoch` and `offset`, and `subject` if it was
-            read from several.
-        tasks: how many partitions the result has, at most 1024 of them with rows of keys; None:
-            what Spark is set to.
+        frame: a DataFrame with the columns `logical_partition`, `epoch` and `offset`, and `subject`
+            if it was read from several subjects.
+        tasks: the number of partitions of the result, of which at most 1024 have rows with keys;
+            None: the number that Spark is configured with.
 
     Raises:
-        ConfigError: a column is missing, which the option `columns` of the reader adds.
+        ConfigError: a column is missing; the option `columns` of the reader adds it.
     """
     missing = [name for name in ORDER if name not in frame.columns]
     if missing:
@@ -45,7 +45,7 @@ def ordered(frame: DataFrame, tasks: int | None = None) -> DataFrame:
         raise ConfigError(f"tasks is a whole number above 0, not {tasks!r:.40}")
     keys = [name for name in ("subject",) if name in frame.columns] + ["logical_partition"]
     spread = frame.repartition(*keys) if tasks is None else frame.repartition(tasks, *keys)
-    # Rows without a key have equal places in several partitions: a task that is repeated has to
-    # give them in one order.
+    # Rows without a key may have the same place in several partitions, and a repeated task must
+    # return them in the same order.
     ties = [name for name in ("partition", "queue") if name in frame.columns]
     return spread.sortWithinPartitions(*keys, *ORDER[1:], *ties)

@@ -1,17 +1,17 @@
-"""Planned ranges as a DataFrame by `mapInArrow`, with a function of the user's run in the worker
-beside the read.  Needs pyspark.
+"""Reads planned ranges into a DataFrame with `mapInArrow`, and runs a function of the user in the
+same worker.  Needs pyspark.
 
     options = parse_options({"meta": "127.0.0.1:7000", "subject": "orders"}, now_ms=0)
     frame = read_ranges(spark, options, take_snapshot(options))
 
     task: one list of ranges ──▶ Arrow batches ──▶ apply ──▶ rows of Spark
 
-A row of a scan costs the JVM more than keylane; a function that filters or counts in the worker
-spares it that.
+A scanned row costs the JVM more than keylane, so a function that filters or counts in the worker
+saves most of the cost.
 
 Invariants
-    The rows of a task are those of its ranges, in their order; a function sees them batch by batch
-    in that order.
+    The rows of a task are those of its ranges, in their order; the function gets them batch by
+    batch in this order.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 Apply = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-"""From the batches of a task to the batches that Spark gets."""
+"""Turns the batches of a task into the batches that Spark gets."""
 
 
 def read_ranges(
@@ -45,23 +45,22 @@ def read_ranges(
     schema: StructType | str | None = None,
 ) -> DataFrame:
     """
-    A DataFrame of the rows of ranges.
+    Return a DataFrame of the rows of ranges; its tasks raise the errors of
+    `arrow.task_reader.read_task`.
 
     Args:
-        options: as `parse_options` gives them; columns, batch rows and pace are of use here.
-        tasks: the range of each task, or its ranges, read one after another.
-        apply: runs in the worker over the batches of each task; it may leave out rows and make
-            others.
-        schema: of what `apply` yields; None: the columns of the options.
-
-    The tasks raise what `arrow.task_reader.read_task` raises.
+        options: the result of `parse_options`; columns, batch rows and pace are used here.
+        tasks: the range of each task, or a list of its ranges, which are read one after another.
+        apply: runs in the worker over the batches of each task; it may drop rows and create others.
+        schema: the schema of the batches that `apply` yields; None: the columns of the options.
     """
     packed = [
         pickle.dumps([task] if isinstance(task, PlannedRange) else list(task)) for task in tasks
     ]
-    made = schema_of(options) if schema is None else schema
+    result_schema = schema_of(options) if schema is None else schema
     if not packed:
-        return spark.createDataFrame([], made)
+        return spark.createDataFrame([], result_schema)
+    # Spark Connect has no SparkContext: every task gets all ranges, and reads its own.
     of_all = None if hasattr(spark, "sparkContext") else packed
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -69,13 +68,12 @@ def read_ranges(
             rows = _rows(options, batches, of_all)
             yield from rows if apply is None else apply(rows)
 
-    if (
-        of_all is not None
-    ):  # Spark Connect has no SparkContext: its tasks bring all ranges, and read their own
-        return spark.range(0, len(packed), 1, len(packed)).mapInArrow(read, made)
-    # An element for each task: `numSlices` then cuts between all of them.
+    if of_all is not None:
+        return spark.range(0, len(packed), 1, len(packed)).mapInArrow(read, result_schema)
+    # One element for each task, so that `numSlices` gives each task exactly one.
     numbered = spark.sparkContext.parallelize(list(enumerate(packed)), len(packed))
-    return spark.createDataFrame(numbered, "id LONG, ranges BINARY").mapInArrow(read, made)
+    frame = spark.createDataFrame(numbered, "id LONG, ranges BINARY")
+    return frame.mapInArrow(read, result_schema)
 
 
 def _rows(
@@ -87,4 +85,4 @@ def _rows(
         else:
             mine = [of_all[number] for number in batch.column("id").to_pylist()]
         for ranges in mine:
-            yield from read_task(options, pickle.loads(ranges))  # noqa: S301 - made by this program's driver
+            yield from read_task(options, pickle.loads(ranges))  # noqa: S301 - pickled by us

@@ -1,8 +1,8 @@
-"""Makes the format `keylane` known to a Spark session.  Needs pyspark.
+"""Registers the format `keylane` in a Spark session.  Needs pyspark.
 
-Spark finds it by itself where the wheel of keylane is installed: it imports every package whose
-name begins with `pyspark_`, and takes its `DefaultSource`.  `register` is for a session whose
-driver runs from somewhere else.
+Where the wheel of keylane is installed, Spark finds the format without a registration: it imports
+every package whose name begins with `pyspark_`, and uses its `DefaultSource`.  `register` is for a
+session whose driver runs from a checkout.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .travel import lack_teller
+from .travel import missing_package_reporter
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
 
 
 def register(spark: SparkSession) -> None:
-    """Make `spark.read.format("keylane")` known to this session; a repeat changes nothing."""
+    """Register `spark.read.format("keylane")` in this session; a repeat changes nothing."""
     from pyspark.errors import AnalysisException
 
     try:
         spark.dataSource.register(source_class())
     except AnalysisException as error:
-        # Before 4.1 Spark refuses a format that it has found by itself.
+        # Spark before 4.1 refuses a format that it has already found.
         if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
             raise
 
 
 def source_class() -> type[DataSource]:
-    """The class that Spark registers.  It travels by value, and makes a KeylaneSource where it
-    arrives.
+    """Return the class that Spark registers: it is pickled by value, and creates a KeylaneSource in
+    the process that unpickles it.
     """
     from pyspark.sql.datasource import DataSource
 
-    lacking = lack_teller()
+    report_missing = missing_package_reporter()
 
     class DefaultSource(DataSource):
         """A subject as a DataFrame."""
@@ -49,7 +49,7 @@ def source_class() -> type[DataSource]:
             try:
                 source = import_module("keylane.spark.source")
             except ImportError as error:
-                raise lacking(error) from None
+                raise report_missing(error) from None
             return source.KeylaneSource(options)
 
     return DefaultSource

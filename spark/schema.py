@@ -1,6 +1,6 @@
-"""The columns of `arrow/schema.py` in Spark's words.  Pure.
+"""The columns of `arrow/schema.py` with their Spark types.  Pure.
 
-Source: Spark compares an Arrow batch with its schema to the letter: order, types, nullability.
+Source: Spark requires that an Arrow batch matches its schema exactly: order, types, nullability.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ _SPARK: dict[str, DataType] = {
 
 
 _READ = "keylane.read"
-"""Metadata of the column `key` of a read: its rows have an order."""
+"""Metadata of the column `key` of a read, which shows that its rows have an order."""
 
 
 def spark_schema(
     columns: Sequence[str] = COLUMNS, value_type: pa.DataType | None = None
 ) -> StructType:
     """
-    The Spark schema of these columns, in this order.
+    Return the Spark schema of these columns, in this order.
 
     Args:
-        value_type: of the column `value`, where it is decoded.
+        value_type: the type of the column `value`, if values are decoded.
     """
     types = _SPARK if value_type is None else {**_SPARK, "value": _spark_type(value_type)}
     marks = {"key": {_READ: True}}
@@ -70,22 +70,23 @@ def spark_schema(
 
 def key_was_read(schema: StructType) -> bool:
     """
-    True if the column `key` of a frame is that of a read, whatever was done to the other columns.
+    Return True if the column `key` of a frame is that of a read, whatever was done to other
+    columns.
 
     Spark keeps the metadata of a column through select, filter, join, groupBy and Parquet files,
-    and drops it where the column is computed anew.
+    and drops it if the column is computed.
     """
     return any(each.name == "key" and bool(each.metadata.get(_READ)) for each in schema.fields)
 
 
 def schema_of(options: ReadOptions) -> StructType:
-    """The Spark schema of what is read with these options."""
+    """Return the Spark schema of a read with these options."""
     values = json_values(options)
     return spark_schema(options.columns, None if values is None else values.type)
 
 
 def _spark_type(kind: pa.DataType) -> DataType:
-    """The type of a field of JSON."""
+    """Return the Spark type of a JSON field."""
     if pa.types.is_struct(kind):
         return StructType([StructField(field.name, _spark_type(field.type)) for field in kind])
     if pa.types.is_list(kind):
@@ -107,15 +108,15 @@ _OF_JSON: dict[pa.DataType, DataType] = {
 
 
 _OPTIONS = "keylane.options"
-"""Metadata of the first column."""
+"""Metadata of the first column, with the options of a table."""
 
 
 def with_options(schema: StructType, options: Mapping[str, str]) -> StructType:
     """
-    The schema with the options of a table in it.
+    Return the schema with the options of a table in its metadata.
 
-    A catalog keeps the schema of a table that is made with CREATE TABLE … USING keylane, and Spark
-    gives a Python data source nothing else of it when the table is read.
+    A catalog stores the schema of a table that is created with CREATE TABLE … USING keylane, and
+    Spark passes nothing else to a Python data source when the table is read.
     """
     first, *rest = schema.fields
     metadata = {**first.metadata, _OPTIONS: dict(options)}
@@ -124,5 +125,5 @@ def with_options(schema: StructType, options: Mapping[str, str]) -> StructType:
 
 
 def options_in(schema: StructType) -> dict[str, str]:
-    """The options that `with_options` has put into the schema; none if it has not."""
+    """Return the options that `with_options` has put into the schema; empty if it has not."""
     return dict(schema.fields[0].metadata.get(_OPTIONS, {})) if schema.fields else {}

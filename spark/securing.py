@@ -1,16 +1,16 @@
-"""The options that secure connections, of readers and writers: files of TLS and of a token, never a
-token itself.  Pure.
+"""The options of readers and writers that secure connections: files for TLS and with a token, never
+a token itself.  Pure.
 
-    tlsCa       PEM file of the authority that the servers' certificates are of      KEYLANE_TLS_CA
-    tlsCert     PEM file of a client certificate, where servers want one             KEYLANE_TLS_CERT
-    tlsKey      PEM file of its private key                                          KEYLANE_TLS_KEY
-    tokenFile   file with a token, of a cluster with access control                  KEYLANE_TOKEN_FILE
+    tlsCa       PEM file of the authority that signed the servers' certificates   KEYLANE_TLS_CA
+    tlsCert     PEM file of a client certificate, if servers require one          KEYLANE_TLS_CERT
+    tlsKey      PEM file of its private key                                       KEYLANE_TLS_KEY
+    tokenFile   file with a token, for a cluster with access control              KEYLANE_TOKEN_FILE
 
-What is not given comes from the environment of the process: of the driver, and of each executor.
-The files are read on the driver and in tasks, so they lie on each machine under the same path.
+A missing option is taken from the environment of the process, which is the driver or an executor.
+The files are read on the driver and in tasks, so they must have the same path on each machine.
 
-Source: Spark shows options in plans and keeps them in catalogs and event logs, so a secret is not
-one.
+Source: Spark shows options in plans, and stores them in catalogs and event logs, so a secret must
+not be an option.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ PATH_MAX = 4_096
 
 
 def path_of(text: str) -> str:
-    """The path of a file.  Raises ValueError."""
+    """Return the path of a file; raise ValueError if it is none."""
     if "\0" in text or len(text) > PATH_MAX:
-        raise ValueError(f"the path of a file is wanted, not {text!r:.80}")
+        raise ValueError(f"give the path of a file, not {text!r:.80}")
     return text
 
 
 def token_path_of(text: str) -> str:
-    """The path of a file with a token.  Raises ValueError: it is a token; the text does not have
-    it.
+    """Return the path of a file with a token; raise ValueError, without the text, if it is a
+    token.
     """
     if text.startswith("kl_"):
-        raise ValueError("this is a token; the path of a file with it is wanted")
+        raise ValueError("this is a token; give the path of a file with it")
     return path_of(text)
 
 
 def secured_of(paths: Mapping[str, str], problems: dict[str, str]) -> Secured:
     """
-    How the connections of a source are secured.
+    Return the TLS and the token of a source's connections.
 
     Args:
-        paths: name of an option → its value, of those that were given.
-        problems: takes what is missing: name of the option → what about it.
+        paths: values of the given options, by name.
+        problems: gets the problem of each missing option, by name.
     """
     ca, cert, key = (paths.get(name, "") for name in (TLS_CA, TLS_CERT, TLS_KEY))
     halved = bool(cert) != bool(key)

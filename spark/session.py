@@ -1,4 +1,6 @@
-"""A Spark session on this machine alone: loopback, quiet, with the Python that runs now."""
+"""A local Spark session: on the loopback interface, with few log lines, and with the running
+Python.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..protocol.errors import ConfigError, JavaMissingError, KeylaneError
+from ..protocol.errors import ConfigError, KeylaneError, Reason, SparkProcessError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -19,14 +21,14 @@ if TYPE_CHECKING:
 LOOPBACK = "127.0.0.1"
 JAVA_MIN = 17
 PROBE_S = 60
-"""A JVM says its version in 0.1 s, on a loaded machine much later."""
+"""Time limit in seconds for `java -version`, which takes 0.1 s, or much longer under load."""
 REASON_LINES, REASON_CHARS = 3, 500
 _HEAP = re.compile(r"(?<!\S)-Xmx(\d+)([kKmMgGtT]?)(?!\S)")
 _NO_REASON = re.compile(
     r"\s+at |WARNING: |NOTE: |Picked up |Error: (Could not create|A fatal "
     r"exc)|.*/spark-class: line "
 )
-"""Lines of Java's errors that say of no failure why."""
+"""Lines of Java's error output that give no reason for a failure."""
 _LOGGING = Path(__file__).with_name("log4j2.properties").absolute()
 
 
@@ -39,22 +41,22 @@ def local_session(
     settings: Mapping[str, str] | None = None,
 ) -> SparkSession:
     """
-    Return a session in local mode, which knows the format `keylane`; the running session, if there
-    is one.
+    Return the running session, or start one in local mode; it knows the format `keylane`.
 
-    Sets PYSPARK_PYTHON and PYSPARK_DRIVER_PYTHON of this process, because PySpark reads them from
-    the environment: workers then run in this very Python, which has pyarrow and keylane.
+    PYSPARK_PYTHON and PYSPARK_DRIVER_PYTHON of this process are set, because PySpark reads them
+    from the environment: workers then run in the same Python, which has pyarrow and keylane.
 
     Args:
-        cores: task slots.
-        java_home: of a Java of 17 or newer; None: what JAVA_HOME or PATH says.
-        java_options: further options of the JVM, such as "-XX:+UseG1GC"; "-Xmx4g" is the same as
-            the setting `spark.driver.memory` of "4g", as Spark takes no heap size among options.
-        settings: Spark's own, over those of `local_settings`.
+        cores: the number of task slots.
+        app_name: the name of the application.
+        java_home: the folder of a Java of 17 or newer; None: JAVA_HOME, or `java` on PATH.
+        java_options: further options of the JVM, such as "-XX:+UseG1GC"; "-Xmx4g" becomes the
+            setting `spark.driver.memory` of "4g", because Spark accepts no heap size in options.
+        settings: settings of Spark, which override those of `local_settings`.
 
     Raises:
-        JavaMissingError: Java does not start, or is too old.
-        ConfigError: Java has started, and ended: the message has what it said.
+        SparkProcessError: Java does not start, or is too old.
+        ConfigError: Java has started and ended; the message has its output.
     """
     from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
@@ -79,15 +81,17 @@ def local_session(
 
 
 def _java_error(settings: Mapping[str, str]) -> KeylaneError | None:
-    """Why Java has not started with these settings; None if it starts now."""
+    """Return the reason why Java has not started with these settings; None if it starts now."""
     home = os.environ.get("JAVA_HOME")
     if not _is_new_enough(Path(home, "bin/java") if home else Path("java")):
-        java = f"JAVA_HOME={home}" if home else "`java` on PATH, as JAVA_HOME is not set,"
-        error = JavaMissingError(f"Spark needs Java 17 or newer, and {java} has not started it")
-        error.hint = "Install a JDK of 17 or newer, or set JAVA_HOME to the folder of one."
+        java = f"JAVA_HOME={home}" if home else "`java` on PATH (JAVA_HOME is not set)"
+        error = SparkProcessError(
+            Reason.JAVA_MISSING, f"Spark needs Java 17 or newer, and {java} has not started it"
+        )
+        error.hint = "Install a JDK of version 17 or newer, or set JAVA_HOME to its folder."
         return error
-    said = _said_by_java(settings)
-    return None if said is None else ConfigError(f"Spark's Java does not start: {said}")
+    output = _output_of_java(settings)
+    return None if output is None else ConfigError(f"Spark's Java does not start: {output}")
 
 
 def _is_new_enough(java: Path) -> bool:
@@ -101,7 +105,7 @@ def _is_new_enough(java: Path) -> bool:
     return version is not None and int(version[1]) >= JAVA_MIN
 
 
-def _said_by_java(settings: Mapping[str, str]) -> str | None:
+def _output_of_java(settings: Mapping[str, str]) -> str | None:
     """What Java says when it is started once more; None if it starts."""
     from pyspark import SparkConf
     from pyspark.errors import PySparkRuntimeError
@@ -118,14 +122,12 @@ def _said_by_java(settings: Mapping[str, str]) -> str | None:
             gateway.shutdown()
             gateway.proc.stdin.close()
             return None
-    told = [line.strip() for line in lines if line.strip() and not _NO_REASON.match(line)]
-    return "; ".join(told[:REASON_LINES])[:REASON_CHARS] or "it says nothing of why"
+    reasons = [line.strip() for line in lines if line.strip() and not _NO_REASON.match(line)]
+    return "; ".join(reasons[:REASON_LINES])[:REASON_CHARS] or "it gives no reason"
 
 
 def set_environment(java_home: Path | None = None) -> None:
-    """Point Spark at the Python that runs now, never at what PATH happens to find, and at a
-    Java.
-    """
+    """Let Spark use the running Python, not the one on PATH, and the given Java."""
     if java_home is not None:
         os.environ["JAVA_HOME"] = str(java_home)
     os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -134,9 +136,7 @@ def set_environment(java_home: Path | None = None) -> None:
 
 
 def local_settings(cores: int, java_options: str = "") -> dict[str, str]:
-    """Return the Spark settings of a local session; each with the reason it differs from the
-    default.
-    """
+    """Return the Spark settings of a local session."""
     sizes = _HEAP.findall(java_options)
     java_options = " ".join(_HEAP.sub(" ", java_options).split())
     # Spark refuses a heap size among the options; without a unit Java counts bytes, and Spark

@@ -1,19 +1,19 @@
-"""The data source `keylane` for PySpark 4: plans ranges, reads them as Arrow batches.  Needs
+"""The data source `keylane` for PySpark 4: it plans ranges and reads them as Arrow batches.  Needs
 pyspark.
 
-    spark.read.format("keylane").option("meta", "127.0.0.1:7000").option("subject",
-    "flights").load()
+    reader = spark.read.format("keylane")
+    reader.option("meta", "127.0.0.1:7000").option("subject", "flights").load()
 
-    load()   schema() takes the snapshot; it travels inside the pickled source
+    load()   schema() takes the snapshot, which is pickled with the source
     plan     reader().partitions(): the tasks of `arrow/packing.py`
-    task     read(): Arrow batches of its ranges; neither source nor reader bring the whole plan to it
+    task     read(): Arrow batches of its ranges; a task gets only its part of the plan
 
-A table of SQL gives its options to CREATE TABLE only, and its schema to each query: so the options
-travel in the schema.
+A table of SQL has its options only in CREATE TABLE, but its schema in each query.  So the options
+are stored in the schema.
 
 Invariants
     The snapshot is taken once per load(): each action on the DataFrame reads the same rows.
-    Reading changes nothing at the broker: no lock, no ack; progress is Spark's own.
+    Reading changes nothing at the broker: no lock, no ack; Spark keeps the progress.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from ..protocol.errors import (
 from .failure import readable_errors
 from .options import asked_options, of_table, parse_options
 from .schema import options_in, schema_of, with_options
-from .streaming.handover import behind_backfill
+from .streaming.handover import after_backfill
 from .streaming.limits import LIMITED
 from .streaming.reader import KeylaneStreamReader
 from .streaming.settings import StreamSettings, stream_settings
-from .travel import travelling
+from .travel import portable
 from .writing.batch_writer import KeylaneBatchWriter
 from .writing.stream_writer import KeylaneStreamWriter
 
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class KeylaneTask(InputPartition):
-    """One task of Spark: the planned ranges it reads, one after another."""
+    """One task of Spark, with the planned ranges that it reads one after another."""
 
     ranges: Task
 
@@ -72,14 +72,14 @@ class KeylaneSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The word after `format`."""
+        """Return the name of the format."""
         return "keylane"
 
     def schema(self) -> StructType:
-        """The columns, and the moment at which the snapshot is taken."""
+        """Take the snapshot, and return the columns."""
         with readable_errors():
             options = self._parsed(self.options)
-            behind_backfill(options)
+            after_backfill(options)
             self._check_streamable(options)
             try:
                 # PySpark does not say whether this is a stream, which alone may begin behind a
@@ -101,7 +101,7 @@ class KeylaneSource(DataSource):
         )
 
     def reader(self, schema: StructType) -> KeylaneReader:
-        """A reader of the snapshot; a schema given by the user has to be this one."""
+        """Return a reader of the snapshot; a schema that the user gives must be the same."""
         with readable_errors():
             options = self._parsed({**options_in(schema), **self.options})
             _check_schema(options, schema)
@@ -112,12 +112,12 @@ class KeylaneSource(DataSource):
         return reader
 
     def streamReader(self, schema: StructType) -> KeylaneStreamReader:  # noqa: N802 - a name of PySpark
-        """A stream; what stands against it is raised by its first call, because PySpark hides an
-        error of this one.
+        """Return a stream; an error is raised by the stream's first call, because PySpark hides an
+        error of this call.
         """
         options = self._parsed({**options_in(schema), **self.options})
         try:
-            options = behind_backfill(options)
+            options = after_backfill(options)
             _check_schema(options, schema)
             settings = stream_settings(options, self.options, limited=LIMITED)
         except KeylaneError as error:
@@ -125,19 +125,19 @@ class KeylaneSource(DataSource):
         return KeylaneStreamReader(options, settings, read_task)
 
     def writer(self, schema: StructType, overwrite: bool) -> KeylaneBatchWriter:
-        """A writer of one job, whose hidden subject is made."""
+        """Return a writer of one job, after creating its hidden subject."""
         with readable_errors():
             return KeylaneBatchWriter.begin(self.options, schema, overwrite=overwrite)
 
     def streamWriter(  # noqa: N802 - Spark's name
         self, schema: StructType, overwrite: bool
     ) -> KeylaneStreamWriter:
-        """A writer of the micro-batches of one query."""
+        """Return a writer of the micro-batches of one query."""
         with readable_errors():
             return KeylaneStreamWriter.begin(self.options, schema, overwrite=overwrite)
 
     def _check_streamable(self, options: ReadOptions) -> None:
-        """Raises NotStreamableError: only a stream has this option, and it cannot have it."""
+        """Raise InvalidRequestError for an option that only a stream has, if this one cannot."""
         if options.max_rows_per_trigger is not None or options.commit_group is not None:
             stream_settings(options, self.options, limited=LIMITED)
 
@@ -154,39 +154,40 @@ class KeylaneSource(DataSource):
         state = dict(self.__dict__)
         if self._plan_stays_here:
             state["_plan"] = None
-        return travelling(KeylaneSource, state)
+        return portable(KeylaneSource, state)
 
 
 def _check_schema(options: ReadOptions, schema: StructType) -> None:
     names = tuple(schema.names)
     if names != options.columns:
         raise ConfigError(
-            "give no schema and no list of columns; choose columns with the option "
-            "`columns`: they are "
-            f"{', '.join(options.columns)}, and the schema has {', '.join(names)}"
+            "give no schema and no list of columns; choose columns with the option `columns`: "
+            f"they are {', '.join(options.columns)}, and the schema has {', '.join(names)}"
         )
     for wanted, given in zip(schema_of(options).fields, schema.fields, strict=True):
         kind, other = wanted.dataType.simpleString(), given.dataType.simpleString()
         if kind != other:
             raise ConfigError(
                 f"give no schema: column {wanted.name} is {kind}, and the schema says {other}; "
-                f"cast it behind the read"
+                "cast the column of the DataFrame instead"
             )
 
 
 class KeylaneReader(DataSourceReader):
-    """Reads the tasks of one snapshot; in a task of Spark it knows that one's ranges only."""
+    """Reads the tasks of one snapshot; within a task of Spark it knows only the task's ranges."""
 
     def __init__(self, options: ReadOptions, tasks: list[Task]) -> None:
         self._options = options
         self._tasks = tasks
 
     def partitions(self) -> list[InputPartition]:
-        """One for each task; none where there is nothing to read."""
+        """Return one partition for each task; none if there is nothing to read."""
         return [KeylaneTask(task) for task in self._tasks]
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        """The rows of one task; none for what Spark makes of an empty list of tasks."""
+        """Yield the rows of one task; none for the partition that Spark creates when there is no
+        task.
+        """
         if not isinstance(partition, KeylaneTask):
             assert partition is None or partition.value is None
             return
@@ -196,18 +197,18 @@ class KeylaneReader(DataSourceReader):
             yield from read_task(self._options, partition.ranges)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return travelling(KeylaneReader, {**self.__dict__, "_tasks": []})
+        return portable(KeylaneReader, {**self.__dict__, "_tasks": []})
 
 
 class _SparkWorker:
-    """The Python process that Spark runs tasks in, one after another."""
+    """The Python process in which Spark runs tasks, one after another."""
 
     _frozen = False
 
     @classmethod
     def freeze(cls) -> None:
-        """Once: take what is loaded out of the collection that Spark runs after each task (30 ms
-        each).
+        """Exclude loaded objects, once, from the garbage collection that Spark runs after each
+        task, which takes 30 ms.
         """
         if not cls._frozen:
             gc.collect()

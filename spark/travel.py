@@ -1,8 +1,8 @@
-"""Objects that travel to processes of Spark, and say there in one sentence what the process lacks.
+"""Pickles objects so that a Spark process without the needed packages reports it in one sentence.
 Needs pyspark.
 
-Spark pickles them; a process without keylane would fail in unpickling, with a page of traces and
-"No module named 'keylane'".  So what unpickles them travels by value: it is a function inside of a
+In a process without keylane, unpickling would fail with a page of traces and "No module named
+'keylane'".  So the function that unpickles is itself pickled by value: it is a function inside a
 function, which cloudpickle cannot look up by name.
 """
 
@@ -14,10 +14,8 @@ from typing import Any
 from pyspark import cloudpickle
 
 
-def travelling(
-    kind: type, state: dict[str, Any]
-) -> tuple[Callable[..., object], tuple[object, ...]]:
-    """What `__reduce__` of a travelling object returns: the object arrives as a `kind` with this
+def portable(kind: type, state: dict[str, Any]) -> tuple[Callable[..., object], tuple[object, ...]]:
+    """Return the result for an object's `__reduce__`: it is unpickled as a `kind` with this
     `__dict__`.
     """
     data: bytes = cloudpickle.dumps((kind, state))  # type: ignore[no-untyped-call]
@@ -25,7 +23,7 @@ def travelling(
 
 
 def _reviver() -> Callable[[bytes], object]:
-    lacking = lack_teller()
+    report_missing = missing_package_reporter()
 
     def revive(data: bytes) -> object:
         import pickle
@@ -33,41 +31,39 @@ def _reviver() -> Callable[[bytes], object]:
         try:
             kind, state = pickle.loads(data)  # noqa: S301 - Spark has pickled it
         except ImportError as error:
-            raise lacking(error) from None
-        made = kind.__new__(kind)
-        made.__dict__.update(state)
-        return made
+            raise report_missing(error) from None
+        revived = kind.__new__(kind)
+        revived.__dict__.update(state)
+        return revived
 
     return revive
 
 
-def lack_teller() -> Callable[[ImportError], Exception]:
+def missing_package_reporter() -> Callable[[ImportError], Exception]:
     """
-    A function that travels by value, and makes of an ImportError the one sentence that the driver
-    shows.
+    Return a function that is pickled by value, and turns an ImportError into the sentence that the
+    driver shows.
 
-    Its text is that of a SparkProcessError in the form of `failure.py`: there may be no keylane to
-    raise the real one.
+    Its text is that of a SparkProcessError in the form of `failure.py`, because there may be no
+    keylane to raise the real one.
     """
 
-    def lacking(error: ImportError) -> Exception:
+    def report_missing(error: ImportError) -> Exception:
         import json
         import platform
         import sys
 
         python = f"{sys.executable} ({platform.python_version()}) on {platform.node()}"
-        # Of a module that is there, and lacks a name or a library, the error itself says more than
-        # the module's name.
+        # If the module exists, and lacks a name or a library, the error's text says more than the
+        # module's name.
         gone = isinstance(error, ModuleNotFoundError) and error.name is not None
         missing = error.name if gone else str(error)
         lack = f"cannot import {missing}" if gone else f"cannot use a package: {missing}"
         facts = {"details": {"missing": missing, "python": python}, "fate": "not_done"}
         return RuntimeError(
             f"KEYLANE_1296 {json.dumps(facts, sort_keys=True)} the Python of this Spark process, "
-            f"{python}, {lack}: "
-            f"install keylane with pyarrow and numpy there, or set PYSPARK_PYTHON in the "
-            f"environment of the driver to a "
-            f"Python that has them"
+            f"{python}, {lack}: install keylane with pyarrow and numpy there, or set "
+            "PYSPARK_PYTHON in the environment of the driver to a Python that has them"
         )
 
-    return lacking
+    return report_missing

@@ -1,12 +1,10 @@
-"""The daemon that Spark forks its Python workers from, with keylane and pyarrow loaded before the
-fork.
+"""The daemon from which Spark forks its Python workers; it imports keylane and pyarrow before that.
 
-Set by `spark.python.daemon.module`; PySpark's own daemon otherwise.  A worker is then ready at
-once: the modules cost 1 s of CPU in each, and their memory is shared.
+It is set by `spark.python.daemon.module`, and otherwise the same as PySpark's own daemon.  A worker
+is then ready at once: the modules would cost 1 s of CPU in each, and their memory is shared.
 
-Spark closes the socket of a worker from which it wants no more rows (`limit`, `first`, a canceled
-job).  PySpark's daemon prints eleven lines of traces for each; this one ends the worker without a
-word.
+Spark closes the socket of a worker from which it needs no more rows (`limit`, `first`, a canceled
+job).  PySpark's daemon prints eleven lines of traces for each; this one ends the worker silently.
 """
 
 import contextlib
@@ -31,29 +29,31 @@ _worker = daemon.worker
 
 
 def warm() -> None:
-    """Load what workers need, and take it out of the collection that Spark runs after each task (30
-    ms each).
+    """Load the modules that workers need, and exclude them from the garbage collection that Spark
+    runs after each task, which takes 30 ms.
     """
     for name in WARM:
-        with contextlib.suppress(ImportError):  # the worker that needs it says so
+        with contextlib.suppress(ImportError):  # a worker that needs the module raises the error
             importlib.import_module(name)
     gc.collect()
     gc.freeze()
 
 
 def worker(sock: Any, authenticated: bool) -> int:
-    """As PySpark's; a worker whose socket Spark has closed ends, and is not used again."""
+    """Run a worker as PySpark does; if Spark has closed its socket, it ends and is not used
+    again.
+    """
     try:
         return _worker(sock, authenticated)
     except (BrokenPipeError, ConnectionResetError):
-        # Errors of a task are answers, and are not raised here.
-        # Python 3.13 tells of what a dropped stream could not write.
-        sys.unraisablehook = _say_nothing
+        # Errors of a task are sent to Spark, and are not raised here.
+        # Python 3.13 would print what a closed stream could not write.
+        sys.unraisablehook = _ignore
         return 1
 
 
-def _say_nothing(_unraisable: object) -> None:
-    """In place of a line about what this worker, which ends now, could not write."""
+def _ignore(_unraisable: object) -> None:
+    """Print nothing about bytes that this worker, which is ending, could not write."""
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""Clients for programs without an event loop, as scripts and notebooks: `from keylane.sync import
-Consumer, Producer`.
+"""Clients for programs without an event loop, such as scripts and notebooks:
+`from keylane.sync import Consumer, Producer`.
 """
 
 from typing import TYPE_CHECKING
@@ -14,10 +14,10 @@ Producer = SyncProducer
 _AWAITED = frozenset({"Admin", "QueueReader", "Reader"})
 
 
-if not TYPE_CHECKING:  # for a type checker a name that is not there is an error
+if not TYPE_CHECKING:  # a type checker must report names that do not exist
 
     def __getattr__(name: str) -> object:
-        if name in _AWAITED:  # an AttributeError would lose its text in `from keylane.sync import`
+        if name in _AWAITED:  # `from keylane.sync import` would hide an AttributeError's text
             raise ImportError(
                 f"keylane.sync has no {name}: use keylane.{name} in an async def, and call that "
                 f"with asyncio.run, from any "

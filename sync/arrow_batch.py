@@ -1,4 +1,4 @@
-"""A batch of Arrow data in hand, for programs without an event loop."""
+"""A batch of Arrow data that was taken from a consumer, for programs without an event loop."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from .loop_thread import LoopThread
 
 
 class TakenBatch:
-    """Messages of one partition, as `keylane.ArrowBatch`, whose `ack` and `nack` wait
-    themselves.
+    """Messages of one partition, like `keylane.ArrowBatch`, but with `ack` and `nack` that
+    block.
     """
 
     __slots__ = ("_thread", "batch")
@@ -20,7 +20,7 @@ class TakenBatch:
     def __init__(self, thread: LoopThread, batch: ArrowBatch) -> None:
         self._thread = thread
         self.batch = batch
-        """The batch of `keylane`."""
+        """The `keylane.ArrowBatch`."""
 
     def __repr__(self) -> str:
         return repr(self.batch)
@@ -35,12 +35,12 @@ class TakenBatch:
 
     @property
     def partition_id(self) -> int:
-        """The partition."""
+        """The id of the partition."""
         return self.batch.partition_id
 
     @property
     def queue(self) -> int:
-        """The number of its logic queue."""
+        """The number of the partition's logic queue."""
         return self.batch.queue
 
     @property
@@ -50,7 +50,7 @@ class TakenBatch:
 
     @property
     def next_offset(self) -> int:
-        """One past the offset of the last row."""
+        """The offset after that of the last row."""
         return self.batch.next_offset
 
     @property
@@ -65,13 +65,13 @@ class TakenBatch:
 
     @property
     def attempt(self) -> int:
-        """How often the batch was handed out, this time included."""
+        """The number of times that the batch was delivered, this time included."""
         return self.batch.attempt
 
     def ack(self) -> None:
-        """Ack all messages of the batch.  Raises as `keylane.ArrowBatch.ack` does."""
+        """Ack all messages of the batch; raise the errors of `keylane.ArrowBatch.ack`."""
         self._thread.run(self.batch.ack)
 
     def nack(self, *, after_s: float = 0) -> None:
-        """Give the batch back.  Raises as `keylane.ArrowBatch.nack` does."""
+        """Give the batch back; raise the errors of `keylane.ArrowBatch.nack`."""
         self._thread.run(partial(self.batch.nack, after_s=after_s))

@@ -1,6 +1,4 @@
-"""The consumer without async: the one of `keylane`, on an event loop of its own in a thread of its
-own.
-"""
+"""The blocking consumer: it runs a `keylane.Consumer` on an event loop in a thread of its own."""
 
 from __future__ import annotations
 
@@ -26,8 +24,6 @@ from ..consumer import (
     Consumer,
     ConsumerSettings,
     FailurePolicy,
-    Filter,
-    FullPolicy,
     Lag,
     Position,
 )
@@ -38,7 +34,6 @@ from ..protocol.errors import ClosedError, ConfigError, InvalidRequestError
 from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.message import Lease, Message
 from ..protocol.reading.instants import GroupBegin
-from ..protocol.routing import ConsumeStrategy
 from ..protocol.settings import refuse_others
 from ..rpc.home import Uncopied
 from .arrow_batch import TakenBatch
@@ -48,14 +43,14 @@ from .take import Take
 
 
 class TakenMessage(Generic[V]):
-    """A message in hand, as `keylane.Message`, whose `ack` and `nack` wait themselves."""
+    """A message, like `keylane.Message`, but with `ack` and `nack` that block."""
 
     __slots__ = ("_thread", "message")
 
     def __init__(self, thread: LoopThread | None, message: Message[V]) -> None:
         self._thread = thread
         self.message = message
-        """The message of `keylane`."""
+        """The `keylane.Message`."""
 
     def __repr__(self) -> str:
         return repr(self.message)
@@ -68,22 +63,22 @@ class TakenMessage(Generic[V]):
 
     @property
     def subject(self) -> str:
-        """The subject that it was sent to."""
+        """The subject to which the message was sent."""
         return self.message.subject
 
     @property
     def key(self) -> bytes:
-        """The order key; b"" if it was sent without one."""
+        """The order key; b"" if the message was sent without one."""
         return self.message.key
 
     @property
     def value(self) -> bytes:
-        """The value as stored."""
+        """The value, as it is stored."""
         return self.message.value
 
     @property
     def partition_id(self) -> int:
-        """The partition."""
+        """The id of the partition."""
         return self.message.partition_id
 
     @property
@@ -93,12 +88,14 @@ class TakenMessage(Generic[V]):
 
     @property
     def sent_at_ns(self) -> int:
-        """Nanoseconds since 1970, by the sender's calendar."""
+        """The time of sending by the sender's clock, in nanoseconds since 1970."""
         return self.message.sent_at_ns
 
     @property
     def lease(self) -> Lease | None:
-        """The lease under which it was delivered: a store refuses a late owner by it."""
+        """The lease under which the message was delivered, by which a database can refuse a late
+        owner.
+        """
         return self.message.lease
 
     @property
@@ -108,12 +105,12 @@ class TakenMessage(Generic[V]):
 
     @property
     def attempt(self) -> int:
-        """How often it was handed out, this time included."""
+        """The number of times that the message was delivered, this time included."""
         return self.message.attempt
 
     @property
     def properties(self) -> Mapping[str, str | bytes]:
-        """The properties; read only."""
+        """The properties, read-only."""
         return self.message.properties
 
     @property
@@ -123,29 +120,31 @@ class TakenMessage(Generic[V]):
 
     @property
     def group(self) -> str:
-        """The consumer group that got it; "" of a broadcast consumer."""
+        """The consumer group that received the message; "" for a broadcast consumer."""
         return self.message.group
 
     @property
     def queue(self) -> int:
-        """Number of its logic queue."""
+        """The number of the partition's logic queue."""
         return self.message.queue
 
     @property
     def logic_offset(self) -> int:
-        """Offset in the logic queue of a static subject."""
+        """The offset in the logic queue of a static subject."""
         return self.message.logic_offset
 
     def decode(self) -> V:
-        """The value, decoded by the codec of the consumer.  Raises CodecError."""
+        """Return the value, decoded by the codec of the consumer; raise CodecError if it
+        cannot.
+        """
         return self.message.decode()
 
     def ack(self) -> None:
-        """Ack the message.  Raises as `keylane.Message.ack` does."""
+        """Ack the message; raise the errors of `keylane.Message.ack`."""
         self._run(self.message.ack)
 
     def nack(self, *, after_s: float = 0) -> None:
-        """Give the message back.  Raises as `keylane.Message.nack` does."""
+        """Give the message back; raise the errors of `keylane.Message.nack`."""
         self._run(partial(self.message.nack, after_s=after_s))
 
     def _run(self, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -165,19 +164,23 @@ class TakenMessage(Generic[V]):
         return self
 
 
+_CALLBACKS = ("on_assigned", "on_revoked", "on_lost")
+
+
 class SyncConsumer(Uncopied, Generic[V]):
     """
-    Takes messages in programs without an event loop, and in notebooks beside theirs.
+    Takes messages in programs without an event loop, and in notebooks next to their own.
 
         with Consumer("127.0.0.1:7000", subject="orders", group="billing") as consumer:
             for message in consumer:
                 ...
                 message.ack()
 
-    It works as a `keylane.Consumer` without a handler, on a thread of its own: heartbeats go on
-    while the program works, so that a body may take as long as it likes.  A message comes only once
-    all earlier ones of its key are acked; `getmany` gives several of a key.  Leaving the block
-    hands everything over; what is not acked is delivered again.
+    The consumer works like a `keylane.Consumer` without a handler, on a thread of its own:
+    heartbeats continue while the program works, so the body of the loop may take as long as it
+    needs.  A message is returned only after all earlier messages of its key were acked; `getmany`
+    may return several of a key.  When the block ends, the partitions are released, and messages
+    that were not acked are delivered again.
     """
 
     def __init__(
@@ -186,19 +189,11 @@ class SyncConsumer(Uncopied, Generic[V]):
         *,
         subject: str,
         group: str | None = None,
-        broadcast: bool = False,
         codec: Codec[V] | None = None,
-        ttl_ms: int | None = None,
-        name: str | None = None,
-        instance: str | None = None,
-        consume_strategy: ConsumeStrategy | str | None = None,
+        start: GroupBegin | None = None,
         ack: AckMode | str | None = None,
         on_failure: FailurePolicy | str | None = None,
-        on_full: FullPolicy | str | None = None,
         tries_max: int | None = None,
-        start: GroupBegin | None = None,
-        tags: Collection[str] | None = None,
-        filter: Filter | None = None,  # noqa: A002 - as of the other consumer
         settings: ConsumerSettings | None = None,
         wait_s: float = 0,
         tls: TlsSettings | None = None,
@@ -206,32 +201,27 @@ class SyncConsumer(Uncopied, Generic[V]):
         **others: Never,
     ) -> None:
         """
-        Make a consumer, of the arguments of `keylane.Consumer`; `with` or `open` opens it.
+        Create a consumer with arguments of `keylane.Consumer`; `with` or `open` opens it.
 
         Args:
-            others: none.  Handlers and what goes with them are of `keylane.Consumer` alone.
+            others: nothing.  Only `keylane.Consumer` takes a handler and its options.
 
         Raises:
-            ConfigError: an argument that cannot work, or is of `keylane.Consumer` alone.
+            ConfigError: an argument is invalid, or only `keylane.Consumer` takes it.
         """
         _refuse_others(others)
+        for name in _CALLBACKS:
+            if getattr(settings, name, None) is not None:
+                raise _of_handlers(name)
         self._consumer: Consumer[V] = Consumer(
             meta,
             subject=subject,
             group=group,
-            broadcast=broadcast,
             codec=codec,
-            ttl_ms=ttl_ms,
-            name=name,
-            instance=instance,
-            consume_strategy=consume_strategy,
+            start=start,
             ack=ack,
             on_failure=on_failure,
-            on_full=on_full,
             tries_max=tries_max,
-            start=start,
-            tags=tags,
-            filter=filter,
             settings=settings,
             wait_s=wait_s,
             tls=tls,
@@ -247,11 +237,12 @@ class SyncConsumer(Uncopied, Generic[V]):
     # ── life ──────────────────────────────────────────────────────────────────────────────────────
     def open(self) -> Self:
         """
-        Start the thread and join the group; returns the consumer.
+        Start the thread, join the group, and return the consumer.
 
         Raises:
-            AlreadyOpenError, ForkedError: the consumer is open, or was before a fork.
-            KeylaneError: as of the opening of `keylane.Consumer`; it may be opened again.
+            UsageError, UsageError: the consumer is open, or was opened before a fork.
+            KeylaneError: an error with which `keylane.Consumer` does not open; `open` may be called
+                again.
         """
         self._thread.start()
         try:
@@ -265,11 +256,11 @@ class SyncConsumer(Uncopied, Generic[V]):
 
     def close(self) -> None:
         """
-        Hand everything over, as that of `keylane` does; nothing if it is closed, or in a forked
+        Release the partitions and close the consumer; do nothing if it is closed, or in a forked
         child.
 
         Raises:
-            OtherLoopError: called by a filter of this consumer; it stays open.
+            UsageError: a filter of this consumer made the call; the consumer stays open.
         """
         if self._thread.state != "open":
             self._thread.stop()  # it may be closing, or its event loop may have ended by itself
@@ -305,12 +296,12 @@ class SyncConsumer(Uncopied, Generic[V]):
 
     def __next__(self) -> TakenMessage[V]:
         """
-        The next message; it waits for one.
+        Wait for the next message and return it.
 
         Raises:
             StopIteration: the consumer is closed.
-            ClosedError: it was never open.
-            KeylaneError: as of the iteration of `keylane.Consumer`.
+            ClosedError: the consumer was never open.
+            KeylaneError: an error with which the iteration over a `keylane.Consumer` ends.
         """
         try:
             taken = Take(self._next, self._put_back).run(self._thread, self._in_hand)
@@ -331,7 +322,7 @@ class SyncConsumer(Uncopied, Generic[V]):
 
     @property
     def _is_over(self) -> bool:
-        """True if it was open and is closed: a loop ends then."""
+        """True if the consumer was open and is closed, so that loops over it end."""
         return self._was_open and self._thread.state != "open"
 
     async def _next(self) -> Message[V] | None:
@@ -346,7 +337,7 @@ class SyncConsumer(Uncopied, Generic[V]):
         """
         Take several messages at once, as `keylane.Consumer.getmany` does, for `ack` and `nack`.
 
-        What Ctrl-C keeps from the program comes again at the next call.
+        If Ctrl-C interrupts the call, the next call returns the messages.
         """
         take = partial(self._consumer.getmany, max_records=max_records, timeout_ms=timeout_ms)
         return Take(take, self._put_back).run(
@@ -354,13 +345,13 @@ class SyncConsumer(Uncopied, Generic[V]):
         )
 
     def batches(self) -> Iterator[TakenBatch]:
-        """Iterate over messages as Arrow record batches, as `keylane.Consumer.batches` does:
-        `batch.ack()` brings the next one.
+        """Iterate over messages as Arrow record batches, as `keylane.Consumer.batches` does; the
+        next batch follows `batch.ack()`.
         """
         return _Batches(partial(self._next_batch, self._consumer.batches()))
 
     def _next_batch(self, batches: AsyncIterator[ArrowBatch]) -> TakenBatch | None:
-        """The next batch, or None: the consumer is closed."""
+        """Return the next batch, or None if the consumer is closed."""
         try:
             take = partial(_next_of, batches)
             return Take(take, self._put_back).run(self._thread, self._batch_in_hand)
@@ -381,76 +372,80 @@ class SyncConsumer(Uncopied, Generic[V]):
         self._thread.run(partial(self._consumer.nack, _taken(messages), after_s=after_s))
 
     def pause(self, *partition_ids: int) -> None:
-        """Get no message of these partitions until `resume`, as `keylane.Consumer.pause`."""
+        """Take no messages of these partitions until `resume`, as `keylane.Consumer.pause` does."""
         self._thread.run(partial(self._consumer.pause, *partition_ids))
 
     def resume(self, *partition_ids: int) -> None:
-        """Get messages of these partitions again, without ids of all, as
-        `keylane.Consumer.resume`.
+        """Take messages of these partitions again, or of all if there are no ids, as
+        `keylane.Consumer.resume` does.
         """
         self._thread.run(partial(self._consumer.resume, *partition_ids))
 
-    def seek_to_time(self, *where: object, **to: object) -> NoReturn:
-        """Refused, as that of `keylane.Consumer`.  Raises SeekRefusedError."""
-        self._consumer.seek_to_time(*where, **to)
+    def seek_to_time(self, *_where: object, **_to: object) -> NoReturn:
+        """Raise UsageError, as `keylane.Consumer` does."""
+        self._consumer.seek_to_time(*_where, **_to)
 
-    def seek(self, *where: object, **to: object) -> NoReturn:
-        """Refused, as that of `keylane.Consumer`.  Raises SeekRefusedError."""
-        self._consumer.seek(*where, **to)
+    def seek(self, *_where: object, **_to: object) -> NoReturn:
+        """Raise UsageError, as `keylane.Consumer` does."""
+        self._consumer.seek(*_where, **_to)
 
     @property
     def position(self) -> dict[int, Position]:
-        """By id of each partition that is owned now: what is pulled and acked of it, and its
-        lag.
+        """The pulled and acked offsets and the lag of each partition that is owned now, by its
+        id.
         """
         return self._consumer.position
 
     @property
     def lag(self) -> Lag:
-        """The lag of all partitions that are owned now, together."""
+        """The total lag of the partitions that are owned now."""
         return self._consumer.lag
 
     @property
     def throttled_ms(self) -> int:
-        """For how long servers have let its calls wait for a quota; waits at the same time count
-        together.
+        """The milliseconds that servers have delayed its calls because of a quota; each of several
+        simultaneous waits counts.
         """
         return self._consumer.throttled_ms
 
     @property
     def assignment(self) -> list[Assignment]:
-        """The partitions owned now, by id; none while it is not open."""
+        """The partitions that are owned now, sorted by id; empty while the consumer is not open."""
         return self._consumer.assignment
 
     @property
     def waiting_for(self) -> str:
-        """For people: why it is granted no partitions, while an operator has suspended it; else
-        "".
+        """The reason, for people, why the consumer is granted no partitions while an operator has
+        suspended it; otherwise "".
         """
         return self._consumer.waiting_for
 
 
 def _refuse_others(others: Collection[str]) -> None:
     """
-    Refuse the names of other arguments than those of a consumer without a handler.
+    Refuse arguments that a consumer without a handler does not take.
 
     Raises:
         ConfigError: one of them is an argument of `keylane.Consumer`.
-        TypeError: no consumer has it; it says what to give in its place.
+        TypeError: no consumer takes it; the text says what to pass instead.
     """
     for name in others:
         if name in signature(Consumer).parameters and not name.startswith("_"):
-            raise ConfigError(
-                f"keylane.sync.Consumer takes no {name}=: take messages in a loop, `for message in "
-                f"consumer`, and ack them; "
-                "or use keylane.Consumer, which calls a handler, in an async def "
-                "(docs/CONSUMING.md, Without an event loop)"
-            )
+            raise _of_handlers(name)
     refuse_others("Consumer", others, ConsumerSettings, OTHER_WORDS)
 
 
+def _of_handlers(name: str) -> ConfigError:
+    """The refusal of what only a consumer with an event loop can call."""
+    return ConfigError(
+        f"keylane.sync.Consumer takes no {name}=: take messages in a loop, `for message in "
+        "consumer`, and ack them; or use keylane.Consumer, which calls functions, in an async def "
+        "(docs/CONSUMING.md, Without an event loop)"
+    )
+
+
 class _Batches(Iterator[TakenBatch]):
-    """No generator, which Ctrl-C would end."""
+    """The iterator of `batches`, which is no generator because Ctrl-C would end one."""
 
     def __init__(self, take: Callable[[], TakenBatch | None]) -> None:
         self._take = take

@@ -1,15 +1,16 @@
-"""What is logged on an event loop of keylane.sync is handled on a thread of its own.
+"""Handles the log records of keylane.sync's event loops on a thread of their own.
 
     event loop ── record ──▶ queue ──▶ thread "keylane logs" ──▶ handlers of the program
 
-A handler has a lock, which its caller holds while the handler works.  One that sends what it is
-given through a producer of keylane.sync waits for an event loop; if that loop waited for the lock,
-neither would ever go on.
+A log handler has a lock, which its caller holds while the handler works.  A handler that sends its
+records with a producer of keylane.sync waits for an event loop.  If that loop logged and waited for
+the lock, the two would wait for each other forever.
 
 Invariants
     An event loop waits for no handler: records beyond RECORDS_MAX are dropped, and their number is
-    logged. Records keep their order.  They are handled before the `stop` of their thread returns,
-    within SETTLE_S.
+    logged.
+    Records keep their order.  They are handled before the `stop` of their loop's thread returns,
+    which waits for SETTLE_S at most.
 """
 
 from __future__ import annotations
@@ -26,30 +27,31 @@ from typing import Any
 from ..rpc.home import at_fork
 
 RECORDS_MAX = 10_000
+"""Number of records that may wait for the handlers."""
 SETTLE_S = 0.2
-"""How long a client that is closed waits for handlers: its caller may hold the lock of one of
-them.
+"""Seconds that a closing client waits for the handlers; its caller may hold the lock of one of
+them, so it must not wait forever.
 """
 
 
 class LoopLogs:
-    """The event loops of this process, and the records that wait."""
+    """The event loops of this process, and the records that wait for the handlers."""
 
     def __init__(self) -> None:
         self._loops: set[int] = set()
-        """The threads of event loops."""
+        """Ids of the threads that run an event loop."""
         self._thread = 0
         self._waiting: deque[tuple[logging.Logger, logging.LogRecord] | Any] = deque()
-        """Records, and locks of callers who wait until what is before them is handled."""
+        """Records, and locks of callers who wait until all earlier records are handled."""
         self._dropped = 0
         self._wake = threading.Lock()
-        """Held while nothing waits.  No queue of the library: a finalizer may log while this thread
-        puts a record.
+        """A lock that is held while no records wait.  A `queue.Queue` would deadlock: a finalizer
+        may log while the same thread puts a record.
         """
         self._wake.acquire()
 
     def start(self) -> None:
-        """Start the thread, if it does not run.  Raises RuntimeError: the system gives none."""
+        """Start the thread unless it runs; raise RuntimeError if the system cannot start one."""
         if not self._thread:
             thread = threading.Thread(target=self._run, name="keylane logs", daemon=True)
             thread.start()
@@ -57,15 +59,15 @@ class LoopLogs:
         _install()
 
     def enter(self) -> None:
-        """The calling thread is that of an event loop."""
+        """Note that the calling thread runs an event loop."""
         self._loops.add(get_ident())
 
     def leave(self) -> None:
-        """It is so no more."""
+        """Note that the calling thread no longer runs an event loop."""
         self._loops.discard(get_ident())
 
     def takes(self, logger: logging.Logger, record: logging.LogRecord) -> bool:
-        """True if the record is handled later, because the caller is an event loop."""
+        """Queue the record and return True if the caller is an event loop."""
         if get_ident() not in self._loops or not self._thread:
             return False
         if len(self._waiting) < RECORDS_MAX:
@@ -75,7 +77,7 @@ class LoopLogs:
         return True
 
     def settle(self) -> None:
-        """Wait until the records so far are handled, for SETTLE_S at most."""
+        """Wait until the records that are queued now are handled, for SETTLE_S at most."""
         if self._waiting and get_ident() != self._thread:
             handled = threading.Lock()
             handled.acquire()
@@ -84,17 +86,17 @@ class LoopLogs:
 
     def _put(self, each: Any) -> None:
         self._waiting.append(each)
-        with suppress(RuntimeError):  # the thread is awake already
+        with suppress(RuntimeError):  # the thread is already awake
             self._wake.release()
 
     def _run(self) -> None:
         while True:
             self._wake.acquire()
             while self._waiting:
-                each = self._waiting[0]  # it stays until it is handled: `settle` waits for it
+                each = self._waiting[0]  # it stays queued until it is handled, for `settle`
                 try:
                     self._handle(each)
-                except BaseException:  # noqa: BLE001 - of a handler; its caller was the event loop
+                except BaseException:  # noqa: BLE001 - a handler raised; nobody waits for it
                     sys.excepthook(*sys.exc_info())
                 self._waiting.popleft()
 
@@ -106,18 +108,18 @@ class LoopLogs:
         if self._dropped:
             dropped, self._dropped = self._dropped, 0
             logging.getLogger("keylane.sync").warning(
-                "%d lines of the log were dropped: its handlers take too long", dropped
+                "%d log records were dropped, because the log handlers are too slow", dropped
             )
 
 
 LOGS = LoopLogs()
 _installed: list[Callable[[logging.Logger, logging.LogRecord], None]] = []
-"""What called the handlers of a logger before, once `_install` has replaced it."""
+"""The original `Logger.callHandlers`, after `_install` has replaced it."""
 
 
 def _install() -> None:
-    """Have every logger ask first: codecs and partitioners of the program log on an event loop
-    too.
+    """Let every logger of the process ask LOGS first, because codecs and partitioners of the
+    program log on an event loop too.
     """
     if not _installed:
         _installed.append(logging.Logger.callHandlers)

@@ -1,16 +1,18 @@
-"""An event loop on a thread of its own, on which programs without one run a client.
+"""An event loop on a thread of its own, on which programs without an event loop run a client.
 
     caller's thread ── run(work) ──▶ loop of the thread ── result or error ──▶ caller's thread
 
 Invariants
-    What `run` was given before `stop` ends before the thread does: done, or cancelled.
+    All work that was given to `run` before `stop` is done or cancelled before the thread ends.
     The client is closed before its loop ends, whatever was interrupted: otherwise its group would
-    wait for its ttl. A `stop` that was interrupted goes on; `start` waits for its end. What ends a
-    program, raised on the loop by a callback of the user, as by `sys.exit()`, ends no loop with a
-    client open on it. In a forked child nothing runs: the thread is the parent's. No thread holds a
-    lock that another one needs.  A signal handler interrupts its thread anywhere, and may call
-    here, as may a finalizer and a handler of the log: so a caller waits at a lock of its own, which
-    the loop opens without waiting.
+    wait for its ttl to expire.
+    A `stop` that was interrupted continues; `start` waits for its end.
+    If a callback of the user ends the program, for example with `sys.exit()`, the client is closed
+    before the loop ends.
+    In a forked child nothing runs, because the thread exists only in the parent.
+    No thread holds a lock that another thread needs.  A signal handler may interrupt its thread
+    anywhere and call this module, and so may finalizers and log handlers.  So each caller waits at
+    a lock of its own, which the loop releases without waiting.
 """
 
 from __future__ import annotations
@@ -23,32 +25,31 @@ from contextlib import suppress
 from threading import get_ident
 from typing import Any, Generic, TypeVar
 
-from ..protocol.errors import AlreadyOpenError, ClosedError, InvalidRequestError, OtherLoopError
+from ..protocol.errors import ClosedError, InvalidRequestError, Reason, UsageError
 from ..rpc.home import Home, process_id
 from . import loop_logs
 
 T = TypeVar("T")
 HINT = "Use it inside its `with` block, or between `open()` and `close()`."
-"""Of a ClosedError, for programs without an event loop."""
+"""The hint of a ClosedError, for programs without an event loop."""
 OWN_LOOP_HINT = "Call it from another thread: its event loop would wait for itself."
-"""Of an OtherLoopError, in a callback that the client's own thread runs."""
+"""The hint of an UsageError in a callback that runs on the client's own thread."""
 SHARED_THREAD_HINT = (
-    "Only one client of keylane.sync runs where gevent has patched threads; "
-    "greenlets may share it.  "
-    "For several run the program with real threads, as gunicorn --worker-class gthread does."
+    "Where gevent has patched threads, only one client of keylane.sync can run; greenlets may "
+    "share it.  To run several clients, use real threads, for example with gunicorn "
+    "--worker-class gthread."
 )
-"""Of an OtherLoopError, where a patched `threading` gives no thread of the system."""
+"""The hint of an UsageError where a patched `threading` starts no real thread."""
 
 NO_THREAD_HINT = (
-    "Once the main thread has ended, Python starts no thread: open the client before, and end the "
-    "main thread last.  "
-    "Or the process has as many threads as the system allows."
+    "Python starts no thread after the main thread has ended: open the client earlier, and end the "
+    "main thread last.  Or the process has reached the system's limit of threads."
 )
-"""Of an OtherLoopError, where no thread starts."""
+"""The hint of an UsageError when no thread could be started."""
 
 
 class _Gate:
-    """What one thread waits for and another one opens, which never waits for that."""
+    """A gate at which one thread waits until another thread opens it; opening never blocks."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -56,24 +57,24 @@ class _Gate:
         self.is_open = False
 
     def open(self) -> None:
-        """Let the thread that waits go on; called in one thread alone."""
+        """Wake the waiting thread; only one thread may call this."""
         if not self.is_open:
             self.is_open = True
             self._lock.release()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until it is open; False after the time-out."""
+        """Wait until the gate is open; return False after the time-out."""
         return self._lock.acquire(timeout=-1 if timeout_s is None else timeout_s)
 
 
 class _Call(Generic[T]):
-    """Work that the loop is to do for a caller."""
+    """Work that the loop does for a caller."""
 
     def __init__(self, work: Callable[[], Coroutine[Any, Any, T]]) -> None:
         self.gate = _Gate()
         self._work = work
         self._task: asyncio.Task[T | _Exit] | None = None
-        """Ended, or never begun, once the gate is open."""
+        """The task of the work.  When the gate is open, it is done, or None if it never began."""
 
     def begin(self, life: _Life) -> None:
         """Begin the work, on the loop."""
@@ -94,7 +95,7 @@ class _Call(Generic[T]):
             self._task.cancel()
 
     def result(self) -> T:
-        """What became of the work.  Raises CancelledError: it was cancelled, or never begun."""
+        """Return the result of the work, or raise CancelledError if it did not end."""
         if self._task is None or not self._task.done():
             raise asyncio.CancelledError
         outcome = self._task.result()
@@ -104,44 +105,46 @@ class _Call(Generic[T]):
 
 
 class _Life:
-    """A thread with its loop, from its start to its end."""
+    """One run of the thread and its loop, from start to end."""
 
     def __init__(self, run: Callable[[_Life], None], name: str) -> None:
         self.thread = threading.Thread(target=run, args=(self,), name=name, daemon=True)
         self.ident = 0
-        """Of the thread; 0 before it runs."""
+        """The id of the thread; 0 until it runs."""
         self.begun = _Gate()
-        """Opened when the loop runs, or cannot."""
+        """A gate that opens when the loop runs, or has failed to start."""
         self.error: Exception | None = None
-        """Why there is no loop."""
+        """The reason why the loop did not start."""
         self.stopping = False
-        """Nothing more is run, and the thread ends, or has ended."""
+        """True when no more work is accepted: the thread is ending, or has ended."""
         self.ended = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = asyncio.Event()
         self._gates: set[_Gate] = set()
-        """Of callers who wait."""
+        """The gates of callers who wait."""
         self._serves = threading.Lock()
-        """Taken once, and never waited for: by the thread that begins to serve, or by a starter who
-        gave it up before.
+        """A lock that is acquired once, without waiting: by the thread when it begins to serve, or
+        by a starter that was interrupted before.
         """
         self._is_joined = False
         self._process_id = process_id()
 
     # ── on the thread ─────────────────────────────────────────────────────────────────────────────
     def take(self) -> bool:
-        """True for the first who asks: the thread is to serve, or its starter has given it up."""
+        """Return True for the first caller: the thread, which then serves, or its starter, which
+        has given it up.
+        """
         return self._serves.acquire(blocking=False)
 
     async def until_stopped(self) -> None:
-        """Let work be posted, until `stop`."""
+        """Accept posted work until `stop`."""
         self._loop = asyncio.get_running_loop()
         self.begun.open()
         if not self.stopping:  # if it becomes so from now on, `stop` sees the loop
             await self._stop.wait()
 
     def end(self) -> None:
-        """The thread has no loop any more: let everyone go on who waits."""
+        """Note that the loop has ended, and wake all callers who wait."""
         self.stopping = self.ended = True
         for gate in list(self._gates):
             gate.open()
@@ -149,13 +152,13 @@ class _Life:
 
     # ── on any thread ─────────────────────────────────────────────────────────────────────────────
     def post(self, call: Callable[..., object], *args: object) -> None:
-        """Have the loop call `call(*args)`; nothing if it has ended."""
+        """Let the loop call `call(*args)`; do nothing if it has ended."""
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(call, *args)
 
     def wait(self, gate: _Gate, timeout_s: float | None = None) -> bool:
-        """Wait until the gate is open, or the thread has ended; False after the time-out."""
+        """Wait until the gate is open or the thread has ended; return False after the time-out."""
         self._gates.add(gate)
         try:
             return self.ended or gate.wait(timeout_s)  # what comes behind this look, `end` opens
@@ -163,12 +166,12 @@ class _Life:
             self._gates.discard(gate)
 
     def stop(self) -> None:
-        """Have the thread end."""
+        """Let the thread end."""
         self.stopping = True
         self.post(self._stop.set)
 
     def wait_end(self) -> None:
-        """Wait until the thread has ended; in a forked child it has."""
+        """Wait until the thread has ended; return at once in a forked child."""
         if process_id() != self._process_id:
             return
         self.wait(_Gate())
@@ -179,11 +182,12 @@ class _Life:
 
 class LoopThread:
     """
-    A daemon thread with an event loop; callers in other threads wait for what they run on it.
+    A daemon thread with an event loop; callers in other threads run work on it and wait for the
+    result.
 
     Args:
-        what: the kind of client that runs there, as errors name it.
-        end: closes the client, if it is open; awaited as the last work on the loop.
+        what: the kind of client that runs there, for the texts of errors.
+        end: closes the client, if it is open; it is the last work on the loop.
     """
 
     def __init__(
@@ -192,13 +196,13 @@ class LoopThread:
         self._what, self._end = what, end
         self._home = Home(what)
         self._life: _Life | None = None
-        """The last one that was started."""
+        """The run that was started last."""
         self._starts = threading.Lock()
-        """Held by who starts it, and never waited for."""
+        """A lock that a starter holds, and that no thread waits for."""
 
     @property
     def state(self) -> str:
-        """For people: "open", "closed" or "forked"."""
+        """One of "open", "closed" and "forked"."""
         if self.forked:
             return "forked"
         return "open" if self._life is not None and not self._life.stopping else "closed"
@@ -213,19 +217,20 @@ class LoopThread:
         Start the thread, and wait until its loop runs.
 
         Raises:
-            AlreadyOpenError, ForkedError
-            OtherLoopError: threads are greenlets, as gevent patches them, and another event loop
-            runs in theirs. OtherLoopError: also where there is no thread to be had; it may be
-            started again. OSError: the system gives no event loop, as without a free file
-            descriptor; it may be started again.
+            UsageError, UsageError
+            UsageError: gevent has patched threads, so they are greenlets of one thread, which
+                already runs an event loop; or no thread could be started, and `start` may be called
+                again.
+            OSError: no event loop could be created, for example because no file descriptor is free;
+                `start` may be called again.
         """
         self._home.check_not_forked()
         if not self._starts.acquire(blocking=False):
-            raise AlreadyOpenError(f"the {self._what} is being opened already")
+            raise UsageError(Reason.ALREADY_OPEN, f"the {self._what} is being opened already")
         try:
             if self._life is not None:
                 if not self._life.stopping:
-                    raise AlreadyOpenError(f"the {self._what} is open already")
+                    raise UsageError(Reason.ALREADY_OPEN, f"the {self._what} is open already")
                 self.check_caller()
                 self._life.wait_end()
             self._life = self._started()
@@ -237,7 +242,7 @@ class LoopThread:
         try:
             self._start(life.thread)
             life.begun.wait()
-        except OtherLoopError:
+        except UsageError:
             raise
         except BaseException:  # an interrupt, as Ctrl-C: a thread that began ends
             if not life.take():
@@ -249,12 +254,14 @@ class LoopThread:
         return life
 
     def _start(self, thread: threading.Thread) -> None:
-        """Raises OtherLoopError: the system, or an interpreter that ends, gives no thread."""
+        """Start the thread; raise UsageError if the system or an ending interpreter refuses."""
         try:
             loop_logs.LOGS.start()
             thread.start()
         except RuntimeError as error:
-            none = OtherLoopError(f"the {self._what} needs a thread for its event loop: {error}")
+            none = UsageError(
+                Reason.OTHER_LOOP, f"the {self._what} needs a thread for its event loop: {error}"
+            )
             none.hint = NO_THREAD_HINT
             raise none from error
 
@@ -280,8 +287,8 @@ class LoopThread:
             life.end()
 
     def _run_to_the_end(self, loop: asyncio.AbstractEventLoop, life: _Life) -> None:
-        """Run `_serve`; the loop goes on, for it to close the client, after an error that stops a
-        loop.
+        """Run `_serve` to its end: after an error that stops the loop, continue so that it closes
+        the client.
         """
         serving = loop.create_task(self._serve(life))
         while not serving.done():
@@ -302,19 +309,19 @@ class LoopThread:
                 await self._end()
             except Exception:
                 log = logging.getLogger(f"keylane.{self._what}")
-                log.exception("the %s was stopped, and could not be closed", self._what)
+                log.exception("the %s could not be closed when it was stopped", self._what)
         self._home.leave()
 
     def run(self, work: Callable[[], Coroutine[Any, Any, T]], timeout_s: float | None = None) -> T:
         """
-        Run `work()` on the loop, and return its result; KeyboardInterrupt and a time-out cancel it.
+        Run `work()` on the loop and return its result; KeyboardInterrupt and a time-out cancel it.
 
         Raises:
             InvalidRequestError: `timeout_s` is no number of seconds; nothing was run.
-            ClosedError, ForkedError: the thread does not run, or is stopped meanwhile.
-            OtherLoopError: called on the thread itself, which would wait for ever.
-            TimeoutError: it took longer than `timeout_s` seconds.
-            BaseException: raised by the work.
+            ClosedError, UsageError: the thread does not run, or was stopped during the work.
+            UsageError: the call was made on the thread itself, which would wait forever.
+            TimeoutError: the work took longer than `timeout_s` seconds.
+            BaseException: the work raised it.
         """
         _check_seconds(timeout_s)
         self._home.check_not_forked()
@@ -338,30 +345,31 @@ class LoopThread:
             raise
 
     def check_caller(self) -> None:
-        """Raises OtherLoopError: called on the thread itself, as by a codec or a filter, which
-        would wait for its own end.
+        """Raise UsageError if the thread itself makes the call, for example in a codec or a
+        filter: it would wait for itself.
         """
         if self._life is not None and self._life.ident == get_ident() and not self._life.ended:
-            error = OtherLoopError(f"the {self._what} is called on its own event loop")
+            error = UsageError(
+                Reason.OTHER_LOOP, f"the {self._what} is called on its own event loop"
+            )
             error.hint = OWN_LOOP_HINT
             raise error
 
     def post(self, call: Callable[[], None]) -> None:
-        """Call `call` on the loop, soon, behind what `run` was given; nothing once the thread is
-        stopped.
+        """Call `call` on the loop soon, after the work that `run` was given; do nothing once the
+        thread is stopping.
         """
         if self._life is not None and not self._life.stopping and not self.forked:
             self._life.post(call)
 
     def stop(self) -> None:
         """
-        Close the client, cancel what still runs, and wait for the end of the thread.  Does nothing
-        in a forked child.
+        Close the client, cancel the remaining work, and wait until the thread has ended.
 
-        An interrupt ends the wait alone.
+        In a forked child this does nothing.  An interrupt ends only the wait.
 
         Raises:
-            OtherLoopError: called on the thread itself; nothing was stopped.
+            UsageError: the thread itself made the call; nothing was stopped.
         """
         life = self._life
         if life is None or self.forked:
@@ -373,15 +381,18 @@ class LoopThread:
 
 
 class _Exit:
-    """What ends a program, raised by the work."""
+    """The result of work that raised an error which ends a program."""
 
     def __init__(self, error: SystemExit | KeyboardInterrupt) -> None:
         self.error = error
 
 
 async def _outcome(work: Callable[[], Coroutine[Any, Any, T]]) -> T | _Exit:
-    """The result of the work.  What ends a program, as `sys.exit()` in a codec, is for the caller:
-    raised here, it would stop the loop.
+    """
+    Return the result of the work.
+
+    An error that ends a program, for example of `sys.exit()` in a codec, is returned for the caller
+    to raise; raised here, it would stop the loop.
     """
     try:
         return await work()
@@ -390,17 +401,17 @@ async def _outcome(work: Callable[[], Coroutine[Any, Any, T]]) -> T | _Exit:
 
 
 def _check_own_thread(what: str) -> None:
-    """Raises OtherLoopError: an event loop runs in this new thread, so that it is none of the
-    system's.
+    """Raise UsageError if an event loop already runs in this new thread, which is then no real
+    thread.
     """
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return
-    error = OtherLoopError(
-        f"the {what} needs a thread for its event loop; threads of this program "
-        f"are greenlets of one "
-        "thread, in which another event loop runs"
+    error = UsageError(
+        Reason.OTHER_LOOP,
+        f"the {what} needs a thread for its event loop; threads of this program are greenlets of "
+        "one thread, in which another event loop runs",
     )
     error.hint = SHARED_THREAD_HINT
     raise error
@@ -413,7 +424,7 @@ def _for_threads(error: ClosedError) -> ClosedError:
 
 
 def _check_seconds(timeout_s: object) -> None:
-    """Raises InvalidRequestError: neither None nor seconds that a thread can wait."""
+    """Raise InvalidRequestError unless the time-out is None, or seconds that a thread can wait."""
     if timeout_s is None:
         return
     number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)

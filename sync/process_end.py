@@ -1,7 +1,7 @@
-"""Calls that are made when this process ends, so that a client which is open then is closed.
+"""Calls that are made when this process ends, so that an open client is closed.
 
-A child of `multiprocessing` that was forked calls nothing of `atexit` before Python 3.13; the
-finalizers of `multiprocessing` it calls at each end but `os._exit` and a signal.
+A forked child of `multiprocessing` calls no functions of `atexit` before Python 3.13.  It does call
+the finalizers of `multiprocessing`, unless it ends by `os._exit` or a signal.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from typing import Any
 
 class AtProcessEnd:
     """
-    A call that is made once, at the end of this process, while it is `on`.
+    A call that is made once at the end of this process, if it is switched `on`.
 
     Args:
-        call: does nothing in a forked child.
+        call: the function to call; it must do nothing in a forked child.
     """
 
     def __init__(self, call: Callable[[], None]) -> None:
         self._call = call
         self._finalizer: Any = None
-        """Of a child of `multiprocessing`."""
+        """The finalizer in a child of `multiprocessing`; elsewhere None."""
 
     def on(self) -> None:
-        """Have the call made."""
+        """Let the call be made at the end of the process."""
         atexit.register(self._make)
-        # What starts such a child has imported both modules; other programs need neither.
+        # A child of `multiprocessing` has imported both modules; other programs need neither.
         process = sys.modules.get("multiprocessing.process")
         if process is not None and process.parent_process() is not None:
             from multiprocessing.util import Finalize
@@ -36,12 +36,12 @@ class AtProcessEnd:
             self._finalizer = Finalize(None, self._make, exitpriority=0)
 
     def off(self) -> None:
-        """Have it made no more."""
+        """Let the call not be made."""
         atexit.unregister(self._make)
         if self._finalizer is not None:
             self._finalizer.cancel()
             self._finalizer = None
 
     def _make(self) -> None:
-        self.off()  # a child that was spawned calls the functions of atexit too
+        self.off()  # a spawned child also calls the functions of atexit
         self._call()

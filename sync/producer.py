@@ -1,6 +1,4 @@
-"""The producer without async: the one of `keylane`, on an event loop of its own in a thread of its
-own.
-"""
+"""The blocking producer: it runs a `keylane.Producer` on an event loop in a thread of its own."""
 
 from __future__ import annotations
 
@@ -39,7 +37,7 @@ R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 F = TypeVar("F")
 CHUNK = 1_000
-"""Messages of `send_all` that cross to the other thread together."""
+"""Number of messages that `send_all` passes to the other thread at once."""
 
 
 class _Outcome(Protocol[R_co]):
@@ -62,15 +60,14 @@ class _OnItsWay(Generic[R]):
 
     def result(self, timeout_s: float | None = None, *, timeout: float | None = None) -> R:
         """
-        Wait until the message is stored, or kept for its time, or given up; also after the producer
-        is closed.
+        Wait until the message is stored, scheduled or given up; the producer may be closed.
 
         Args:
-            timeout_s: seconds; None: as long as it takes.
-            timeout: the same, by the name that it has in `concurrent.futures`.
+            timeout_s: seconds to wait; None to wait as long as it takes.
+            timeout: the same, under the name that `concurrent.futures` has for it.
 
         Raises:
-            TimeoutError: none of these yet; the message stays on its way.
+            TimeoutError: the time is over, and the producer continues to send the message.
             InvalidRequestError: `timeout_s` is no number of seconds, or both names are given.
             KeylaneError: the message was given up; its `fate` says whether it may be stored.
         """
@@ -89,14 +86,12 @@ class _OnItsWay(Generic[R]):
         return await self._future
 
     def done(self) -> bool:
-        """True once the message is stored, or kept for its time, or given up."""
+        """Return True once the message is stored, scheduled or given up."""
         return self._future.done()
 
     @property
     def cancel(self) -> Any:
-        """Not there, and `hasattr` is False.  Raises AttributeError: it says what there is
-        instead.
-        """
+        """Raise AttributeError with a text that says what to use instead, so `hasattr` is False."""
         return self._future.cancel
 
     def __repr__(self) -> str:
@@ -108,27 +103,28 @@ class SentMessage(_OnItsWay[Receipt]):
 
 
 class ScheduledMessage(_OnItsWay[ScheduledReceipt]):
-    """A message that `send` was given with `deliver_at`; `result` waits for the receipt, which
-    `cancel` takes.
+    """A message that was sent with `deliver_at`; `result` waits for the receipt, which
+    `Producer.cancel` takes.
     """
 
 
 class SyncProducer(Uncopied, Generic[V]):
     """
-    Sends messages from programs without an event loop, and from notebooks beside theirs.
+    Sends messages from programs without an event loop, and from notebooks next to their own.
 
         with Producer("127.0.0.1:7000") as producer:
             receipt = producer.send("flights", b"...", key=b"UA-N14228").result()
 
-    It works as `keylane.Producer`, whose calls it makes on a thread of its own.  Any thread may
-    call it: the messages of a key are stored in the order in which the calls of `send` return.
-    Each `send` crosses to that thread and back; `send_all` crosses once for a thousand messages.
+    The producer works like `keylane.Producer`, whose calls it makes on a thread of its own.  Any
+    thread may call it: the messages of a key are stored in the order in which the calls of `send`
+    return.  Each `send` passes to that thread and back; `send_all` passes once for a thousand
+    messages.
 
-    Leaving the block waits until everything is stored.  In a notebook, `producer =
-    Producer(...).open()` opens it for several cells; it is closed by `close()`, or at the end of
-    the program, or of its process of `multiprocessing`.  A process that ends by a signal or
-    `os._exit`, as uvicorn and the workers of Celery and RQ do, does not close it, and what waits in
-    its queue is lost: call `result`, `flush` or `close` before.
+    The end of the block waits until everything is stored.  In a notebook, `producer =
+    Producer(...).open()` opens the producer for several cells; it is closed by `close()`, or when
+    the program or its process of `multiprocessing` ends.  A process that ends by a signal or
+    `os._exit`, like uvicorn and the workers of Celery and RQ, does not close it, and queued
+    messages are lost: call `result`, `flush` or `close` first.
     """
 
     def __init__(
@@ -144,8 +140,11 @@ class SyncProducer(Uncopied, Generic[V]):
         token: str | None = None,
         **others: Never,
     ) -> None:
-        """Make a producer, of the arguments of `keylane.Producer`; `with` or `open` opens it.
-        Raises ConfigError, TypeError.
+        """
+        Create a producer with the arguments of `keylane.Producer`; `with` or `open` opens it.
+
+        Raises:
+            ConfigError, TypeError
         """
         self._producer: Producer[V] = Producer(
             meta,
@@ -167,12 +166,12 @@ class SyncProducer(Uncopied, Generic[V]):
     # ── life ──────────────────────────────────────────────────────────────────────────────────────
     def open(self) -> Self:
         """
-        Start the thread and connect to a metaserver; returns the producer.
+        Start the thread, connect to a metaserver, and return the producer.
 
         Raises:
-            NotSentError, OutcomeUnknownError: no metaserver answers, after `wait_s`; it may be
-                opened again.
-            AlreadyOpenError, ForkedError: the producer is open, or was before a fork.
+            NotSentError, OutcomeUnknownError: no metaserver has answered within `wait_s`; `open`
+                may be called again.
+            UsageError, UsageError: the producer is open, or was opened before a fork.
         """
         self._thread.start()
         try:
@@ -185,16 +184,16 @@ class SyncProducer(Uncopied, Generic[V]):
 
     def close(self, *, flush: bool = True) -> None:
         """
-        Close the producer, as that of `keylane` does; nothing if it is closed, or in a forked
-        child.
+        Close the producer; do nothing if it is closed, or in a forked child.
 
         Args:
-            flush: wait for the queued messages; without it they are given up at once.
+            flush: wait for the queued messages; if False, they are given up at once.
 
         Raises:
-            GivenUpError: as of `flush`, messages given up now included.
-            InvalidRequestError: `flush` is neither True nor False; it stays open.
-            OtherLoopError: called by a codec or a partitioner of this producer; it stays open.
+            GivenUpError: messages were given up, as `flush` reports it, or by this call.
+            InvalidRequestError: `flush` is neither True nor False; the producer stays open.
+            UsageError: a codec or a partitioner of this producer made the call; the producer
+                stays open.
         """
         refuse_call(flag_problems(flush=flush))
         if self._thread.state != "open":
@@ -255,17 +254,18 @@ class SyncProducer(Uncopied, Generic[V]):
         timeout_ms: int | None = None,
     ) -> SentMessage | ScheduledMessage:
         """
-        Queue a message, of the arguments of `keylane.Producer.send`; while the queue is full, this
-        waits.
+        Queue a message, with the arguments of `keylane.Producer.send`; wait while the queue is
+        full.
 
         Returns:
-            The message on its way: `result()` waits for the Receipt, with `deliver_at` for the
-            ScheduledReceipt.  Without that, `flush` and `close` tell of messages that were given
-            up.
+            The queued message: its `result()` waits for the Receipt, or with `deliver_at` for the
+            ScheduledReceipt.  If `result` is never called, `flush` and `close` report messages that
+            were given up.
 
         Raises:
-            KeylaneError: as of `keylane.Producer.send`, but for QueueFullError; nothing was queued.
-            OtherLoopError: called by a codec or a partitioner of this producer.
+            KeylaneError: an error of `keylane.Producer.send`, except QueueFullError; nothing was
+                queued.
+            UsageError: a codec or a partitioner of this producer made the call.
         """
         if deliver_at is not None:
 
@@ -301,21 +301,21 @@ class SyncProducer(Uncopied, Generic[V]):
         return send()
 
     def cancel(self, receipt: ScheduledReceipt) -> CancelOutcome:
-        """Have a message that was sent with `deliver_at` never delivered, as
+        """Cancel the delivery of a message that was sent with `deliver_at`, as
         `keylane.Producer.cancel` does.
         """
         return self._thread.run(partial(self._producer.cancel, receipt))
 
     def send_all(self, subject: str, messages: Iterable[tuple[bytes, V]]) -> int:
         """
-        Queue messages as fast as there is room, then `flush`; returns their number, all of them
-        stored.
+        Queue messages as fast as there is room, then `flush`; return the number of messages, all of
+        which are stored.
 
         Args:
-            messages: pairs `(key, value)`, iterated in the thread of the caller.
+            messages: pairs `(key, value)`; the caller's thread iterates over them.
 
         Raises:
-            PartlyQueuedError, GivenUpError: as of `keylane.Producer.send_all`.
+            DeliveryError, GivenUpError: see `keylane.Producer.send_all`.
             InvalidRequestError: `messages` cannot be iterated; nothing was queued.
         """
         if not isinstance(messages, Iterable):
@@ -358,15 +358,15 @@ class SyncProducer(Uncopied, Generic[V]):
         Wait until every message that was sent is stored or given up.
 
         Raises:
-            GivenUpError: since the last flush, messages were given up of which no `result` was
-                asked.
+            GivenUpError: since the last flush, messages were given up whose `result` was not
+                called.
             InvalidRequestError: `timeout_s` is no number of seconds.
             TimeoutError: it takes longer than `timeout_s` seconds.
         """
         self._thread.run(self._producer.flush, timeout_s)
 
     def resume(self, error: DeliveryTimeoutError | KeyHaltedError) -> None:
-        """Take messages of a halted key again, as `keylane.Producer.resume` does."""
+        """Accept messages of a halted key again, as `keylane.Producer.resume` does."""
 
         async def resumed() -> None:
             self._producer.resume(error)
@@ -375,7 +375,7 @@ class SyncProducer(Uncopied, Generic[V]):
 
     @property
     def stats(self) -> ProducerStats:
-        """Counts since the producer was opened.  Raises ClosedError."""
+        """The counts since the producer was opened; raises ClosedError."""
 
         async def counts() -> ProducerStats:
             return self._producer.stats
@@ -394,8 +394,8 @@ class SyncProducer(Uncopied, Generic[V]):
 
 
 class _Chunk(Generic[V]):
-    """Up to CHUNK messages of a source; iterated, it ends with the error that the source raised, if
-    it did.
+    """Up to CHUNK messages of a source; if the source raised an error, the iteration ends with
+    it.
     """
 
     def __init__(self, source: Iterator[tuple[bytes, V]]) -> None:

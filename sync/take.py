@@ -1,4 +1,4 @@
-"""One call that takes messages on the event loop for a caller in another thread, who may be
+"""A call that takes messages on the event loop for a caller in another thread, which may be
 interrupted.
 """
 
@@ -15,11 +15,11 @@ R = TypeVar("R")
 
 class Take(Generic[T]):
     """
-    A call that takes something; what an interrupted caller never saw, as after Ctrl-C, is put back.
+    A call that takes messages, and puts them back if its caller is interrupted, as by Ctrl-C.
 
     Args:
-        take: takes it; runs on the event loop.
-        put_back: is given what the caller did not get, on the event loop.
+        take: takes the messages; it runs on the event loop.
+        put_back: puts back messages that the caller did not receive; it runs on the event loop.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class Take(Generic[T]):
         self._abandoned = False
 
     def run(self, thread: LoopThread, made: Callable[[T], R]) -> R:
-        """What `made` makes of what was taken.  Raises as `LoopThread.run` does."""
+        """Take messages and return `made(messages)`; raise the errors of `LoopThread.run`."""
         try:
             thread.run(self._run)
             return made(self._taken[0])

@@ -1,7 +1,7 @@
 """Clusters in memory with virtual time, for tests of programs that use keylane: `run`, and a plugin
 for pytest.
 
-Names are loaded when they are first used: pytest imports the plugin in every run, and most runs
+Names are loaded at their first use, because pytest imports the plugin in every run, and most runs
 have no cluster.
 """
 
@@ -21,7 +21,7 @@ __all__ = [
     "run",
 ]
 
-if not TYPE_CHECKING:  # for a type checker a name that is not above is an error
+if not TYPE_CHECKING:  # a type checker shall report names that are not above
 
     def __getattr__(name: str) -> object:
         if name not in __all__:

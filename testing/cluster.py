@@ -1,13 +1,12 @@
-"""A cluster in memory with virtual time: a metaserver and brokers, the real ones, and the programs
-of a test.
+"""A cluster in memory with virtual time: the real metaserver, real brokers, and the programs of a
+test.
 
-    story(cluster) ─▶ clients, made as always from cluster.address
-                   ─▶ cluster.start(function, …)   programs of their own, that can be killed
+    story(cluster) ─▶ clients, made as always with cluster.address
+                   ─▶ cluster.start(function, …)   separate programs, which can be killed
                    ─▶ faults, and `await asyncio.sleep(600)`, which takes no time
 
-The test, each program and each server run as processes of one event loop.  Which of them goes first
-where two could is drawn from the seed, and so are the delays of the network: the same seed is the
-same run.
+The test, each program and each server run as processes of one event loop.  The seed decides which
+of them runs first where two could, and the delays of the network: the same seed gives the same run.
 """
 
 from __future__ import annotations
@@ -32,15 +31,7 @@ from ..consumer import Reader
 from ..metaserver.settings import MetaserverSettings
 from ..protocol.address import VIRTUAL_DOMAIN
 from ..protocol.control import SubjectView
-from ..protocol.errors import (
-    ConditionNotMetError,
-    ConfigError,
-    InvalidRequestError,
-    ProgramFailedError,
-    RealWorldError,
-    StoryError,
-    StoryStuckError,
-)
+from ..protocol.errors import ConfigError, InvalidRequestError, Reason, StoryError
 from ..protocol.message import Message
 from ..rpc.environment import AMBIENT
 from .loop import StoryLoop
@@ -60,18 +51,20 @@ from .waiting import waiting_lines
 P = ParamSpec("P")
 T = TypeVar("T")
 TEST = "test"
-"""The name of the program that is the story itself."""
+"""Name of the program that is the story itself."""
 BROKERS_MAX = 100
 LIMIT_S_MAX = 1e100
-"""A whole number may be larger than every float; infinity means no limit."""
+"""Longest limit; a whole number may be larger than every float.  Infinity means no limit."""
 POLL_S = 0.01
 EVERY_S_MIN = 0.000_001
-"""Of `until`: virtual time would not pass."""
+"""Shortest pause of `until`; without one, virtual time would not pass."""
 
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """A finalizer would run at a moment that no seed decides."""
+    """Switch garbage collection off, because a finalizer would run at a moment that no seed
+    decides.
+    """
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -82,13 +75,13 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 class _Test(StoryProgram):
-    """The story itself, as a program: it has a place in the network, and ends with the run."""
+    """The story itself as a program, which has a place in the network, and ends with the run."""
 
     async def _main(self) -> None:
         raise AssertionError("the cluster runs it")
 
     def begin(self) -> Process:
-        """Its process."""
+        """Return its process."""
         process = self._process = Process(self.name, context=copy_context())
         process.context.run(AMBIENT.set, self._environment(process))
         return process
@@ -99,11 +92,11 @@ class VirtualCluster:
     A cluster in memory, for one story.
 
     Attributes:
-        address: of the metaserver, for `Producer(cluster.address)`; no machine has it, and only the
-            story reaches it.
-        seed: what the run is drawn from.
-        metaserver, brokers: its servers, running when the story begins.
-        test: the story itself, as `cut` takes it.
+        address: address of the metaserver, for `Producer(cluster.address)`; no machine has it, and
+            only the story reaches it.
+        seed: number that determines the run.
+        metaserver, brokers: the servers, which run when the story begins.
+        test: the story itself, which `cut` takes as a program.
     """
 
     def __init__(
@@ -116,18 +109,18 @@ class VirtualCluster:
         real_limit_s: float = 60.0,
     ) -> None:
         """
-        Make a cluster; `run` runs a story in it.
+        Make a cluster, in which `run` runs a story.
 
         Args:
-            brokers: each is a broker group of its own, "g0", "g1", …
-            seed: None draws one, which a failure prints.
+            brokers: number of brokers, each a broker group of its own, "g0", "g1", …
+            seed: number that determines the run; None draws one, which a failure prints.
             auto_create: "off", or a pattern of subjects that their first message creates.
-            limit_s: virtual seconds that the story may take.
-            real_limit_s: seconds of the machine, likewise; a story in which code never awaits is
-                not ended.
+            limit_s: most virtual seconds that the story may take.
+            real_limit_s: most seconds of real time that it may take; a story whose code never
+                awaits is not ended.
 
         Raises:
-            ConfigError: an argument that cannot work.
+            ConfigError: an argument is out of its range.
         """
         _check(brokers, seed, limit_s=limit_s, real_limit_s=real_limit_s)
         self.seed = random.SystemRandom().getrandbits(32) if seed is None else seed
@@ -179,16 +172,16 @@ class VirtualCluster:
     # ── running ───────────────────────────────────────────────────────────────────────────────────
     def run(self, story: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """
-        Run an async function in virtual time, once, and return what it returns; everything ends
-        with it.
+        Run an async function in virtual time, once, and return its result; all programs end with
+        it.
 
         Raises:
-            What the story raises, with a note of the seed and of programs that had failed.
-            ProgramFailedError: a program ended with an exception that no `wait` raised.
-            StoryStuckError: it did not end within the limits.
-            RealWorldError: it reached a real sleep, thread or socket.
-            StoryError: the cluster has had its story, or another event loop is running.
-            InvalidRequestError: `story` is no async function.
+            The error of the story, with a note of the seed and of programs that had failed.
+            StoryError: a program ended with an exception that no `wait` raised.
+            StoryError: the story did not end within the limits.
+            StoryError: the story used a real sleep, thread or socket.
+            StoryError: the cluster has already run a story, or another event loop is running.
+            InvalidRequestError: `story` is not an async function.
         """
         check_story(story, "cluster.run(story)")
         self._check_first()
@@ -220,26 +213,28 @@ class VirtualCluster:
         process = self.test.begin()
         for program in (self.metaserver, *self.brokers):
             program.start()
-        task = loop.create_task(self._tell(story), name=TEST, context=process.context.copy())
+        task = loop.create_task(self._run_story(story), name=TEST, context=process.context.copy())
         try:
             return loop.run_until_complete(task)
         except StuckError as error:
             lines = waiting_lines(asyncio.all_tasks(loop))
             text = "\n".join([f"the story did not end: {error}", *lines])
-            raise StoryStuckError(text, virtual_s=loop.now) from None
+            raise StoryError(Reason.STORY_STUCK, text, virtual_s=loop.now) from None
 
-    async def _tell(self, story: Callable[[], Awaitable[T]]) -> T:
+    async def _run_story(self, story: Callable[[], Awaitable[T]]) -> T:
         async with Admin(self.address) as admin:
 
             async def ready() -> bool:
                 return len((await admin.list_brokers()).brokers) == len(self.brokers)
 
             await self.until(ready, every_s=POLL_S)
-        told: T = await awaited(story)
-        return told
+        result: T = await awaited(story)
+        return result
 
-    def _break(self, error: RealWorldError) -> None:
-        """Code under test may swallow the error, or try again for ever."""
+    def _break(self, error: StoryError) -> None:
+        """Note the error for the loop, because code under test may swallow it, or try again for
+        ever.
+        """
         self._loop.broken = error
 
     def _exited(self, process: Process, error: SystemExit) -> None:
@@ -250,7 +245,9 @@ class VirtualCluster:
             owner.exited(error)
 
     def _notes(self) -> list[str]:
-        failed = [f"{program.name} had failed: {program.untold!r}" for program in self._failed()]
+        failed = [
+            f"{program.name} had failed: {program.unraised_error!r}" for program in self._failed()
+        ]
         return [
             *failed,
             f"keylane.testing: seed {self.seed}, after {self.now_s:.3f} virtual seconds",
@@ -258,29 +255,31 @@ class VirtualCluster:
 
     def _failed(self) -> list[StoryProgram]:
         programs: list[StoryProgram] = [self.metaserver, *self.brokers, *self._clients]
-        return [program for program in programs if program.untold is not None]
+        return [program for program in programs if program.unraised_error is not None]
 
     def _check_programs(self) -> None:
         for program in self._failed():
-            error = ProgramFailedError(
-                f"{program.name} ended with {program.untold!r}", program=program.name
+            error = StoryError(
+                Reason.PROGRAM_FAILED,
+                f"{program.name} ended with {program.unraised_error!r}",
+                program=program.name,
             )
             error.add_note(self._notes()[-1])
-            raise error from program.untold
+            raise error from program.unraised_error
         for fault in self._loop.faults:
-            raise ProgramFailedError(f"a task ended with {fault!r}") from (
+            raise StoryError(Reason.PROGRAM_FAILED, f"a task ended with {fault!r}") from (
                 fault if isinstance(fault, BaseException) else None
             )
 
     def close(self) -> None:
-        """Give everything back, if no story was run."""
+        """Release everything, if no story was run."""
         if not self._ran:
             self._ran = True
             self._dispose()
 
     def _dispose(self) -> None:
-        """End everything where it stands.  What is cut off in its work would log that as an
-        error.
+        """End everything where it stands.  Programs that are cut off would log errors, so logging
+        is off.
         """
         disabled = logging.root.manager.disable
         logging.disable(logging.CRITICAL)
@@ -294,13 +293,13 @@ class VirtualCluster:
         self, function: Callable[P, Awaitable[Any]], /, *args: P.args, **kwargs: P.kwargs
     ) -> ClientProgram:
         """
-        Start an async function as a program of its own, on a machine of its own.
+        Start an async function as a separate program, on a machine of its own.
 
-        It is named by its function; of several with one function the second is "work 2".
+        Its name is that of its function; the second program with one function is "work 2".
 
         Raises:
-            InvalidRequestError: `function` is no function.  A plain one ends the program with this
-                error.
+            InvalidRequestError: `function` is not a function.  A plain function ends the program
+                with this error.
         """
         check_story(function, "cluster.start(work)")
         base = getattr(function, "__name__", type(function).__name__)
@@ -314,19 +313,19 @@ class VirtualCluster:
 
     def cut(self, program: StoryProgram, *others: StoryProgram) -> None:
         """
-        Cut a program off from others, in both directions; without others from all: nothing arrives
-        until `heal`.
+        Cut a program off from others, or from all, in both directions: nothing arrives until
+        `heal`.
 
         Raises:
-            InvalidRequestError: one of them is no program of this cluster; nothing is cut.
+            InvalidRequestError: one of them is not a program of this cluster; nothing is cut.
         """
         known = self._programs()
-        for each in (program, *others):
-            if not any(each is other for other in known):
+        for target in (program, *others):
+            if not any(target is other for other in known):
                 raise InvalidRequestError(
                     "programs are cut off, as cluster.brokers[0], cluster.test or what "
                     "cluster.start returned, "
-                    f"not {each!r:.60}"
+                    f"not {target!r:.60}"
                 )
         for other in others or self._programs():
             if other is not program:
@@ -334,7 +333,7 @@ class VirtualCluster:
                 self._internet.cut_link(other.name, program.name)
 
     def heal(self) -> None:
-        """Heal every cut: of what was under way, some arrives late, and some connections break."""
+        """Heal every cut: some messages in flight arrive late, and some connections break."""
         self._internet.heal()
 
     def _programs(self) -> list[StoryProgram]:
@@ -347,8 +346,8 @@ class VirtualCluster:
         return self._loop.now
 
     def now(self) -> datetime:
-        """The calendar of every program of the cluster, which `deliver_at` and `start=` of a reader
-        go by.
+        """Return the calendar of every program of the cluster, which `deliver_at` and a reader's
+        `start=` use.
         """
         wall_ms = self.test.clock.wall_ms()
         return datetime.fromtimestamp(wall_ms / 1000, UTC)
@@ -357,19 +356,20 @@ class VirtualCluster:
         self, condition: Callable[[], Any], *, within_s: float = 60.0, every_s: float = 0.05
     ) -> Any:
         """
-        Wait until `condition()` is true, and return what it returned; it may be an async function.
+        Wait until `condition()` is true, and return its result; it may be an async function.
 
         Args:
-            within_s: virtual seconds.
-            every_s: how often it is asked, in virtual seconds.
+            within_s: most virtual seconds to wait.
+            every_s: virtual seconds between two calls.
 
         Raises:
-            ConditionNotMetError: it did not become true.
-            InvalidRequestError: the condition is no function, or a time is no number of seconds.
+            StoryError: it did not become true.
+            InvalidRequestError: the condition is not a function, or a time is not a number of
+                seconds.
         """
         if not callable(condition):
             raise InvalidRequestError(
-                f"until takes a function, which it calls again and again, not {condition!r:.60}: "
+                f"until takes a function, which it calls repeatedly, not {condition!r:.60}: "
                 f"until(lambda: ...)"
             )
         for name, given, least in (("within_s", within_s, 0.0), ("every_s", every_s, EVERY_S_MIN)):
@@ -386,7 +386,7 @@ class VirtualCluster:
                 return value
             if self.now_s >= end_s:
                 text = f"the condition was still {value!r:.200} after {within_s:g} virtual seconds"
-                raise ConditionNotMetError(text, within_s=within_s)
+                raise StoryError(Reason.CONDITION_NOT_MET, text, within_s=within_s)
             await asyncio.sleep(every_s)
 
     # ── looking ───────────────────────────────────────────────────────────────────────────────────
@@ -396,17 +396,19 @@ class VirtualCluster:
             return await admin.create_subject(subject, **options)
 
     async def messages(self, subject: str, *, key: bytes | None = None) -> list[Message[bytes]]:
-        """The stored messages of a subject, or of a key: those of a partition in their order."""
+        """Return the stored messages of a subject, or of a key; those of a partition are in
+        order.
+        """
         async with Reader(self.address, subject, key=key) as reader:
             return [message async for message in reader]
 
     async def lag(self, subject: str, group: str) -> int:
-        """The messages that a group has not acked yet; see `Admin.lag`."""
+        """Return the number of messages that a group has not acked yet; see `Admin.lag`."""
         async with Admin(self.address) as admin:
             return await admin.lag(subject, group)
 
     async def parked(self, subject: str, group: str) -> list[ParkedKeyView]:
-        """The keys that a group has set aside; see `Admin.parked`."""
+        """Return the keys that a group has set aside; see `Admin.parked`."""
         async with Admin(self.address) as admin:
             return [view async for view in admin.parked(subject, group)]
 
@@ -416,7 +418,7 @@ def run(story: Callable[[VirtualCluster], Awaitable[T]], /, **options: Any) -> T
     Run `story(cluster)` in a new cluster; `options` are those of VirtualCluster.
 
     Raises:
-        As of `VirtualCluster.run`.
+        Same errors as `VirtualCluster.run`.
     """
     check_story(story, "run(story)")
     cluster = VirtualCluster(**options)
@@ -424,7 +426,7 @@ def run(story: Callable[[VirtualCluster], Awaitable[T]], /, **options: Any) -> T
 
 
 def _check(brokers: Any, seed: object, **limits: Any) -> None:
-    """Raises ConfigError: an argument of a cluster that cannot work."""
+    """Raise ConfigError if an argument of a cluster is out of its range."""
     if type(brokers) is not int or not 1 <= brokers <= BROKERS_MAX:
         raise ConfigError(
             f"brokers must be a whole number from 1 to {BROKERS_MAX}, not {brokers!r:.40}"
@@ -437,6 +439,6 @@ def _check(brokers: Any, seed: object, **limits: Any) -> None:
 
 
 def _is_seconds(value: Any) -> bool:
-    """True for a number that counts as seconds, and for infinity."""
+    """Return True for a number that counts as seconds, and for infinity."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return number and (abs(value) <= LIMIT_S_MAX or value == math.inf)

@@ -1,5 +1,5 @@
-"""The event loop of a story: virtual time with limits, and an end as soon as the story has reached
-the real world.
+"""The event loop of a story: it runs in virtual time with limits, and ends as soon as the story has
+reached the real world.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from ..protocol.clock import SystemClock
 from .machines.loop import FAULTS_OF_CODE, Process, SimLoop, StuckError
 
 JUMPS_A_LOOK = 64
-"""Jumps of virtual time between two looks at the real clock."""
+"""Jumps of virtual time between two reads of the real clock."""
 
 
 class StoryLoop(SimLoop):
     """
-    See the module.
+    Runs a story; see the module.
 
     Args:
-        limit_s: virtual seconds.
-        real_limit_s: seconds of the machine.
+        limit_s: most virtual seconds.
+        real_limit_s: most seconds of real time.
     """
 
     def __init__(self, rng: random.Random, *, limit_s: float, real_limit_s: float) -> None:
@@ -33,12 +33,12 @@ class StoryLoop(SimLoop):
         self._until_ns = self._real_ns() + real_limit_s * 1e9
         self._looks = JUMPS_A_LOOK
         self.broken: BaseException | None = None
-        """What ends the story at once."""
+        """Error that ends the story at once."""
         self.exits: Callable[[Process, SystemExit], None] = super().exited
-        """Told of a program that calls sys.exit."""
+        """Function that is called when a program calls sys.exit."""
 
     def __del__(self, _warn: object = None) -> None:
-        """An open one holds nothing of the machine."""
+        """Give no warning about an open loop, which holds nothing of the machine."""
 
     def exited(self, process: Process, error: SystemExit) -> None:
         """See `SimLoop.exited`."""

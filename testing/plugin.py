@@ -1,11 +1,11 @@
-"""The plugin for pytest: a test that takes `keylane_cluster` has a cluster of its own, and runs in
-virtual time.
+"""The plugin for pytest: a test with the argument `keylane_cluster` gets its own cluster, and runs
+in virtual time.
 
     @pytest.mark.keylane(brokers=2)
     async def test_order_survives_a_broker(keylane_cluster): ...
 
 An `async def` test runs as the cluster's story, in no other plugin's event loop; a plain one calls
-`keylane_cluster.run`. Other tests are left alone.
+`keylane_cluster.run`. Other tests are not affected.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 FIXTURE = "keylane_cluster"
 MARKER = (
-    "keylane(brokers=1, seed=0, auto_create='off', limit_s=3600, real_limit_s=60): of the cluster "
-    "of this test"
+    "keylane(brokers=1, seed=0, auto_create='off', limit_s=3600, real_limit_s=60): options of the "
+    "cluster of this test"
 )
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Seeds from the command line, for a test that fails with some."""
+    """Add an option for the seed, so that a failing test can be run again."""
     parser.getgroup("keylane").addoption(
         "--keylane-seed",
         metavar="N",
@@ -40,16 +40,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the marker known."""
+    """Register the marker."""
     config.addinivalue_line("markers", MARKER)
 
 
 @pytest.fixture
 def keylane_cluster(request: pytest.FixtureRequest) -> Iterator[VirtualCluster]:
-    """A `keylane.testing.VirtualCluster`; `@pytest.mark.keylane(...)` has its options."""
+    """Return a `keylane.testing.VirtualCluster` with the options of `@pytest.mark.keylane(...)`."""
     _check_examples(request.function)
     from .cluster import (
-        VirtualCluster,  # most runs have no cluster, and need not wait for SQLAlchemy
+        VirtualCluster,  # imported late, because most runs have no cluster
     )
 
     options: dict[str, Any] = {}
@@ -74,8 +74,8 @@ def keylane_cluster(request: pytest.FixtureRequest) -> Iterator[VirtualCluster]:
 
 
 def _check_examples(test: object) -> None:
-    """Raises StoryError: hypothesis runs this async test once for each example, and would run it in
-    real time.
+    """Raise StoryError if hypothesis would run this async test once for each example, in real
+    time.
     """
     inner = getattr(getattr(test, "hypothesis", None), "inner_test", None)
     if inspect.iscoroutinefunction(inner):
@@ -87,15 +87,15 @@ def _check_examples(test: object) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> None:
-    """Refuse an async fixture that takes the cluster: another plugin would run it in real time,
-    where its address is another's.
+    """Refuse an async fixture that takes the cluster, because another plugin would run it in real
+    time.
     """
     fixture = inspect.unwrap(fixturedef.func)
     is_async = inspect.iscoroutinefunction(fixture) or inspect.isasyncgenfunction(fixture)
     if is_async and FIXTURE in inspect.signature(fixture).parameters:
         raise ConfigError(
             f"async fixture {fixturedef.argname!r} takes {FIXTURE}, and would run outside of its "
-            f"virtual time: "
+            "virtual time: "
             "make it an async function that the test awaits, or an async context manager"
         )
 
@@ -114,20 +114,21 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
     """
     Run an async test that takes the fixture as the story of its cluster.
 
-    A plain function that does so takes its place for this call: an async one would be run in real
-    time by any plugin whose hook comes first, as that of anyio may.
+    A plain function replaces the test for this call, because a plugin whose hook runs first, such
+    as anyio's, could run an async one in real time.
     """
     cluster: Any = pyfuncitem.funcargs.get(FIXTURE)
     owner = pyfuncitem.instance or pyfuncitem.module
-    # As it is written: a plugin for asyncio may have put a plain function in its place.
+    # The test as it is written, because a plugin for asyncio may have replaced it by a plain
+    # function.
     test = getattr(owner, pyfuncitem.originalname, None)
     if cluster is None or not inspect.iscoroutinefunction(test):
         return (yield)
 
-    def tell(**arguments: Any) -> None:
+    def run_story(**arguments: Any) -> None:
         cluster.run(test, **arguments)
 
-    replaced, pyfuncitem.obj = pyfuncitem.obj, tell
+    replaced, pyfuncitem.obj = pyfuncitem.obj, run_story
     try:
         return (yield)
     finally:

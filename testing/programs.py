@@ -1,11 +1,11 @@
 """The programs of a virtual cluster: a metaserver, brokers, and users' own.  Each can be stopped,
 killed and started.
 
-    start ─▶ running ─▶ ended by itself, or stop (as SIGTERM), kill (as SIGKILL), crash (with its
+    start ─▶ running ─▶ ended by itself, or by stop (SIGTERM), kill (SIGKILL), or crash (with its
         machine) ─▶ start …
 
-Each runs on a machine of its own, whose clock and name are its own; a paused program (as SIGSTOP)
-does nothing until it is resumed.
+Each runs on its own machine, with its own clock and name; a paused program (SIGSTOP) does nothing
+until it is resumed.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ from .machines.network import Internet, Listener, SimNetwork
 from .machines.signals import SimStopSignals, send_stop
 
 BOOT_S = 10.0
-"""A machine has been up for this long when its program starts."""
+"""Seconds that a machine has been up when its program starts."""
 
 
 def check_story(function: object, call: str) -> None:
-    """Raises InvalidRequestError: it cannot be called; a coroutine is what an async function
-    returned.
+    """Raise InvalidRequestError if the function cannot be called; a coroutine is the result of an
+    async function.
     """
     if inspect.iscoroutine(function):
         function.close()
         raise InvalidRequestError(
-            f"{call} takes the async function itself, and its arguments behind it: it calls it"
+            f"{call} takes the async function itself, and its arguments after it: it calls it"
         )
     if not callable(function):
         raise InvalidRequestError(f"{call} takes an async function, not {function!r:.60}")
 
 
 async def awaited(function: Callable[[], Any]) -> Any:
-    """What the async function returns.  Raises InvalidRequestError: it is a plain one; it was
-    called.
+    """Return the result of an async function.  Raises InvalidRequestError for a plain function,
+    after calling it.
     """
     returned = function()
     if not inspect.isawaitable(returned):
@@ -72,7 +72,7 @@ async def awaited(function: Callable[[], Any]) -> Any:
 
 
 class Killed(SystemExit):
-    """A program has killed itself: nothing of it runs further."""
+    """A program has killed itself: no code of it runs any more."""
 
 
 class StoryProgram(ABC):
@@ -80,8 +80,8 @@ class StoryProgram(ABC):
     One program of a virtual cluster.
 
     Attributes:
-        name: as `cut` and errors name it.
-        error: the exception with which it ended; None: it runs, was ended from outside, or has
+        name: name of the program in `cut` and in errors.
+        error: exception with which it ended; None: it runs, was ended from outside, or has
             returned.
     """
 
@@ -96,9 +96,11 @@ class StoryProgram(ABC):
         self._process.alive = False
         self._starts = 0
         self._lives: list[tuple[Process, asyncio.Task[Any]]] = []
-        """Of every start: nothing of a killed program is taken apart before the story is over."""
-        self._told = False
-        """`wait` has raised the error."""
+        """Process and task of every start, kept because nothing of a killed program may be
+        destroyed before the story is over.
+        """
+        self._raised = False
+        """True if `wait` has raised the error."""
         self._over = asyncio.Event()
         self._rng = random.Random(seed)
 
@@ -117,17 +119,17 @@ class StoryProgram(ABC):
 
     @property
     def clock(self) -> Machine:
-        """The clocks of its machine."""
+        """Clocks of its machine."""
         return self._machine
 
     @property
-    def untold(self) -> BaseException | None:
-        """The exception with which it ended, if `wait` has not raised it."""
-        return None if self._told else self.error
+    def unraised_error(self) -> BaseException | None:
+        """Exception with which it ended, if `wait` has not raised it."""
+        return None if self._raised else self.error
 
     def start(self) -> None:
         """
-        Start it, also again: with the disk that it left, and nothing of its memory.
+        Start it, or start it again with the disk that it left, and without its memory.
 
         Raises:
             StoryError: it is running.
@@ -136,7 +138,7 @@ class StoryProgram(ABC):
             raise StoryError(f"{self.name} is running")
         if not self._machine.up:
             self._machine.reboot(BOOT_S)
-        self._machine.up, self.error, self._told = True, None, False
+        self._machine.up, self.error, self._raised = True, None, False
         self._starts += 1
         self._rng = random.Random(f"{self._seed} {self._starts}")
         process = self._process = Process(self.name, context=copy_context())
@@ -159,7 +161,7 @@ class StoryProgram(ABC):
 
     @abstractmethod
     async def _main(self) -> Any:
-        """What the program does."""
+        """Run the program."""
 
     def _returned(self, process: Process, task: asyncio.Task[Any]) -> None:
         error = None if task.cancelled() else task.exception()
@@ -169,19 +171,19 @@ class StoryProgram(ABC):
 
     async def wait(self) -> Any:
         """
-        Wait for its end; returns what its function returned, None if it was killed.
+        Wait for its end, and return the result of its function; None if it was killed.
 
         Raises:
             The exception with which it ended.
         """
         await self._over.wait()
         if self.error is not None:
-            self._told = True
+            self._raised = True
             raise self.error
 
     async def stop(self) -> None:
-        """Tell it to stop, as SIGTERM does, and wait for its end; one that does not listen ends at
-        once.
+        """Ask it to stop, like SIGTERM, and wait for its end; a program that does not listen ends
+        at once.
         """
         if self.running:
             if not send_stop(self._process):
@@ -189,25 +191,27 @@ class StoryProgram(ABC):
             await self._over.wait()
 
     def kill(self) -> None:
-        """End it at once, as SIGKILL: it releases nothing, and its connections break."""
+        """End it at once, like SIGKILL: it releases nothing, and its connections break."""
         self._end_now(machine_down=False)
 
     def crash(self) -> None:
-        """End it with its machine: its peers hear nothing, and what it had not synced may be lost
-        from its disk.
+        """End it together with its machine: its peers are not notified, and its disk may lose what
+        was not synced.
         """
         self._end_now(machine_down=True)
 
     def pause(self) -> None:
-        """Stop it in its tracks, as SIGSTOP: it does nothing until `resume`; its clock goes on."""
+        """Stop it at once, like SIGSTOP: it does nothing until `resume`, while its clock
+        continues.
+        """
         self._process.paused = True
 
     def resume(self) -> None:
-        """Let a paused program go on."""
+        """Let a paused program continue."""
         self._loop.resume(self._process)
 
     def exited(self, error: SystemExit) -> None:
-        """Its code has called sys.exit; any status but 0 is an error."""
+        """Note that its code has called sys.exit; any status but 0 is an error."""
         if error.code:
             self.error = error
         self._end(machine_down=False)
@@ -250,8 +254,8 @@ class ClientProgram(StoryProgram):
 
 
 USUAL_ADDRESS = "127.0.0.1:7000"
-"""That of `keylane dev`, which a program under test may have as its default; in a story it leads to
-no machine.
+"""Address of `keylane dev`, which a program under test may have as its default; in a story the
+metaserver listens there too.
 """
 
 
@@ -273,8 +277,8 @@ class MetaserverProgram(StoryProgram):
         self._database: MemoryDatabase | None = None
 
     async def _main(self) -> None:
-        # Not before the story begins: a process has one such database, for one cluster after
-        # another.
+        # Not before the story begins: a process has one such database, which its clusters use in
+        # turn.
         self._database = self._database or MemoryDatabase(self._machine)
         self._database.transact(
             adopt_boot,
@@ -297,7 +301,7 @@ class MetaserverProgram(StoryProgram):
 
 
 async def _in_place(function: Callable[..., Any], /, *args: Any) -> Any:
-    """Run blocking code here, in its turn."""
+    """Run blocking code in place, in its turn."""
     await asyncio.sleep(0)
     return function(*args)
 
@@ -307,10 +311,10 @@ T = TypeVar("T")
 
 class SyncsInTasks:
     """
-    See `QuickSync`.
+    Runs syncs in tasks; see `QuickSync`.
 
     Args:
-        blocking: runs a function, perhaps after a while.
+        blocking: function that runs another one, perhaps after a while.
     """
 
     def __init__(self, blocking: Callable[..., Coroutine[Any, Any, Any]]) -> None:
@@ -346,25 +350,26 @@ class BrokerProgram(StoryProgram):
     A broker with its disk, which outlives it.
 
     Attributes:
-        group: its broker group.
-        address: host:port.
+        group: name of its broker group.
+        address: its address, host:port.
     """
 
     def __init__(
         self, internet: Internet, name: str, seed: str, *, group: str, address: str, meta: str
     ) -> None:
         super().__init__(internet, name, seed)
-        self.group, self.address = group, address
+        self.group = group
+        self.address = address
         self._disk = SimDisk()
-        self._disk.total = self._disk.free_bytes()  # so empty that the broker keeps no reserve
+        self._disk.total = self._disk.free_bytes()  # empty enough that the broker keeps no reserve
         self._settings = BrokerSettings(group=group, data=Path(name), meta=(meta,))
 
     def fill_disk(self) -> None:
-        """Leave no room on its disk: messages are refused until `empty_disk`."""
+        """Leave no space on its disk: messages are refused until `empty_disk`."""
         self._disk.room = 0
 
     def empty_disk(self) -> None:
-        """Give its disk room again."""
+        """Free the space on its disk again."""
         self._disk.room = None
 
     async def _main(self) -> None:

@@ -2,7 +2,7 @@
 sockets.
 
 The functions are replaced in their modules for as long as the story runs, and only for its thread;
-code that has copied one before, as `from time import sleep` does, still reaches the machine.
+code that has copied one earlier, such as `from time import sleep`, still reaches the machine.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from threading import get_ident
 from typing import Any
 from unittest.mock import patch
 
-from ..protocol.errors import RealWorldError, StoryError
+from ..protocol.errors import Reason, StoryError
 
 REFUSED: tuple[tuple[Any, str, str], ...] = (
     (time, "sleep", "time.sleep stops the test, and virtual time does not pass meanwhile"),
@@ -27,13 +27,13 @@ REFUSED: tuple[tuple[Any, str, str], ...] = (
     (socket.socket, "bind", "virtual time cannot wait for a socket"),
     (socket, "getaddrinfo", "virtual time cannot wait for a name server"),
 )
-"""Where it is, its name, and why it is refused."""
+"""Module or class, name of the function, and why it is refused."""
 _running: list[int] = []
-"""The thread of the story that runs, if one does."""
+"""Thread of the running story, if there is one."""
 
 
 def _refusing(
-    home: Any, name: str, why: str, tell: Callable[[RealWorldError], None]
+    home: Any, name: str, why: str, report: Callable[[StoryError], None]
 ) -> Callable[..., Any]:
     real = getattr(home, name)
     mine = get_ident()
@@ -44,18 +44,18 @@ def _refusing(
         gives_way = name == "sleep" and args == (0,)
         if get_ident() != mine or gives_way:
             return real(*args, **kwargs)
-        error = RealWorldError(f"{why}: {call}", call=call)
-        tell(error)
+        error = StoryError(Reason.REAL_WORLD, f"{why}: {call}", call=call)
+        report(error)
         raise error
 
     return refuse
 
 
 @contextmanager
-def refused_here(tell: Callable[[RealWorldError], None]) -> Iterator[None]:
+def refused_here(report: Callable[[StoryError], None]) -> Iterator[None]:
     """
-    Refuse these calls in this thread with a RealWorldError, which `tell` gets too: their caller may
-    swallow it.
+    Refuse these calls in this thread with a StoryError, which `report` gets too, because their
+    caller may swallow it.
 
     Raises:
         StoryError: another story runs in this process.
@@ -66,7 +66,7 @@ def refused_here(tell: Callable[[RealWorldError], None]) -> Iterator[None]:
     try:
         with ExitStack() as stack:
             for home, name, why in REFUSED:
-                stack.enter_context(patch.object(home, name, _refusing(home, name, why, tell)))
+                stack.enter_context(patch.object(home, name, _refusing(home, name, why, report)))
             yield
     finally:
         _running.clear()

@@ -1,4 +1,4 @@
-"""What each program of a story waits for: the await of each of its tasks that is written in users'
+"""Finds what each program of a story waits for: the innermost await of each task in users'
 files.
 """
 
@@ -15,7 +15,9 @@ LINES_MAX = 20
 
 
 def waiting_lines(tasks: Iterable[asyncio.Task[Any]]) -> list[str]:
-    """A line for each task that runs users' code: its name, where it waits, and for what."""
+    """Return a line for each task that runs users' code: its name, the place, and the awaited
+    code.
+    """
     lines = []
     for task in tasks:
         frames = list(_frames(task.get_coro()))
@@ -36,7 +38,7 @@ def waiting_lines(tasks: Iterable[asyncio.Task[Any]]) -> list[str]:
 
 
 def _frames(awaited: Any) -> Iterator[FrameType]:
-    """The frames of a coroutine and of what it waits for, outermost first."""
+    """Yield the frames of a coroutine and of what it awaits, outermost first."""
     while awaited is not None:
         for kind in ("cr", "ag", "gi"):
             frame = getattr(awaited, f"{kind}_frame", None)
@@ -50,6 +52,6 @@ def _frames(awaited: Any) -> Iterator[FrameType]:
 
 
 def _is_ours(frame: FrameType) -> bool:
-    """Whether the code is keylane's own, or asyncio's."""
+    """Return whether the code is keylane's own, or asyncio's."""
     module = str(frame.f_globals.get("__name__", "")).partition(".")[0]
     return module in {PACKAGE, "asyncio", "contextlib"}

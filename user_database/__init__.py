@@ -1,1 +1,1 @@
-"""The database of a user's program, as `outbox/` and `sink/` use it."""
+"""Access to the database of a user's program; `outbox/` and `sink/` are built on it."""

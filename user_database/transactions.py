@@ -1,6 +1,4 @@
-"""The user's database behind an engine or a URL: transactions of our own, tables that several
-processes make.  I/O: SQL.
-"""
+"""Runs transactions in the user's database, which is given as an engine or a URL.  I/O: SQL."""
 
 from __future__ import annotations
 
@@ -22,8 +20,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 EngineOrUrl = AsyncEngine | Engine | URL | str
 AGAIN_AFTER_S = (0.05, 0.1, 0.2, 0.4)
-"""Tables that processes make at the same moment fail in all but one of them, and exist when these
-try again.
+"""Pauses between tries to create tables, in seconds: if several processes create them at the same
+moment, all but one fail, and find the tables when they try again.
 """
 _MADE_ELSEWHERE = re.compile("already exists|duplicate|unique|locked", re.IGNORECASE)
 
@@ -32,12 +30,12 @@ class UserDatabase:
     """
     The database behind an engine or a URL.
 
-    An async engine is used in the event loop, another one on threads of the event loop's executor.
+    An async engine is used in the event loop, a blocking one in threads of the loop's executor.
 
     Args:
-        missing_error: the typed error if an error of SQLAlchemy says that one of our tables does
-            not exist.
-        options: of the executions of an engine that is not SQLite's.
+        missing_error: returns the typed error if an error of SQLAlchemy says that one of our
+            tables does not exist, else None.
+        options: execution options for every database but SQLite.
     """
 
     def __init__(
@@ -46,8 +44,8 @@ class UserDatabase:
         missing_error: Callable[[SQLAlchemyError], KeylaneError | None],
         **options: Any,
     ) -> None:
-        """Raises ConfigError: what is given is neither an engine nor the URL of a database with an
-        installed driver.
+        """Raise ConfigError if the argument is neither an engine nor the URL of a database whose
+        driver is installed.
         """
         self._missing_error = missing_error
         self._own = not isinstance(engine_or_url, AsyncEngine | Engine)
@@ -100,11 +98,11 @@ class UserDatabase:
 
 async def make_tables(make: Callable[[], Awaitable[None]]) -> None:
     """
-    Await what `make` returns, which makes tables that exist or not: again where another process
-    makes them at the same moment.
+    Call `make`, which creates missing tables, and repeat it if another process creates them at the
+    same moment.
 
     Raises:
-        StorageError: it failed for another reason, or each time.
+        StorageError: it failed for another reason, or every time.
     """
     for pause_s in (*AGAIN_AFTER_S, None):
         try:
@@ -131,7 +129,7 @@ def _engine(url: URL | str) -> AsyncEngine | Engine:
         return create_engine(parsed)
     except (ArgumentError, ImportError, SQLAlchemyError) as error:
         raise ConfigError(f"an engine or the URL of a database is needed: {error}") from error
-    except ValueError:  # its text may have a part of the password
+    except ValueError:  # its text may contain a part of the password
         raise ConfigError(f"the URL of the database cannot be read: {UNREADABLE_URL}") from None
 
 

@@ -1,1 +1,1 @@
-"""What callers of a broker may do, decided without SQL."""
+"""Decides what callers of a broker may do, without SQL."""

@@ -18,8 +18,8 @@ SEND_S = 1.0
 
 class AuditSending:
     """
-    The way of events to a metaserver; while none answers they wait, up to
-    `audit_buffer.WAITING_MAX`.
+    Sends audit events to a metaserver. While none answers, up to `audit_buffer.WAITING_MAX` events
+    wait.
 
     Args:
         send: stores events at a metaserver.
@@ -31,7 +31,7 @@ class AuditSending:
         self._problem = ""
 
     async def run(self) -> None:
-        """Send what waits, until cancelled; then try once more."""
+        """Send the waiting events until cancelled; then try one last time."""
         try:
             while True:
                 await asyncio.sleep(SEND_S)
@@ -42,8 +42,8 @@ class AuditSending:
                     await self.send()
 
     async def send(self) -> None:
-        """Send what waits; an event whose outcome is unknown may be stored twice, and none is lost
-        so.
+        """Send the waiting events. An event whose outcome is unknown may be stored twice; none is
+        lost for that reason.
         """
         while events := self.buffer.take():
             try:

@@ -1,5 +1,5 @@
-"""The access control of a broker: what calls and frames are about, by the partitions that it
-hosts.
+"""The access control of a broker: finds what calls and frames are about, by the partitions that the
+broker hosts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .audit_sending import AuditSending
 from .judge import CapabilityJudge, JudgedCapability
 
 RATES_MAX = 10_000
-"""Subjects whose limit is known."""
+"""The number of subjects whose limit is kept in memory."""
 
 
 class BrokerGuarding:
@@ -31,8 +31,8 @@ class BrokerGuarding:
     Finds what callers ask about; see `guard.DataJudge`.
 
     Args:
-        address: the broker's own, once it listens.
-        audit: where events of the audit log go.
+        address: returns the broker's own address, once it listens.
+        audit: receives the events of the audit log.
     """
 
     def __init__(
@@ -63,7 +63,9 @@ class BrokerGuarding:
         self._rates: tuple[object, dict[str, int]] = ({}, {})
 
     def _subject_rate(self, subject: str) -> int:
-        """The bytes a second of a subject; looked up once after each change."""
+        """Return the bytes per second that a subject may have; it is looked up once after each
+        change.
+        """
         limits = self.judge.subject_bytes
         if not limits:
             return 0
@@ -79,7 +81,7 @@ class BrokerGuarding:
         return await self.judge.authenticate(nonce, asked, self._address())
 
     def target(self, request: Request) -> AccessTarget:
-        """What a frame is about.  Raises PartitionUnknownError."""
+        """Return what a frame is about, or raise PartitionUnknownError."""
         if isinstance(request, Schedule):
             return AccessTarget(request.subject)
         if isinstance(request, CancelScheduled):
@@ -88,7 +90,7 @@ class BrokerGuarding:
         return self._of_partition(partition_id, getattr(request, "group", ""))
 
     def _of_partition(self, partition_id: int, group: str = "") -> AccessTarget:
-        """Raises PartitionUnknownError."""
+        """Return the target for a partition, or raise PartitionUnknownError."""
         subject = self._state.partition(partition_id).facts.subject
         return AccessTarget(subject, group, f"partition {partition_id}")
 
@@ -121,7 +123,7 @@ class BrokerGuarding:
 
 
 def _of_scheduled(subject: str | None) -> AccessTarget:
-    """What is known of the subject of a scheduled message."""
+    """Return what is known about the subject of a scheduled message."""
     if subject is None:
         return AccessTarget(SOME_SUBJECT)
     return AccessTarget(subject, called="this scheduled message")

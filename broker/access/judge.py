@@ -1,12 +1,12 @@
-"""Judges capabilities by what a metaserver told with its last answer, without a question to others.
+"""Judges capabilities by the last answer of a metaserver, without asking others for each.
 
     text ─▶ known already? ─▶ signature by a known key ─▶ cluster, end, version ─▶ the principal's
         rights
 
-A key that is not known is asked for once: a metaserver may have begun to sign with it since the
-last answer. A broker that reaches no metaserver judges by what it knows: capabilities end by
-themselves. Then operators show the tokens of the servers' settings: the broker knows its own, and
-the hashes of the others.
+For an unknown key a metaserver is asked once: it may have begun to sign with that key since its
+last answer. A broker that reaches no metaserver judges by what it knows, because capabilities
+expire by themselves. Meanwhile operators can use the tokens of the servers' settings: the broker
+knows its own token, and the hashes of the others.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ...rpc.race import shield
 from .newest_news import NewestNews
 
 KNOWN_MAX = 10_000
-"""Verified capabilities that are kept, those used last."""
+"""The number of verified capabilities that are kept; the most recently used ones stay."""
 ASK_AGAIN_MS = 200
 
 
@@ -41,16 +41,16 @@ class JudgedCapability(NamedTuple):
 
     @property
     def caller(self) -> Caller:
-        """Who calls."""
+        """The caller to whom the capability was given."""
         return _caller(self.capability)
 
     @property
     def ends_in_ms(self) -> int:
-        """For how long it is good."""
+        """The time in milliseconds for which the capability is still valid."""
         return max(0, self.capability.ends_at_ms - self.judge.now_ms())
 
     def check(self) -> None:
-        """Raises CapabilityEndedError."""
+        """Raise CapabilityEndedError if the capability is no longer valid."""
         self.judge.check(self.capability)
 
 
@@ -66,12 +66,12 @@ def _caller(capability: Capability) -> Caller:
 
 class CapabilityJudge:
     """
-    What a broker knows about access.
+    The facts about access that a broker knows.
 
     Args:
         ask_news: asks a metaserver.
-        own_token: the broker's own; None: it has none.
-        operators: see `AccessNews.operators`, as they were kept.
+        own_token: returns the broker's own token; None if it has none.
+        operators: see `AccessNews.operators`; these were kept from the last start.
         keep: keeps other operators for the next start.
     """
 
@@ -98,15 +98,15 @@ class CapabilityJudge:
         self.version = 0
         """Changes with the news."""
         self.subject_bytes: dict[str, int] = {}
-        """Limits of subjects; another object after each change."""
+        """The limits of subjects; a new object after each change."""
         self.scheduled_bytes: dict[str, int] = {}
-        """Limits of scheduled messages."""
+        """The limits of scheduled messages."""
 
     def take_news(self, news: AccessNews) -> None:
         """
-        Judge by these from now on, unless others were newer.
+        Judge by these news from now on, unless newer ones are known.
 
-        The calendar of the metaserver goes on with this machine's boot clock.
+        Between news, the metaserver's calendar advances with this machine's boot clock.
         """
         if not self._newest.take(news, self._boot_ms()):
             return
@@ -129,11 +129,11 @@ class CapabilityJudge:
             self._keep(news.operators)
 
     def now_ms(self) -> int:
-        """The metaserver's calendar."""
+        """Return the time of the metaserver's calendar."""
         return self._boot_ms() + self._ahead_ms
 
     def check(self, capability: Capability) -> None:
-        """Raises UnauthenticatedError, CapabilityEndedError."""
+        """Raise UnauthenticatedError or CapabilityEndedError if the capability is not valid now."""
         news = self._news
         if news is None:
             raise CapabilityEndedError("no metaserver has told this broker yet whom to believe")
@@ -147,7 +147,7 @@ class CapabilityJudge:
 
     async def believe(self, text: str) -> Capability:
         """
-        The capability in a text, if it may be believed now.
+        Return the capability in a text, if it may be trusted now.
 
         Raises:
             UnauthenticatedError, CapabilityEndedError
@@ -170,12 +170,14 @@ class CapabilityJudge:
             self.check(capability)
         if public is None or not is_signed(public, signature, packed):
             raise UnauthenticatedError(
-                "no metaserver of this cluster has signed the capability", reason="not signed"
+                "no metaserver of this cluster has signed the capability", problem="not signed"
             )
         return capability
 
     async def _ask(self) -> None:
-        """Ask a metaserver for news, unless it was asked just now; no answer changes nothing."""
+        """Ask a metaserver for news, unless it was asked just now. Without an answer nothing
+        changes.
+        """
         if self._asking is None:
             if self._boot_ms() - self._asked_at_ms < ASK_AGAIN_MS:
                 return
@@ -186,7 +188,7 @@ class CapabilityJudge:
         try:
             self.take_news(await self._ask_news())
         except KeylaneError:
-            pass  # what is judged by stays
+            pass  # the known news stay in force
         finally:
             self._asked_at_ms = self._boot_ms()
             self._asking = None
@@ -194,7 +196,7 @@ class CapabilityJudge:
     # ── the two ways to call ──────────────────────────────────────────────────────────────────────
     async def identify(self, text: str) -> Caller:
         """
-        Who sends this text with a request of HTTP.
+        Return the caller who sends this text with an HTTP request.
 
         Raises:
             UnauthenticatedError, CapabilityEndedError
@@ -205,12 +207,14 @@ class CapabilityJudge:
         capability = await self.believe(text)
         if capability.holder:
             raise UnauthenticatedError(
-                "this capability is for connections of its holder", reason="held"
+                "this capability is for connections of its holder", problem="held"
             )
         return _caller(capability)
 
     def _operator(self, text: str) -> Caller | None:
-        """Who has this token of the servers' settings; None: it is none of them."""
+        """Return the caller who has this token of the servers' settings, or None if it is none of
+        these tokens.
+        """
         if not is_own_token(text):
             return None
         hashed = token_hash(text)
@@ -229,10 +233,10 @@ class CapabilityJudge:
         self, nonce: bytes, asked: Authenticate, address: str
     ) -> JudgedCapability:
         """
-        Who is at the other end of a connection that was given this challenge.
+        Return the capability of the peer of a connection to which this challenge was given.
 
         Args:
-            address: this broker's own.
+            address: this broker's own address.
 
         Raises:
             UnauthenticatedError, CapabilityEndedError
@@ -240,12 +244,12 @@ class CapabilityJudge:
         capability = await self.believe(asked.capability)
         if not capability.holder:
             raise UnauthenticatedError(
-                "a bearer's capability is for HTTP, not for connections", reason="not held"
+                "a bearer's capability is for HTTP, not for connections", problem="not held"
             )
         told = asked.address == address
         if not told or not is_proof(capability.holder, asked.proof, nonce, asked.address):
             raise UnauthenticatedError(
                 "the capability is not of who is at the other end of this connection",
-                reason="no proof",
+                problem="no proof",
             )
         return JudgedCapability(self, capability)

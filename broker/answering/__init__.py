@@ -1,1 +1,1 @@
-"""Answers of the data plane that need no task."""
+"""Answers requests of the data plane without starting a task for each."""

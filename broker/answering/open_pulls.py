@@ -1,99 +1,138 @@
-"""Pulls of owners that are answered without a task: a pull waits for messages, and goes on after a
+"""Answers the pulls of owners: a pull waits for messages without a task, and continues after a
 small answer.
 
     pull ─▶ cached ─┬─ small, all that there is ─▶ part ─▶ waits ─▶ woken ─▶ cached ─┬─ …
-                    ╰─ else ─▶ answer                        ╰─ its time is over ─▶ answer, empty
+                    ├─ else ─▶ answer                        ╰─ its time is over ─▶ answer, empty
+                    ╰─ on the disk, of tags, or without room ─▶ `read`, in a task
 
-So an owner whose messages come one by one asks once for many of them, and its broker is not woken
-to be asked.  A larger answer ends the pull: while an owner handles it, the next one gathers more.
+An owner whose messages arrive one by one therefore sends one request for many of them, and its
+broker need not wake up for further requests. A larger answer ends the pull: while an owner handles
+it, more messages gather for the next one.
 
 Invariants
-    A part has all that is readable from the end of the part before on, and its owner is checked as
-    for a pull. A group has one open pull of a partition: the next one ends it. A pull has at most
-    PULL_ANSWERS_MAX answers, and all but the last are of PART_BYTES_MAX bytes at most: so much
-    comes to an owner that takes no more.
+    A part contains everything readable from the end of the previous part on, and its owner is
+    checked like the owner of a pull. A group has at most one open pull of a partition; a newer pull
+    ends it. A pull has at most PULL_ANSWERS_MAX answers, and all but the last have at most
+    PART_BYTES_MAX bytes: an owner that no longer wants messages still receives at most that much.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
 from ...protocol.clock import Clock, at_a_tick
+from ...protocol.errors import InvalidRequestError
 from ...protocol.frames import Batches, Pull
-from ...protocol.limits import PART_BYTES_MAX
-from ...rpc.plane.prompt import PromptCall
+from ...protocol.limits import PART_BYTES_MAX, PULL_ANSWERS_MAX, PULL_WAIT_MS_MAX
+from ...protocol.offsets import IntervalSet, Range
+from ...rpc.plane.prompt import Handled, PromptCall
 from ...rpc.threads.turn import at_end
 from ..partition.partition import Group, HostedPartition
+from ..partition.pull_lock import check_holder
 from ..store.store import Store
+from .owners import hold, owned
+from .request_checks import wanted_tags
+from .stored_batches import batches_up_to, check_read, note_handed, read_batches
+from .tags import leave_out
 from .waiting import LongPolls
 
-
-class PullDecisions(Protocol):
-    """What a service decides of a pull, with a task or without."""
-
-    def owned(self, request: Pull, now_ms: int) -> tuple[HostedPartition, Group]:
-        """The partition and the group of an owner's request."""
-        ...
-
-    def check_pull(self, request: Pull, now_ms: int) -> tuple[HostedPartition, Group, int, bool]:
-        """The partition, the group, the bytes that the answer may have, and whether it waits for
-        messages.
-        """
-        ...
-
-    def hold(self, group: Group, request: Pull, until_ms: int) -> None:
-        """Renew the pull lock of an owner whose pull waits until then, if it is still the owner."""
-        ...
-
-    def check_read(self, partition: HostedPartition, offset: int, bytes_max: int) -> int:
-        """The bytes that the answer may have."""
-        ...
-
-    def note_pulled(
-        self, request: Pull, partition: HostedPartition, group: Group, upto: int, size_bytes: int
-    ) -> None:
-        """Note that the owner gets what is stored up to `upto`."""
-        ...
-
-    def batches(
-        self, partition: HostedPartition, upto: int, parked_version: int, *, more: bool = False
-    ) -> Batches:
-        """The answer to a pull that got what is stored up to `upto`."""
-        ...
+LEFT_OUT_BYTES_MAX = 8 << 20
+"""The most bytes that one pull reads and leaves out before it is answered without a message."""
 
 
 class OpenPulls:
-    """The pulls of a service that are answered without a task, by partition and group."""
+    """The pulls of a broker; those that wait are kept by partition and group."""
 
-    def __init__(
-        self, service: PullDecisions, store: Store, waiting: LongPolls, clock: Clock
-    ) -> None:
-        self.service = service
+    def __init__(self, store: Store, waiting: LongPolls, clock: Clock) -> None:
         self.store = store
         self.waiting = waiting
-        self.boot_ns = clock.boot_ns
+        self.boot_ms = clock.boot_ms
         self.open: dict[tuple[int, str], OpenPull] = {}
 
     def begin(self, request: Pull, call: PromptCall, now_ms: int) -> bool:
         """See `DataService.begin`."""
         if request.tags:
-            return False
-        partition, group, bytes_max, waits = self.service.check_pull(request, now_ms)
+            wanted_tags(request)
+        partition, group, bytes_max = self._check(request, now_ms)
         older = self.open.get((request.partition_id, request.group))
         if older is not None:
             older.end()
         pull = OpenPull(self, request, group, call, until_ms=now_ms + request.wait_ms)
-        if waits:
-            pull.wait(now_ms)
-            return True
+        if request.wait_ms and request.offset == partition.readable_offset:
+            drained = partition.ended and request.offset == partition.next_offset
+            if not drained:
+                pull.wait(now_ms)
+                return True
         return pull.answer(partition, bytes_max, now_ms)
+
+    def _check(self, request: Pull, now_ms: int) -> tuple[HostedPartition, Group, int]:
+        """Return the partition, the group, and the number of bytes that the answer may have."""
+        partition, group = owned(self.store.state, request, now_ms)
+        if not 0 <= request.wait_ms <= PULL_WAIT_MS_MAX:
+            raise InvalidRequestError(f"cannot wait {request.wait_ms} ms")
+        if not 1 <= request.answers_max <= PULL_ANSWERS_MAX:
+            raise InvalidRequestError(f"cannot give {request.answers_max} answers")
+        bytes_max = check_read(partition, request.offset, request.bytes_max)
+        # This also counts the messages that were pulled before a restart of this broker.
+        group.suspects.pulled(request.offset)
+        return partition, group, bytes_max
+
+    async def read(self, request: Pull) -> Handled:
+        """Answer a pull that does not wait for messages. It may wait for room, and for the disk."""
+        wanted = wanted_tags(request)
+        partition, group, bytes_max = self._check(request, self.boot_ms())
+        answer, data = await read_batches(
+            self.store, partition, request, bytes_max, group.parked_version
+        )
+        if wanted and data:
+            answer, data = await self._of_tags(request, partition, wanted, answer, data)
+        check_holder(group.lock, token=request.token, session=request.session)
+        self.note_pulled(request, partition, group, answer.upto, len(data))
+        return answer, data
+
+    async def _of_tags(
+        self,
+        request: Pull,
+        partition: HostedPartition,
+        wanted: Sequence[bytes],
+        answer: Batches,
+        data: bytes,
+    ) -> tuple[Batches, bytes]:
+        """
+        Leave the batches without a wanted tag out of an answer. If none is left, continue to read,
+        up to LEFT_OUT_BYTES_MAX.
+
+        Args:
+            wanted: the tags as UTF-8.
+        """
+        ranges: list[Range] = []
+        offset, size = request.offset, 0
+        while True:
+            size += len(data)
+            data, left_out = leave_out(data, offset, wanted)
+            ranges += left_out
+            offset = answer.upto
+            if data or offset >= partition.readable_offset or size >= LEFT_OUT_BYTES_MAX:
+                return replace(answer, left_out=tuple(IntervalSet(ranges))), data
+            bytes_max = check_read(partition, offset, request.bytes_max)
+            following = replace(request, offset=offset)
+            answer, data = await read_batches(
+                self.store, partition, following, bytes_max, answer.parked_version
+            )
+
+    def note_pulled(
+        self, request: Pull, partition: HostedPartition, group: Group, end: int, size_bytes: int
+    ) -> None:
+        """Note that the owner receives the messages before the offset `end`."""
+        group.suspects.pulled(end)
+        note_handed(self.store, partition, end - request.offset, size_bytes)
 
 
 class OpenPull:
-    """A pull until its last answer."""
+    """A pull that has not had its last answer."""
 
     __slots__ = (
         "_call",
@@ -111,31 +150,31 @@ class OpenPull:
     ) -> None:
         self._pulls = pulls
         self._request = request
-        """What is left of it."""
+        """The part of the request that is not yet answered."""
         self._call = call
         self._group = group
-        """Whose pull lock is held while it waits."""
+        """The group whose pull lock is held while the pull waits."""
         self._until_ms = until_ms
         self._loop = asyncio.get_running_loop()
         self._client: asyncio.Future[None] | None = None
-        """Cancelled when the client leaves; None before the pull has waited, and behind its last
-        answer.
+        """A future that is cancelled when the client leaves. None before the pull has waited, and
+        after its last answer.
         """
         self._end: asyncio.TimerHandle | None = None
 
     def wait(self, now_ms: int) -> None:
-        """Wait until the partition is woken, or the time of the pull is over."""
+        """Wait until the partition is woken or the time of the pull is over."""
         request, pulls = self._request, self._pulls
         until_ms = self._until_ms if self._until_ms > now_ms else now_ms + 1
-        # By a reading that is a little old the lock ends a little early, and its owner takes it
-        # again.
-        pulls.service.hold(self._group, request, until_ms)
+        # If the clock was read a little earlier, the lock ends a little earlier, and its owner
+        # takes it again.
+        hold(self._group, request, until_ms)
         if self._client is None:
             self._open(until_ms - now_ms)
         pulls.waiting.listen(request.partition_id, self, self._woken)
 
     def _open(self, wait_ms: int) -> None:
-        """Be the open pull of the group until `_close`; one timer and one future serve all
+        """Make this the open pull of the group until `_close`. One timer and one future serve all
         waits.
         """
         request, loop = self._request, self._loop
@@ -148,7 +187,7 @@ class OpenPull:
     def _close(self) -> None:
         if self._client is not None and self._end is not None:
             self._client.remove_done_callback(self._client_left)
-            self._client.cancel()  # for who keeps it until it is done
+            self._client.cancel()  # its other holder keeps it until it is done
             self._end.cancel()
         self._client = self._end = None
         open_pulls, key = self._pulls.open, (self._request.partition_id, self._request.group)
@@ -156,32 +195,32 @@ class OpenPull:
             del open_pulls[key]
 
     def _woken(self) -> None:
-        # All batches of the commit that has woken it are there then.  Each by itself: a fault of
-        # one concerns no other.
-        at_end(self._go_on, self._loop)
+        # All batches of the commit that woke this pull are in place then. Each pull resumes by
+        # itself, so that a fault of one does not affect another.
+        at_end(self._resume, self._loop)
 
     def _time_is_over(self) -> None:
-        self._until_ms = 0  # also where a tick comes before it
+        self._until_ms = 0  # also if a tick comes earlier
         self._pulls.waiting.leave(self._request.partition_id, self)
-        self._go_on()
+        self._resume()
 
     def _client_left(self, _client: asyncio.Future[None]) -> None:
         if self._client is not None:
             self._close()
             self._pulls.waiting.leave(self._request.partition_id, self)
-            self._pulls.service.hold(self._group, self._request, self._pulls.boot_ns() // 1_000_000)
+            hold(self._group, self._request, self._pulls.boot_ms())
 
-    def _go_on(self) -> None:
-        """Answer; the pull was woken, or its time is over."""
+    def _resume(self) -> None:
+        """Answer the pull after it was woken, or after its time is over."""
         if self._client is None:  # ended since it was woken
             return
         pulls, request = self._pulls, self._request
-        service, now_ms = pulls.service, pulls.boot_ns() // 1_000_000
+        now_ms = pulls.boot_ms()
         try:
-            partition, self._group = service.owned(request, now_ms)
-            bytes_max = service.check_read(partition, request.offset, request.bytes_max)
+            partition, self._group = owned(pulls.store.state, request, now_ms)
+            bytes_max = check_read(partition, request.offset, request.bytes_max)
             answered = self.answer(partition, bytes_max, now_ms)
-        except Exception as error:  # noqa: BLE001 - told to the client, or logged
+        except Exception as error:  # noqa: BLE001 - reported to the client, or logged
             self._close()
             self._call.refuse(error)
             return
@@ -190,18 +229,20 @@ class OpenPull:
             self._call.hand_on(replace(request, wait_ms=0))
 
     def answer(self, partition: HostedPartition, bytes_max: int, now_ms: int) -> bool:
-        """Answer from memory; False: it has to be read from the disk, or has to wait for room."""
+        """Answer from memory. Return False if `OpenPulls.read` has to answer instead."""
         pulls, request, group, call = self._pulls, self._request, self._group, self._call
-        data, upto = b"", request.offset
-        if upto < partition.readable_offset:
-            pieces, upto = pulls.store.cached(partition, upto, bytes_max=bytes_max)
+        data, end = b"", request.offset
+        if end < partition.readable_offset:
+            if request.tags:
+                return False
+            pieces, end = pulls.store.cached(partition, end, bytes_max=bytes_max)
             if not pieces or not call.take_room(bytes_max):
                 return False
             data = b"".join(pieces)
         size = len(data)
-        pulls.service.note_pulled(request, partition, group, upto, size)
-        more = self._goes_on(partition, upto, size, now_ms)
-        answer = pulls.service.batches(partition, upto, group.parked_version, more=more)
+        pulls.note_pulled(request, partition, group, end, size)
+        more = self._continues(partition, end, size, now_ms)
+        answer = batches_up_to(partition, end, group.parked_version, more=more)
         if not more:
             self._close()
             call.answer(answer, data)
@@ -209,28 +250,28 @@ class OpenPull:
         call.part(answer, data)
         self._request = replace(
             request,
-            offset=upto,
+            offset=end,
             bytes_max=request.bytes_max - size,
             answers_max=request.answers_max - 1,
         )
         self.wait(now_ms)
         return True
 
-    def _goes_on(self, partition: HostedPartition, upto: int, size: int, now_ms: int) -> bool:
-        """Whether a further answer follows one of `size` bytes."""
+    def _continues(self, partition: HostedPartition, end: int, size: int, now_ms: int) -> bool:
+        """Return True if a further answer follows one of `size` bytes."""
         request = self._request
         return (
             request.answers_max > 1
             and 0 < size <= PART_BYTES_MAX
             and size < request.bytes_max
-            and upto == partition.readable_offset
+            and end == partition.readable_offset
             and not partition.ended
             and now_ms < self._until_ms
             and self._call.takes_parts
         )
 
     def end(self) -> None:
-        """Answer without messages: the owner has a newer pull."""
+        """Answer without messages, because the owner has a newer pull."""
         request = self._request
         self._close()
         self._pulls.waiting.leave(request.partition_id, self)

@@ -1,4 +1,6 @@
-"""Checks the fields of acks and pulls: their limits, and that they name stored messages.  Pure."""
+"""Checks the fields of acks and pulls: they must keep to their limits and name stored messages.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from ..partition.suspects import BEGUN_MAX
 
 
 def check_failed(request: Ack, partition: HostedPartition) -> None:
-    """Raises InvalidRequestError, OverloadedError: no tries of messages that could have failed."""
+    """Raise InvalidRequestError or OverloadedError if the failed tries are not those of stored
+    messages or are too many.
+    """
     if len(request.failed) > ATTEMPTS_MAX:
         raise OverloadedError(f"more than {ATTEMPTS_MAX} failed messages in one ack")
     for offset, attempts in request.failed:
@@ -28,14 +32,16 @@ def check_failed(request: Ack, partition: HostedPartition) -> None:
 
 
 def check_failing(failing: FailingMessage, partition: HostedPartition) -> None:
-    """Raises InvalidRequestError: the message is not stored."""
+    """Raise InvalidRequestError if the failing message is not stored."""
     end = partition.readable_offset if failing.source is None else MAX_I64
     if not 0 <= failing.offset < end:
         raise InvalidRequestError(f"no failing message: offset {failing.offset}")
 
 
 def check_begun(request: Ack, partition: HostedPartition) -> None:
-    """Raises InvalidRequestError, OverloadedError: no messages that an owner could begin."""
+    """Raise InvalidRequestError or OverloadedError if the begun messages are not stored or are too
+    many.
+    """
     if len(request.begun) > BEGUN_MAX:
         raise OverloadedError(f"more than {BEGUN_MAX} begun messages in one ack")
     for offset, crashes in request.begun:
@@ -44,8 +50,8 @@ def check_begun(request: Ack, partition: HostedPartition) -> None:
 
 
 def check_held(request: Ack, partition: HostedPartition) -> None:
-    """Raises InvalidRequestError, OverloadedError: no messages that a session could have with its
-    handlers.
+    """Raise InvalidRequestError or OverloadedError if a session cannot have the held messages with
+    its handlers.
     """
     if sum(end - start for start, end in request.held) > IN_FLIGHT_PER_SESSION_MAX:
         raise OverloadedError(f"more than {IN_FLIGHT_PER_SESSION_MAX} held messages in one ack")
@@ -59,7 +65,7 @@ def check_held(request: Ack, partition: HostedPartition) -> None:
 
 
 def wanted_tags(request: Pull) -> list[bytes]:
-    """The tags of a pull as UTF-8.  Raises InvalidRequestError."""
+    """Return the tags of a pull as UTF-8, or raise InvalidRequestError."""
     wanted = [tag.encode() for tag in request.tags]
     if len(wanted) > TAGS_WANTED_MAX or not all(0 < len(tag) <= TAG_BYTES_MAX for tag in wanted):
         raise InvalidRequestError(
@@ -69,7 +75,7 @@ def wanted_tags(request: Pull) -> list[bytes]:
 
 
 def check_shared(request: PullShared) -> int:
-    """The bytes that the answer may have.  Raises InvalidRequestError."""
+    """Return the number of bytes that the answer may have, or raise InvalidRequestError."""
     for name, value, high in (
         ("count_max", request.count_max, IN_FLIGHT_PER_SESSION_MAX),
         ("in_flight_ms", request.in_flight_ms, IN_FLIGHT_MS_MAX),

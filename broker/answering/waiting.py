@@ -1,5 +1,5 @@
-"""Long polls: pulls and reads that wait until their partition has new messages, an end or a newer
-owner.
+"""Keeps pulls and reads waiting until their partition has new messages, an end or a newer owner
+(long polls).
 """
 
 from __future__ import annotations
@@ -21,11 +21,9 @@ class LongPolls:
 
     def __init__(self) -> None:
         self._waiting: dict[int, dict[Hashable, Callable[[], object]]] = {}
-        """Partition id → who waits, in the order of arrival → what is called when the partition is
-        woken.
+        """Partition id → the waiting calls, in the order of arrival → the function that is called
+        when the partition is woken.
         """
-        self._of_owners: dict[Hashable, asyncio.Future[None]] = {}
-        """What an owner waits with; its next wait ends it."""
         self._ended = False
 
     @property
@@ -34,7 +32,7 @@ class LongPolls:
         return sum(map(len, self._waiting.values()))
 
     def listen(self, partition_id: int, who: Hashable, wake: Callable[[], object]) -> None:
-        """Have `wake` called when the partition is woken, once, unless `who` leaves before; it must
+        """Call `wake` once, when the partition is woken, unless `who` leaves earlier; `wake` must
         not raise.
         """
         waiting = self._waiting.get(partition_id)
@@ -43,21 +41,15 @@ class LongPolls:
         waiting[who] = wake
 
     def leave(self, partition_id: int, who: Hashable) -> None:
-        """Wait no longer."""
+        """Stop waiting."""
         waiting = self._waiting.get(partition_id, {})
         if waiting.pop(who, None) is not None and not waiting:
             del self._waiting[partition_id]
 
-    async def wait(self, partition_id: int, wait_ms: int, owner: Hashable = None) -> None:
-        """Wait until the partition is woken, or the `owner` waits anew if one is given; `wait_ms`
-        at most.
-        """
+    async def wait(self, partition_id: int, wait_ms: int) -> None:
+        """Wait until the partition is woken, but at most `wait_ms`."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
-        if owner is not None:
-            if (older := self._of_owners.get(owner)) is not None:
-                _finish(older)
-            self._of_owners[owner] = future
         finish = partial(_finish, future)
         self.listen(partition_id, future, finish)
         end = loop.call_at(at_a_tick(wait_ms / 1000, loop.time()), finish)
@@ -66,24 +58,22 @@ class LongPolls:
         finally:
             end.cancel()
             self.leave(partition_id, future)
-            if self._of_owners.get(owner) is future:
-                del self._of_owners[owner]
 
     async def wait_to_read(
         self, request: Read, partition_of: Callable[[int], HostedPartition]
     ) -> HostedPartition:
         """
-        Wait until there are messages at the offset of a read, or the partition ends there,
-        `request.wait_ms` at most.
+        Wait until there are messages at the offset of a read, or the partition ends there, but at
+        most `request.wait_ms`.
 
-        Other news of the partition, as of consumer groups, do not end the wait.
+        Other changes of the partition, such as those of its consumer groups, do not end the wait.
 
         Returns:
             The partition as it is then.
 
         Raises:
-            InvalidRequestError: no time that a broker waits for.
-            What `partition_of` raises: the partition is gone.
+            InvalidRequestError: a broker does not wait for such a time.
+            Any error of `partition_of`: the partition is gone.
         """
         if not 0 <= request.wait_ms <= PULL_WAIT_MS_MAX:
             raise InvalidRequestError(f"cannot wait {request.wait_ms} ms")
@@ -107,7 +97,7 @@ class LongPolls:
                 wake()
 
     def wake_all(self) -> None:
-        """End all waits, for good."""
+        """End all waits. Later ones end at once."""
         self._ended = True
         for partition_id in list(self._waiting):
             self.wake(partition_id)

@@ -1,1 +1,1 @@
-"""Work on a data folder that no broker uses: inspect it, rebuild its index."""
+"""Works on a data folder that no broker uses: inspects it, or rebuilds its index."""

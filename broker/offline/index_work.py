@@ -1,7 +1,8 @@
 """Rebuilds, converts and compares the indexes of a data folder that no broker uses.  Disk.
 
-rebuild   log ─▶ index                     switch   index ─▶ index of the other kind; the old one is removed
-verify    log ═ index, index ═ index       changes nothing
+rebuild   log ─▶ index
+switch    index ─▶ index of the other kind; the old one is removed
+verify    log ═ index, index ═ index; changes nothing
 """
 
 from __future__ import annotations
@@ -47,13 +48,13 @@ class IndexReport:
     problems: list[str] = field(default_factory=list)
 
     def problem(self, text: str) -> None:
-        """Add a problem; the first PROBLEMS_MAX are kept."""
+        """Add a problem. The first PROBLEMS_MAX are kept."""
         if len(self.problems) < PROBLEMS_MAX:
             self.problems.append(text)
 
 
 class _Records:
-    """A `Visitor` that gives the log below position `end` to a `Dispatch`."""
+    """A `Visitor` that passes the log below position `end` to a `Dispatch`."""
 
     def __init__(self, dispatch: Dispatch, end: int) -> None:
         self._dispatch = dispatch
@@ -120,7 +121,7 @@ def switch_index(files: Files, to: str) -> IndexReport:
 
 
 def verify_indexes(files: Files) -> list[IndexReport]:
-    """Compare each index with the log, and both indexes with each other; the reports have the
+    """Compare each index with the log, and both indexes with each other. The reports contain the
     problems.
     """
     reports = []
@@ -183,7 +184,7 @@ class _Expectation:
             self.ends[partition_id] = unit.next_offset
             bounds = self._queues.bounds(partition_id)
             if bounds is not None and unit.base_offset < bounds[0]:
-                continue  # the index has forgotten the batch, and retention was about to remove it
+                continue  # the index has forgotten the batch, which retention was about to remove
             try:
                 indexed = self._queues.find(
                     partition_id, unit.base_offset, end=unit.next_offset, bytes_max=1
@@ -219,9 +220,9 @@ def _compare_with_log(files: Files, queues: ConsumeQueues, report: IndexReport) 
 
 
 def _compare(index: ConsumeQueues, other: ConsumeQueues, report: IndexReport) -> None:
-    """Two indexes, as far as both go."""
+    """Compare two indexes up to the position that both have reached."""
     if index.position != other.position:
-        return  # one of them is behind: the comparison with the log has reported it
+        return  # one of them is shorter: the comparison with the log has reported it
     for partition_id in sorted({*index.partitions(), *other.partitions()}):
         bounds = index.bounds(partition_id), other.bounds(partition_id)
         if bounds[0] != bounds[1]:

@@ -37,11 +37,15 @@ class Inspection:
     messages: int = 0
     partitions: int = 0
     unfinished_bytes: int = 0
-    """Bytes of an unfinished write at the end of the log, which the next start cuts."""
+    """The number of bytes of an unfinished write at the end of the log, which the next start
+    cuts.
+    """
     snapshot_position: int = 0
     """The log position of the newest snapshot; 0 without a snapshot."""
     scheduled: int = 0
-    """Messages that wait for a later delivery, as far as their journal is not damaged."""
+    """The number of messages that wait for a later delivery, counted as far as their journal is not
+    damaged.
+    """
     stopped_partitions: list[int] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
@@ -70,7 +74,7 @@ def inspect_folder(files: Files) -> Inspection:
     compare the snapshot.
 
     Raises:
-        DataFolderError: the folder is not a broker's, or a newer broker's.
+        DataFolderError: the folder is not a broker's, or a newer broker wrote it.
     """
     identity = read_identity(files)
     bases = segment_bases(files)
@@ -105,7 +109,7 @@ def inspect_folder(files: Files) -> Inspection:
 
 
 def _missing(state: BrokerState, snapshot: BrokerState) -> list[str]:
-    """Partitions for which the log has fewer messages than the snapshot, as problems."""
+    """Return the partitions for which the log has fewer messages than the snapshot, as problems."""
     problems = []
     for number in snapshot.partitions:
         if number in state.dropped:
@@ -134,10 +138,10 @@ def walk_log(
     """
     Call `visit` and `hole` with the records and holes of a locked folder's log, oldest first.
 
-    It begins with the segment that has position `start`.
+    The walk begins with the segment that contains position `start`.
 
     Raises:
-        DataFolderError: the folder is not a broker's, or a newer broker's.
+        DataFolderError: the folder is not a broker's, or a newer broker wrote it.
     """
     identity = read_identity(files)
     before = [base for base in segment_bases(files) if base <= start]
@@ -152,10 +156,10 @@ def walk_scheduled(
     Call `visit` with the frames of a locked folder's journal of scheduled messages, oldest first.
 
     Returns:
-        Also the damage of the journal.
+        The identity of the folder, and the damage of the journal.
 
     Raises:
-        DataFolderError: the folder is not a broker's, or a newer broker's.
+        DataFolderError: the folder is not a broker's, or a newer broker wrote it.
     """
     identity = read_identity(files)
     return identity, ScheduledJournal.open(files, visit, cut=False).problems

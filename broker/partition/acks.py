@@ -1,8 +1,8 @@
-"""Acks applied to a consumer group's progress on a partition.  Pure.
+"""Applies acks to a consumer group's progress on a partition.  Pure.
 
 Invariants
-    Only ranges of stored messages are acked.  All ranges of a request are acked, or none.
-    The cursor never falls, and never passes a message that is not acked.  Only an operator's reset
+    Only ranges of stored messages are acked. All ranges of a request are acked, or none.
+    The cursor never falls, and never passes a message that is not acked. Only an operator's reset
     may set it to any offset (`store/set_cursor.py`).
 """
 
@@ -40,7 +40,7 @@ def decide_ack(acked: AckedOffsets, ranges: Sequence[Range], *, next_offset: int
 
 
 def apply_ack(acked: AckedOffsets, ranges: Sequence[Range]) -> bool:
-    """Mark the ranges as acked; True if an offset of them was not acked before."""
+    """Mark the ranges as acked. Return True if one of their offsets was not acked before."""
     new = False
     for start, end in ranges:
         new |= acked.add(start, end)

@@ -1,35 +1,38 @@
 """Decides by a producer's sequence whether a batch is stored, is a duplicate, or is refused.  Pure.
 
-    sequence == next          store                     sequence > next     gap: refuse
-    sequence <  next          one of the remembered batches (sequence, count, CRC of the body): duplicate
-                              else: another producer uses this id, refuse
-    higher epoch              begins at 0 again         lower epoch         refuse
+    sequence == next      store
+    sequence >  next      gap: refuse
+    sequence <  next      one of the remembered batches (sequence, count, CRC of the body):
+                          duplicate; else another producer uses this id: refuse
+    higher epoch          begins at 0 again
+    lower epoch           refuse
 
-    no producer (id 0)        store, and remember nothing
-    numbered rows             store; sequence < next: a remembered batch of another digest: refuse, else duplicate
-    an idempotency key        its first batch: store    the same epoch and count: duplicate, else refuse
-                              sequence > 0: as above, and an unknown key is a gap: refuse
+    no producer (id 0)    store, and remember nothing
+    numbered rows         store; if sequence < next: a remembered batch of another digest: refuse,
+                          else duplicate
+    an idempotency key    its first batch: store; the same epoch and count: duplicate, else refuse;
+                          sequence > 0: as above, and an unknown key is a gap: refuse
 
 Invariants
     A repeated batch is stored once, as long as its producer is among the
     PRODUCERS_PER_PARTITION_MAX latest. A batch is a duplicate only if its sequence, count and
     checksum are those of a remembered batch. After a refused batch all later batches of its
-    producer are refused.  Either they leave a gap, or two producers use their (id, epoch), which
+    producer are refused: either they leave a gap, or two producers use their (id, epoch), which
     then stores nothing more.
 
-A repeat has the bytes of the first try.  So a batch that is a part of a remembered batch, or spans
-several, is no repeat.  A batch older than all remembered batches is none either, because a producer
-has at most BATCHES_IN_FLIGHT_MAX unanswered batches.
+A repeated batch has the same bytes as at the first try. A batch that is a part of a remembered
+batch, or spans several, is therefore not a repeat. A batch older than all remembered batches is not
+a repeat either, because a producer has at most BATCHES_IN_FLIGHT_MAX unanswered batches.
 
-Numbered rows (FLAG_NUMBERED) are a task's rows that are written again from the first one on when
-the task is repeated.  So a batch below the next sequence is stored, however old it is, unless the
-rows are others: a remembered batch that ends where this one ends has a digest of all rows up to
-there, in the place of the epoch.  Then the repeated task is not the same one, and as with two
-producers of one id nothing more is stored under it.
+Numbered rows (FLAG_NUMBERED) are the rows of a task; when the task is repeated, it writes them
+again from the first one on. A batch below the next sequence therefore counts as stored, however old
+it is, unless the rows differ: a remembered batch that ends where this one ends has a digest of all
+rows up to there, in the place of the epoch. If the digests differ, the repeated task is not the
+same one, and nothing more is stored under its id, as with two producers of one id.
 
 An idempotency key (`protocol/http/idempotency.py`) has a producer id of its own, and one batch on a
-partition, whose epoch is a digest of its messages.  Of the remembered ids, keys are forgotten
-before producers.
+partition, whose epoch is a digest of its messages. When remembered ids have to be forgotten, keys
+are forgotten before producers.
 
 Source: Kafka's idempotent producer (KIP-98), which remembers five batches and compares their
 sequences only.
@@ -43,9 +46,9 @@ from typing import NamedTuple
 import msgspec
 
 from ...protocol.errors import (
-    IdempotencyKeyReusedError,
     InvalidRequestError,
     ProducerFencedError,
+    Reason,
     SequenceGapError,
     SequenceReusedError,
 )
@@ -54,26 +57,26 @@ from ...protocol.limits import BATCHES_IN_FLIGHT_MAX
 from ...protocol.record import FLAG_NUMBERED, Header
 
 REMEMBERED_BATCHES = BATCHES_IN_FLIGHT_MAX
-"""Batches of a producer that the broker remembers.  A repeat of one is answered with the offset of
-the first try.
+"""The number of a producer's batches that the broker remembers. A repeat of one is answered with
+the offset of the first try.
 """
 OFFSET_UNKNOWN = -1
 """The offset of a repeated batch of numbered rows that is older than all remembered batches."""
 
 
 class StoredBatch(msgspec.Struct, frozen=True, gc=False):
-    """A stored batch of a producer; `sequence` is that of its first message."""
+    """A stored batch of a producer; `sequence` is the sequence of its first message."""
 
     sequence: int
     message_count: int
     base_offset: int
     body_crc: int
-    """The producer's checksum of the body, which the broker never changes; of numbered rows their
-    digest.
+    """The producer's checksum of the body, which the broker never changes. For numbered rows it is
+    their digest.
     """
 
     def is_repeated_by(self, header: Header) -> bool:
-        """True if the batch of `header` is a repeat of this batch."""
+        """Return True if the batch of `header` is a repeat of this batch."""
         return (
             header.sequence == self.sequence
             and header.count == self.message_count
@@ -82,16 +85,16 @@ class StoredBatch(msgspec.Struct, frozen=True, gc=False):
 
 
 class ProducerState(msgspec.Struct, frozen=True):
-    """A producer's epoch, next sequence and remembered batches on a partition.  Immutable."""
+    """A producer's epoch, next sequence and remembered batches on a partition. Immutable."""
 
     epoch: int
     next_sequence: int
     latest: tuple[StoredBatch, ...]
-    """Oldest first, at most REMEMBERED_BATCHES."""
+    """The remembered batches, oldest first, at most REMEMBERED_BATCHES."""
 
 
 class Duplicate(NamedTuple):
-    """The batch was stored before, at `base_offset`."""
+    """The result for a batch that was stored before, at `base_offset`."""
 
     base_offset: int
 
@@ -103,7 +106,7 @@ def decide_append(
     Decide whether a batch is stored.
 
     Args:
-        clashed: two producers use the producer's present epoch (SequenceReusedError): it stores
+        clashed: two clients use the producer's present epoch (SequenceReusedError), so it stores
             nothing more.
 
     Returns:
@@ -113,7 +116,7 @@ def decide_append(
         SequenceGapError: the sequence is above the next one, which is `expected`.
         SequenceReusedError: another batch has this sequence.
         ProducerFencedError: the broker has seen a higher epoch.
-        IdempotencyKeyReusedError: the idempotency key has a batch of other messages.
+        InvalidRequestError: the idempotency key has a batch of other messages.
         InvalidRequestError: the sequence does not fit 63 bits.
     """
     sequence = header.sequence
@@ -169,8 +172,8 @@ def _decide_numbered(
 
 
 def _decide_keyed(producer: ProducerState | None, header: Header) -> Duplicate | None:
-    """Decide on a batch of an idempotency key; with another sequence than 0 it only asks, and is
-    never stored.
+    """Decide on a batch of an idempotency key. A batch with a sequence other than 0 only asks, and
+    is never stored.
     """
     if producer is None:
         if header.sequence:
@@ -179,12 +182,16 @@ def _decide_keyed(producer: ProducerState | None, header: Header) -> Duplicate |
     batch = producer.latest[0]
     if producer.epoch == header.producer_epoch and batch.message_count == header.count:
         return Duplicate(batch.base_offset)
-    raise IdempotencyKeyReusedError(partition_id=header.partition_id, base_offset=batch.base_offset)
+    raise InvalidRequestError(
+        Reason.IDEMPOTENCY_KEY_REUSED,
+        partition_id=header.partition_id,
+        base_offset=batch.base_offset,
+    )
 
 
 class Producers(dict[int, ProducerState]):
-    """Producer id → state; the producer of the oldest append is first.  The keys among them are
-    found without a search.
+    """Producer id → state, ordered by append: the producer of the oldest append is first.
+    Idempotency keys among them are found without a search.
     """
 
     __slots__ = ("_keyed",)
@@ -192,7 +199,7 @@ class Producers(dict[int, ProducerState]):
     def __init__(self, states: Mapping[int, ProducerState] | None = None) -> None:
         super().__init__(states or {})
         self._keyed = {number: None for number in self if number >= KEYED_IDS}
-        """Ids of idempotency keys, in the same order."""
+        """The ids of idempotency keys, in the same order."""
 
     def __setitem__(self, number: int, state: ProducerState) -> None:
         super().__setitem__(number, state)
@@ -200,14 +207,14 @@ class Producers(dict[int, ProducerState]):
             self._keyed[number] = None
 
     def take(self, number: int) -> ProducerState | None:
-        """Take a producer out, if it is here."""
+        """Remove a producer, and return its state if it was here."""
         if number >= KEYED_IDS:
             self._keyed.pop(number, None)
         return self.pop(number, None)
 
     def forget(self) -> tuple[int, ProducerState]:
-        """Forget the idempotency key of the oldest append; without keys, the producer of the oldest
-        append.
+        """Forget the idempotency key of the oldest append or, if there are no keys, the producer of
+        the oldest append.
         """
         oldest = next(iter(self._keyed or self))
         self._keyed.pop(oldest, None)
@@ -217,7 +224,7 @@ class Producers(dict[int, ProducerState]):
 def after_append(
     producer: ProducerState | None, header: Header, *, base_offset: int
 ) -> ProducerState:
-    """The producer's state once the batch is stored at `base_offset`."""
+    """Return the producer's state once the batch is stored at `base_offset`."""
     numbered = bool(header.flags & FLAG_NUMBERED)
     epoch, crc = (
         (0, header.producer_epoch) if numbered else (header.producer_epoch, header.body_crc)

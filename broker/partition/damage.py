@@ -1,4 +1,4 @@
-"""Damage as text: problems of the log, and the lost messages of each partition.  Pure."""
+"""Describes damage as text: problems of the log, and the lost messages of each partition.  Pure."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from .partition import END_UNKNOWN, LOST_MAX, HostedPartition
 from .state import BrokerState
 
 PARTITIONS_MAX = 100
-"""Partitions that get a line; further ones are only counted."""
+"""The number of partitions that get a line each. Further ones are only counted."""
 
 
 def damage_of(state: BrokerState) -> list[str]:
-    """A line for each problem, and for each of the first PARTITIONS_MAX partitions that have lost
-    messages.
+    """Return a line for each problem, and for each of the first PARTITIONS_MAX partitions that have
+    lost messages.
     """
     lines = list(state.problems)
     damaged = sorted(state.damaged)

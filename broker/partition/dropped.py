@@ -1,12 +1,14 @@
-"""Partitions that a broker dropped with their subjects, so that it never hosts their ids again.
+"""The partitions that a broker dropped with their subjects, so that it never hosts their ids again.
 Pure.
 
-a call to host one that comes late        is refused
-a database that is rebuilt from brokers   gives higher ids, and does not restore the rest of a deleted subject
+a late call to host such a partition      is refused
+a database that is rebuilt from brokers   gives higher ids, and does not restore the rest of a
+                                          deleted subject
 
-Subjects may come and go for years, and their ids lie between those of other brokers.  So beyond
-`RANGES_KEPT` ranges the older ones are joined: an id between two of them that is not hosted counts
-as dropped.  A call to host it would come after thousands of later ids were dropped here.
+Subjects may be created and deleted for years, and their ids lie between those of other brokers.
+Beyond `RANGES_KEPT` ranges, the older ones are therefore joined: an id between two of them that is
+not hosted counts as dropped. A call to host such an id would be so late that thousands of later ids
+were dropped here meanwhile.
 """
 
 from __future__ import annotations
@@ -19,12 +21,14 @@ from ...protocol.offsets import IntervalSet, Range
 from .records import DroppedBody
 
 SUBJECTS_MAX = 1_000
-"""Deleted subjects that are kept by name; those of older deletions are left out."""
+"""The number of deleted subjects that are kept by name. Those that were deleted earlier are left
+out.
+"""
 RANGES_MAX = 10_000
-"""Ranges of ids in a record."""
+"""The most ranges of ids in a record."""
 RANGES_KEPT = 10_000
-"""Ranges of ids that are kept apart.  Half of them, those of the highest ids, stay apart when the
-others are joined.
+"""The number of ranges of ids that are kept apart. Half of them, those with the highest ids, stay
+apart when the others are joined.
 """
 
 
@@ -34,11 +38,13 @@ class DroppedPartitions:
     def __init__(self) -> None:
         self._ids = IntervalSet()
         self._pending: dict[int, DroppedBody] = {}
-        """Dropped partitions whose record is not durable yet."""
+        """Partition id → its record, for dropped partitions whose record is not durable yet."""
         self._ranges_joined = 0
-        """Ranges that were left when they were joined: hosted partitions keep them apart."""
+        """The number of ranges that remained after the last join; hosted partitions keep them
+        apart.
+        """
         self.version = 0
-        """Rises with each durable record."""
+        """The version, which rises with each durable record."""
         self.subjects: dict[str, int] = {}
         """Name of a deleted subject → its highest partition id; the latest deletion is last."""
 
@@ -50,8 +56,8 @@ class DroppedPartitions:
         return bool(self._pending or len(self._ids))
 
     def durable(self) -> DroppedPartitions:
-        """A copy of the ids whose records are durable: what is deleted for them is never needed
-        again.
+        """Return a copy of the ids whose records are durable. Whatever is deleted because of them
+        is never needed again.
         """
         copy = DroppedPartitions()
         copy._ids = IntervalSet(self._ids)
@@ -84,37 +90,37 @@ class DroppedPartitions:
 
     @property
     def too_many(self) -> bool:
-        """There are more ranges than are kept apart: `join` makes them fewer."""
+        """True if there are more ranges than are kept apart; `join` makes them fewer."""
         return len(self._ids) > max(RANGES_KEPT, self._ranges_joined + RANGES_KEPT // 2)
 
     def joining(self) -> Joining:
         """
-        Begin to join ranges with lower ids, so that there are at most `RANGES_KEPT` and one for
+        Begin to join ranges with lower ids. Afterwards there are at most `RANGES_KEPT`, and one for
         each id that keeps two apart.
 
-        Not at any time: the log is replayed without it, and a partition may be hosted in it that is
-        not yet here.
+        It must not be called while the log is replayed: the log may host a partition that is not
+        yet here.
         """
         return Joining(list(self._ids))
 
     def join(self, joining: Joining, others: Iterable[int]) -> None:
         """
-        Join what nothing keeps apart.
+        Join the ranges that nothing keeps apart.
 
         Args:
-            joining: was told of every partition that the broker had, or might have again, when it
-                was begun.
-            others: at least those that have come since, in any order.
+            joining: has been passed every partition that the broker had, or might have again, when
+                the join was begun.
+            others: at least the partitions that were added since, in any order.
         """
         joining.keep_apart(others)
         joining.keep_apart(self._pending)
         joined = IntervalSet()
-        for start, end in merge(self._ids, joining.gaps()):  # by start: each is added at the end
+        for start, end in merge(self._ids, joining.gaps()):  # in order: each is added at the end
             joined.add(start, end)
         self._ids, self._ranges_joined = joined, len(joined)
 
     def bodies(self) -> Iterator[DroppedBody]:
-        """Records of everything, with what is about to be written."""
+        """Yield records of everything, including what is about to be written."""
         ids, subjects = IntervalSet(self._ids), dict(self.subjects)
         for body in self._pending.values():
             for start, end in body.ranges:
@@ -126,23 +132,23 @@ class DroppedPartitions:
 
 
 class Joining:
-    """Finds which ranges may be joined, a portion of the hosted partitions at a time: there may be
-    a million.
+    """Finds which ranges may be joined, looking at a portion of the hosted partitions at a time,
+    because there may be a million.
     """
 
     def __init__(self, ranges: Sequence[Range]) -> None:
         self._ranges = ranges
         self._starts = [start for start, _ in ranges]
         self._apart = {0, *range(max(0, len(ranges) - RANGES_KEPT // 2), len(ranges))}
-        """Ranges that are not joined with the one before."""
+        """The indexes of ranges that are not joined with the previous one."""
 
     def keep_apart(self, numbers: Iterable[int]) -> None:
-        """Take none of these ids for dropped."""
+        """Do not count any of these ids as dropped."""
         starts = self._starts
         self._apart.update(bisect_right(starts, number) for number in numbers)
 
     def gaps(self) -> Iterator[Range]:
-        """What lies between two ranges that may be joined, in order."""
+        """Yield the gap between each two ranges that may be joined, in order."""
         for number in range(1, len(self._ranges)):
             if number not in self._apart:
                 yield self._ranges[number - 1][1], self._starts[number]

@@ -14,7 +14,7 @@ def check_facts(facts: HostPartition) -> None:
 
     Raises:
         InvalidRequestError: an id, a range, the queue or the parents are impossible.
-        InvalidNameError: the subject's or the partition's name is illegal.
+        InvalidRequestError: the subject's or the partition's name is illegal.
     """
     partition = facts.partition
     check_name("subject", facts.subject)

@@ -1,13 +1,14 @@
-"""How, and when, each message without an order has failed: runs of offsets with one answer, and
-texts that are kept once.  Pure.
+"""Records how and when each message without an order has failed: runs of offsets with one answer,
+and texts that are kept once.  Pure.
 
-    put, forget ─▶ FailureRuns: [from this offset on: since, at, fault, next try], one row for neighbours with the same answer
-    Failure ─▶ Faults: a number for each type, text, consumer and count of tries
+    put, forget ─▶ FailureRuns: [from this offset on: since, at, fault, next try],
+                   one row for neighbours with the same answer
+    Failure     ─▶ Faults: a number for each type, text, consumer and count of tries
 
 Invariants
-    A run says nothing of offsets that are not parked: it reaches over them to the next run.
-    A row that says something has a parked message: `forget` takes the others out.
-    What is not known is said so; nothing is said of a message that was said of another.
+    A run says nothing about offsets that are not parked: it extends over them to the next run.
+    A row that says something has a parked message: `forget` removes the others.
+    Unknown facts are reported as unknown; a message never gets what was said about another.
 """
 
 from __future__ import annotations
@@ -25,32 +26,32 @@ UNKNOWN_FAULT = 0
 
 
 class Mark(NamedTuple):
-    """What is known of the messages of a run; 0: it is not known."""
+    """The known facts about the messages of a run; 0 means unknown."""
 
     since_ms: int
-    """When they were set aside, by the broker's calendar."""
+    """The time at which they were set aside, by the broker's calendar."""
     at_ms: int
-    """When they failed last, by the consumer's calendar."""
+    """The time at which they failed last, by the consumer's calendar."""
     fault: int
-    """A number of `Faults`."""
+    """The number of their fault in `Faults`."""
     next_ms: int = 0
-    """When they are tried again, as their owner said."""
+    """The time at which they are tried again, as their owner reported."""
 
 
 UNKNOWN = Mark(0, 0, UNKNOWN_FAULT)
 Marked = tuple[int, int, Mark]
-"""Start, end, and what is known of the offsets between."""
+"""The start, the end, and the known facts about the offsets in between."""
 
 
 class Tries(NamedTuple):
-    """When messages are tried again, by row."""
+    """The times at which messages are tried again, by row."""
 
     starts: array[int]
     nexts: array[int]
     end: int
 
     def rows(self) -> Iterator[tuple[int, int, int]]:
-        """Start, end and time of each row that has a time."""
+        """Yield the start, end and time of each row that has a time."""
         ends = [*self.starts, self.end][1:]
         for start, end, next_ms in zip(self.starts, ends, self.nexts, strict=True):
             if next_ms:
@@ -58,7 +59,7 @@ class Tries(NamedTuple):
 
 
 class FailureRuns:
-    """What is known of the messages of one key and source."""
+    """The known facts about the messages of one key and source."""
 
     __slots__ = ("_ats", "_end", "_faults", "_head", "_nexts", "_sinces", "_starts")
 
@@ -69,17 +70,17 @@ class FailureRuns:
         self._faults = array("q")
         self._nexts = array("q")
         self._head = 0
-        """Rows before it were taken."""
+        """The index of the first row that was not removed."""
         self._end = 0
-        """Nothing is said of offsets from here on."""
+        """The end offset: nothing is known about offsets from here on."""
 
     def __len__(self) -> int:
-        """The number of rows."""
+        """Return the number of rows."""
         return len(self._starts) - self._head
 
     @property
     def end(self) -> int:
-        """Nothing is said of offsets from here on."""
+        """The end offset: nothing is known about offsets from here on."""
         return self._end
 
     @property
@@ -87,19 +88,19 @@ class FailureRuns:
         return self._starts, self._sinces, self._ats, self._faults, self._nexts
 
     def _row(self, place: int) -> Mark:
-        """What the row at `place` says; before the first one nothing is known."""
+        """Return the facts in the row at `place`. Before the first row nothing is known."""
         if place < self._head:
             return UNKNOWN
         return Mark(self._sinces[place], self._ats[place], self._faults[place], self._nexts[place])
 
     def at(self, offset: int) -> Mark:
-        """What is known of a message."""
+        """Return the known facts about a message."""
         if offset >= self._end:
             return UNKNOWN
         return self._row(bisect_right(self._starts, offset, self._head) - 1)
 
     def within(self, start: int, end: int) -> list[Marked]:
-        """What is known of `[start, end)`, in parts that follow each other."""
+        """Return the known facts about `[start, end)`, in parts that follow each other."""
         low, upto = start, min(end, self._end)
         marked: list[Marked] = []
         place = bisect_right(self._starts, start, self._head) - 1
@@ -113,7 +114,7 @@ class FailureRuns:
         return marked
 
     def rows(self, first: int, count: int) -> Iterator[Marked]:
-        """Up to `count` rows from the `first`th on, as parts that follow each other."""
+        """Yield up to `count` rows from the `first`th on, as parts that follow each other."""
         begin = self._head + first
         for place in range(begin, min(begin + count, len(self._starts))):
             last = place + 1 == len(self._starts)
@@ -122,11 +123,11 @@ class FailureRuns:
 
     def put(self, start: int, end: int, mark: Mark, present: OffsetRuns | None = None) -> None:
         """
-        Say this of `[start, end)`.
+        Record these facts about `[start, end)`.
 
         Args:
-            present: the messages; a row reaches over a gap between them, and tells no try there
-                once its messages have another.
+            present: the messages. A row extends over a gap between them; it no longer names a next
+                try there once its messages have another.
         """
         first = bisect_left(self._starts, start, self._head)
         last = bisect_left(self._starts, end, first)
@@ -149,7 +150,7 @@ class FailureRuns:
 
     def _splice(self, first: int, last: int, new: list[tuple[int, Mark]]) -> None:
         if first == self._head and len(new) <= last - first:
-            # At the front: the new rows take the place of the last ones.
+            # At the front, the new rows take the place of the last ones.
             self._head = first = last - len(new)
         rows = [(start, *mark) for start, mark in new]
         for place, column in enumerate(self._columns):
@@ -160,8 +161,8 @@ class FailureRuns:
             self._head = 0
 
     def forget(self, start: int, end: int, present: OffsetRuns) -> None:
-        """Say nothing of `[start, end)` any more, where no message of `present` is, nor of the gap
-        around it.
+        """Forget the facts about those offsets of `[start, end)` where `present` has no message,
+        and about the gap around them.
         """
         low, high = present.gap(start, end)
         low = min(start, self._starts[self._head]) if low is None and self else low or start
@@ -170,31 +171,31 @@ class FailureRuns:
             self.put(low, high, UNKNOWN)
 
     def forget_tries(self) -> Tries:
-        """Forget when messages are tried again; returns what was known."""
+        """Forget when messages are tried again, and return the known times."""
         starts, nexts = self._starts[self._head :], self._nexts[self._head :]
         self._nexts = array("q", bytes(8 * len(self._starts)))
         return Tries(starts, nexts, self._end)
 
     @property
     def next_ms(self) -> int | None:
-        """The first time at which one of the messages is tried again, of those that are known."""
+        """The first known time at which one of the messages is tried again."""
         return min((at_ms for at_ms in self._nexts[self._head :] if at_ms), default=None)
 
     @property
     def faults(self) -> set[int]:
-        """The numbers of what is said."""
+        """The numbers of the faults in the rows."""
         return set(self._faults[self._head :])
 
     def rename(self, names: dict[int, int]) -> None:
-        """Say another fault in the place of some."""
+        """Replace some faults by others."""
         self._faults = array("q", [names.get(fault, fault) for fault in self._faults])
 
     def coarsen(self) -> None:
         """
-        Say less of the oldest messages, because the runs are too many.
+        Keep less about the oldest messages, because there are too many runs.
 
-        In the older half two neighbours with one fault get the later of their times.  If that
-        spares too little, nothing is known any more of the oldest quarter.
+        In the older half, two neighbours with one fault get the later of their times. If that saves
+        too little, the facts about the oldest quarter are forgotten.
         """
         before = len(self)
         half = before // 2
@@ -215,12 +216,12 @@ class FailureRuns:
             self._splice(self._head, self._head + quarter, [(start, UNKNOWN)])
 
     def packed(self) -> tuple[bytes, ...]:
-        """The columns as bytes, 8 of each row: starts, since, at, faults, next tries."""
+        """Return the columns as bytes, 8 for each row: starts, since, at, faults, next tries."""
         return tuple(column[self._head :].tobytes() for column in self._columns)
 
     @classmethod
     def of_packed(cls, columns: Iterable[bytes], end: int) -> FailureRuns:
-        """What `packed` gave.  Raises ValueError."""
+        """Return the runs that `packed` has encoded, or raise ValueError."""
         runs = cls()
         packed = list(columns)
         for column, part in zip(runs._columns, packed, strict=True):
@@ -242,7 +243,9 @@ def _later(mark: Mark, other: Mark) -> Mark:
 
 
 class Faults:
-    """Types and texts of failures, each once, by number; `UNKNOWN_FAULT` is of nmark."""
+    """Types and texts of failures, each kept once under a number; `UNKNOWN_FAULT` is the number of
+    no fault.
+    """
 
     __slots__ = ("_by_number", "_chars", "_last", "_numbers")
 
@@ -251,13 +254,13 @@ class Faults:
         self._by_number: dict[int, Fault] = {}
         self._chars = 0
         self._last = UNKNOWN_FAULT
-        """No number is used twice."""
+        """The last number that was given; no number is used twice."""
 
     def __len__(self) -> int:
         return len(self._numbers)
 
     def number(self, fault: Fault | None) -> int:
-        """The number of a fault, which may be a new one."""
+        """Return the number of a fault, which may be a new one."""
         if fault is None:
             return UNKNOWN_FAULT
         number = self._numbers.get(fault)
@@ -273,23 +276,23 @@ class Faults:
         self._last = max(self._last, number)
 
     def get(self, number: int) -> Fault | None:
-        """The fault of a number; None: it is not known any more."""
+        """Return the fault with this number, or None if it is no longer known."""
         return self._by_number.get(number)
 
     def failure(self, mark: Mark) -> Failure | None:
-        """The failure that a mark tells of."""
+        """Return the failure that a mark refers to."""
         fault = self._by_number.get(mark.fault)
         if fault is None:
             return None
         return Failure(fault.kind, fault.text, fault.client, mark.at_ms, fault.attempts)
 
     def number_of(self, failure: Failure | None) -> int:
-        """The number of a failure, whatever its time."""
+        """Return the number of a failure, regardless of its time."""
         return UNKNOWN_FAULT if failure is None else self.number(fault_of(failure))
 
     @property
     def too_many(self) -> bool:
-        """True if some have to be forgotten."""
+        """True if some faults have to be forgotten."""
         return len(self._numbers) > FAULTS_MAX or self._chars > FAULT_CHARS_MAX
 
     def keep(self, used: set[int]) -> dict[int, int]:
@@ -298,7 +301,7 @@ class Faults:
         room is free.
 
         Returns:
-            Number → the number that takes its place.
+            Number → the number that replaces it.
         """
         for number in self._by_number.keys() - used:
             self._forget(number)
@@ -324,12 +327,12 @@ class Faults:
         return fault
 
     def all(self) -> list[tuple[int, Fault]]:
-        """Every fault, with its number."""
+        """Return every fault with its number."""
         return list(self._by_number.items())
 
     @classmethod
     def of(cls, numbered: Iterable[tuple[int, Fault]]) -> Faults:
-        """What `all` gave."""
+        """Return the faults that `all` has returned."""
         faults = cls()
         for number, fault in numbered:
             faults._add(number, fault)
@@ -337,7 +340,7 @@ class Faults:
 
 
 def fault_of(failure: Failure) -> Fault:
-    """What failures of several messages may have in common."""
+    """Return the part of a failure that failures of several messages may have in common."""
     return Fault(failure.kind, failure.text, failure.client, failure.attempts)
 
 
@@ -346,5 +349,5 @@ def _chars(fault: Fault) -> int:
 
 
 def too_many_runs(runs: Iterable[FailureRuns]) -> bool:
-    """True if the runs of a key have to be fewer."""
+    """Return True if a key has too many runs."""
     return sum(map(len, runs)) > FAILURE_RUNS_MAX

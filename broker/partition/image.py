@@ -1,5 +1,5 @@
-"""The image of a partition: its whole state in few bytes, for snapshots, STATE records, cold
-partitions.  Pure.
+"""The image of a partition: its whole state in few bytes, for snapshots, STATE records and cold
+partitions. Pure.
 
     [subject, name, queue, range_start, range_end, broker_group, parents,
      first_offset, next_offset, appended_at_ms, sealed,
@@ -16,17 +16,17 @@ partitions.  Pure.
      holds: [[job, from_offset, ttl_ms], …],
      hidden]                                        msgpack; later fields come last
 
-A group's row ends with [[offset, tries], …] and the image of what it has parked, if there are any,
-and behind them, if there are any, [[offset, crashes], …] of begun suspects.  `removed_unread` is
-written only if it is not 0, or these are.  The array ends behind the last of `static`,
+A group's row ends with [[offset, tries], …] and the image of its parked messages, if there are any,
+followed by [[offset, crashes], …] of begun suspects, if there are any. `removed_unread` is written
+only if it is not 0 or if one of these is written. The array ends after the last of `static`,
 `producers_all`, `body_crcs`, `groups_told`, `forgotten`, `message_bytes_max`, `holds` and `hidden`
-that is not its default.  `producers_before` and `producers_all` are written in parts only: a
+that is not its default. `producers_before` and `producers_all` are written in parts only: a
 partition with many producers has several STATE records, each with some of the producers.
 `body_crcs` are the checksums of the remembered batches, by producer in the order of `producers`.
 
 Invariants
-    `partition_of(image_of(p))` is `p` as after a restart: without pull locks, which are in memory
-    only.
+    `partition_of(image_of(p))` is `p` as it would be after a restart: without pull locks, which are
+    in memory only.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class _Image(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Part(NamedTuple):
-    """The share of a partition's producers in an image: those after the first `before`, of
+    """The share of a partition's producers in an image: those after the first `before`, out of
     `total`.
     """
 
@@ -99,23 +99,24 @@ class Part(NamedTuple):
 
 
 PART_FIELDS = 3
-"""Of the fields that may be left out, those that a part always has: up to `producers_all`."""
+"""The number of optional fields that a part always has: those up to `producers_all`."""
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_Image).decode
 _strings: dict[str, str] = {}
-"""Names of subjects and broker groups, each as one object: many partitions share few names."""
+"""Names of subjects and broker groups, each as one object, because many partitions share few names.
+"""
 STRINGS_MAX = 10_000
 
 
 def image_of(hosted: HostedPartition) -> bytes:
-    """The partition as bytes."""
+    """Return the partition as bytes."""
     groups = [_group_image(group) for group in hosted.groups.values()]
     return _image(hosted, list(hosted.producers.items()), groups)
 
 
 def images_of_parts(hosted: HostedPartition, *, together: int) -> Iterator[bytes]:
-    """Images of the partition without its consumer groups, each with at most `together` producers,
-    in their order.
+    """Yield images of the partition without its consumer groups, each with at most `together`
+    producers, in their order.
     """
     producers = iter(hosted.producers.items())
     count = len(hosted.producers)
@@ -194,7 +195,7 @@ def _group_image(group: Group) -> tuple[Any, ...]:
 
 def partition_of(partition_id: int, image: bytes | memoryview) -> HostedPartition:
     """
-    The partition of an image.
+    Return the partition of an image.
 
     Raises:
         CorruptLogError: `image` is not an image.
@@ -204,7 +205,7 @@ def partition_of(partition_id: int, image: bytes | memoryview) -> HostedPartitio
 
 def part_of(partition_id: int, image: bytes | memoryview) -> tuple[HostedPartition, Part]:
     """
-    The partition of an image, and its share of the producers.
+    Return the partition of an image, and its share of the producers.
 
     Raises:
         CorruptLogError: `image` is not an image.
@@ -286,7 +287,7 @@ def _shared(text: str) -> str:
 
 
 def _producers(decoded: _Image) -> Producers:
-    """Raises ValueError: not every batch has a checksum."""
+    """Return the producers, or raise ValueError if a batch has no checksum."""
     rows = zip(decoded.producers, decoded.body_crcs, strict=True)
     return Producers(
         {

@@ -1,20 +1,20 @@
-"""The messages in flight of a shared group: handed to a session, to be acked before a deadline.
-Pure.
+"""The messages in flight of a shared group: they are handed to a session, which has to ack them
+before a deadline. Pure.
 
     free ──hand out──▶ in flight, until a deadline ──ack──▶ acked
      ▲                          │ deadline, release, or session silent for its ttl
      └──────────────────────────┘
 
-A message that is neither acked nor in flight is free.  Messages in flight are not stored: after a
-restart every message that is not acked is free.  Each acquire, pull and ack renews a session, and
-an ack the deadlines of what it names as held: messages whose handlers run.
+A message that is neither acked nor in flight is free. Messages in flight are not stored: after a
+restart every message that is not acked is free. Each acquire, pull and ack renews a session. An ack
+also renews the deadlines of the messages that it names as held: those whose handlers run.
 
 Invariants
-    A message is in flight at one session at a time.  An acked message is not in flight.
-    A message that is neither acked nor held at its deadline, by the broker's boot clock, is free
-    again.  So are all messages of a session that was silent for its ttl.  Such a session may still
-    handle them; they are then handled twice. What a silent session had in flight may have ended its
-    process: it is told once, by `take_ended`. There is no order: the lowest free messages go to the
+    A message is in flight at one session at a time. An acked message is not in flight. A message
+    that is neither acked nor held at its deadline, by the broker's boot clock, is free again. So
+    are all messages of a session that was silent for its ttl. Such a session may still handle them;
+    they are then handled twice. Messages that a silent session had in flight may have ended its
+    process: `take_ended` returns them once. There is no order: the lowest free messages go to the
     first session that pulls.
 """
 
@@ -30,9 +30,10 @@ from ...protocol.offsets import AckedOffsets, Range, outside
 
 RANGES_PER_HANDING_MAX = 1_000
 SILENT_MAX = 1_000
-"""At this number of sessions, each acquire forgets the sessions that were silent for their ttl."""
+"""The number of sessions at which each acquire forgets the sessions that were silent for their ttl.
+"""
 LEFT_MAX = 1_000
-"""Released sessions that are remembered: far more than have a pull waiting."""
+"""The number of released sessions that are remembered: far more than have a pull waiting."""
 NEVER_MS = 1 << 62
 
 
@@ -48,7 +49,7 @@ class HandedOut:
 
 @dataclass(slots=True)
 class LastHeard:
-    """A live session.  It is silent from `until_ms` on unless it makes another call."""
+    """A live session. It counts as silent from `until_ms` on unless it makes another call."""
 
     ttl_ms: int
     until_ms: int
@@ -72,20 +73,25 @@ class InFlight:
     def __init__(self, token: int) -> None:
         self.token = token
         self._handed: list[HandedOut] = []
-        """Ranges in flight by start.  They do not overlap, and none of their messages is acked."""
+        """The ranges in flight, by start. They do not overlap, and none of their messages is acked.
+        """
         self._look_from = 0
-        """No message below this offset is free."""
+        """The lowest offset that may be free."""
         self._due_ms = NEVER_MS
-        """A lower bound of all deadlines: of messages in flight, and of sessions that have some."""
+        """A lower bound of all deadlines, in milliseconds of the boot clock: those of messages in
+        flight, and of sessions that have some.
+        """
         self._heard: dict[str, LastHeard] = {}
         self._left: dict[str, None] = {}
-        """Sessions that have released all their messages, the latest last."""
+        """The sessions that have released all their messages, the latest last."""
         self._late: dict[str, list[Range]] = {}
-        """By session: what it had in flight at a deadline, until it is heard of again or is silent
-        for its ttl.
+        """Session → the messages that it had in flight at a deadline, until it makes a call again
+        or is silent for its ttl.
         """
         self._ended: list[Range] = []
-        """What sessions had in flight when they fell silent, until it is asked for."""
+        """The messages that sessions had in flight when they fell silent, until `take_ended` is
+        called.
+        """
         self._redriver = ""
         """The session that redrives parked messages."""
 
@@ -96,18 +102,18 @@ class InFlight:
 
     @property
     def due_ms(self) -> int:
-        """The earliest time at which a deadline can pass; NEVER_MS while no message is in
-        flight.
+        """The earliest time, in milliseconds, at which a deadline can pass; NEVER_MS while no
+        message is in flight.
         """
         return self._due_ms if self._handed else NEVER_MS
 
     def empty(self, now_ms: int) -> bool:
-        """True if no message is in flight at `now_ms`."""
+        """Return True if no message is in flight at `now_ms`."""
         self.expire(now_ms)
         return not self._handed
 
     def count(self, session: str) -> int:
-        """The number of messages that a session has in flight."""
+        """Return the number of messages that a session has in flight."""
         return sum(
             handed.end - handed.start for handed in self._handed if handed.session == session
         )
@@ -130,10 +136,10 @@ class InFlight:
 
         Args:
             acked: the group's progress.
-            readable_offset: one past the last message that may be read.
-            in_flight_ms: milliseconds until their deadline.
-            alone: by offset, messages beside which a session has no other in flight; what is above
-                them waits.
+            readable_offset: the offset after the last message that may be read.
+            in_flight_ms: the milliseconds until their deadline.
+            alone: the offsets of messages that must be the only ones a session has in flight;
+                messages above them wait.
 
         Returns:
             The ranges that are now in flight; empty if no message is free, or a limit is reached.
@@ -169,7 +175,7 @@ class InFlight:
         return ranges
 
     def _put(self, ranges: list[Range], session: str, until_ms: int) -> None:
-        """Have free messages in flight at a session."""
+        """Put free messages in flight at a session."""
         for start, end in ranges:
             insort(self._handed, HandedOut(start, end, session, until_ms))
         if ranges:
@@ -185,10 +191,10 @@ class InFlight:
         in_flight_ms: int,
     ) -> None:
         """
-        Have the time in flight begin again for messages whose handlers run at a session.
+        Restart the time in flight of messages whose handlers run at a session.
 
-        One that was freed meanwhile, as by a restart of the broker, is in flight there again,
-        unless another session has it, or it is acked.
+        A message that was freed meanwhile, for example by a restart of the broker, is put in flight
+        there again, unless another session has it or it is acked.
         """
         self.expire(now_ms)
         for start, end in ranges if session not in self._left else ():
@@ -204,14 +210,16 @@ class InFlight:
                 self._look_from = min(self._look_from, offset)
 
     def _is_alone(self, session: str, alone: Sequence[int]) -> bool:
-        """True if a session has one of these messages in flight."""
+        """Return True if a session has one of these messages in flight."""
         return any(
             handed.session == session and handed.end - handed.start == 1 and handed.start in alone
             for handed in self._handed
         )
 
     def _free(self, acked: AckedOffsets, offset: int, readable_offset: int) -> Range:
-        """The first free range at or above `offset`; an empty range if no message is free."""
+        """Return the first free range at or above `offset`, or an empty range if no message is
+        free.
+        """
         while True:
             start = acked.next_unacked(offset)
             index = bisect_right(self._handed, start, key=lambda handed: handed.start)
@@ -225,8 +233,8 @@ class InFlight:
 
     # ── becoming free ─────────────────────────────────────────────────────────────────────────────
     def expire(self, now_ms: int) -> bool:
-        """Free messages past their deadline and messages of silent sessions; True if there were
-        any.
+        """Free messages past their deadline and messages of silent sessions. Return True if there
+        were any.
         """
         if now_ms < self.due_ms:
             return False
@@ -274,13 +282,15 @@ class InFlight:
         return silent
 
     def take_ended(self) -> list[Range]:
-        """What sessions had in flight that ended without a release, each once."""
+        """Return the messages that sessions had in flight when they ended without a release, each
+        only once.
+        """
         ended, self._ended = self._ended, []
         return ended
 
     def enter(self, session: str, *, ttl_ms: int, now_ms: int) -> None:
-        """Note that a session acquires: from now on it may pull, even if it had released its
-        messages.
+        """Note that a session acquires: from now on it may pull, even if it has released its
+        messages earlier.
         """
         if len(self._heard) >= SILENT_MAX:
             self.expire(now_ms)
@@ -292,8 +302,8 @@ class InFlight:
         """
         Note that a session pulls or acks.
 
-        A session that calls after its ttl keeps its messages unless another session has pulled
-        meanwhile.
+        A session that makes a call after its ttl keeps its messages unless another session has
+        pulled meanwhile.
 
         Args:
             ttl_ms: the ttl for a session that is not known, because it was silent and has not
@@ -312,8 +322,8 @@ class InFlight:
         self._due_ms = min(self._due_ms, now_ms + ttl_ms)
 
     def redrives(self, session: str, now_ms: int) -> bool:
-        """True if a session redrives parked messages: the first one that asks, until it leaves or
-        is silent for its ttl.
+        """Return True if a session redrives parked messages. This is the first session that asks,
+        until it leaves or is silent for its ttl.
         """
         heard = self._heard.get(self._redriver)
         if heard is None or heard.until_ms <= now_ms:
@@ -321,14 +331,14 @@ class InFlight:
         return self._redriver == session
 
     def check_entered(self, session: str) -> None:
-        """Raises FencedError if the session has released its messages: its waiting pull must not
-        take more.
+        """Raise FencedError if the session has released its messages, so that its waiting pull
+        takes no more.
         """
         if session in self._left:
             raise FencedError("the session has released its messages", token=self.token)
 
     def give_back(self, session: str) -> bool:
-        """Free all messages of a session, and let it pull no more; True if it had any."""
+        """Free all messages of a session, and let it pull no more. Return True if it had any."""
         self._heard.pop(session, None)
         self._late.pop(session, None)
         self._left[session] = None
@@ -358,13 +368,13 @@ class InFlight:
         return kept
 
     def acked(self, ranges: Iterable[Range]) -> None:
-        """Take acked messages out of flight, at any session."""
+        """Remove acked messages from flight, at any session."""
         for start, end in ranges:
             self._cut(start, end)
 
     def acked_since(self, acked: AckedOffsets) -> bool:
-        """Take what was acked in another way out of flight, as parked messages are; True if there
-        was any.
+        """Remove messages from flight that were acked in another way, as parked messages are.
+        Return True if there were any.
         """
         gone = [
             (offset, offset + 1)
@@ -377,8 +387,8 @@ class InFlight:
         return bool(gone)
 
     def _cut(self, start: int, end: int, session: str | None = None) -> None:
-        """Remove `[start, end)` from the messages in flight; with `session`, only that
-        session's.
+        """Remove `[start, end)` from the messages in flight; with `session`, only from those of
+        that session.
         """
         flying = self._handed
         first = bisect_right(flying, start, key=lambda handed: handed.start)

@@ -1,10 +1,10 @@
-"""A set of offsets as half-open runs in two arrays, for a million offsets in 16 MB: taken at the
-front, added at the end.  Pure.
+"""A set of offsets as half-open runs in two arrays, which holds a million offsets in 16 MB: offsets
+are removed at the front and added at the end.  Pure.
 
 Invariants
     Runs are sorted; between two runs lies at least one offset.
-    Taking the first runs costs nothing for the others: a head index rises, and the arrays shrink
-    now and then.
+    Removing the first runs does not move the others: a head index rises, and the arrays shrink now
+    and then.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SHRINK_AT = 1_024
 
 
 class OffsetRuns:
-    """Offsets; `messages` is their number."""
+    """A set of offsets; `messages` is their number."""
 
     __slots__ = ("_ends", "_head", "_starts", "messages")
 
@@ -36,7 +36,7 @@ class OffsetRuns:
         return self._head < len(self._starts)
 
     def __iter__(self) -> Iterator[Range]:
-        """The runs, by offset."""
+        """Return an iterator over the runs, by offset."""
         head = self._head
         return zip(islice(self._starts, head, None), islice(self._ends, head, None), strict=True)
 
@@ -46,36 +46,36 @@ class OffsetRuns:
         return len(self._starts) - self._head
 
     def some(self, first: int, count: int) -> Iterator[Range]:
-        """Up to `count` runs from the `first`th on."""
+        """Return an iterator over up to `count` runs from the `first`th on."""
         low = self._head + first
         return zip(self._starts[low : low + count], self._ends[low : low + count], strict=True)
 
     def within(self, start: int, end: int) -> list[Range]:
-        """The parts of `[start, end)` that are there."""
+        """Return the parts of `[start, end)` that are in the set."""
         first = bisect_right(self._ends, start, self._head)
         last = bisect_left(self._starts, end, first)
         runs = zip(self._starts[first:last], self._ends[first:last], strict=True)
         return [(max(low, start), min(high, end)) for low, high in runs]
 
     def place_of(self, offset: int) -> int:
-        """The number of runs that end at this offset, or before it."""
+        """Return the number of runs that end at this offset or before it."""
         return bisect_right(self._ends, offset, self._head) - self._head
 
     def gap(self, start: int, end: int) -> tuple[int | None, int | None]:
-        """Where the run before `[start, end)`, which has no offset, ends, and where the one behind
-        it begins.
+        """Return the end of the run before `[start, end)`, which has no offset in the set, and the
+        start of the run after it.
         """
         place = bisect_right(self._ends, start, self._head)
         before = self._ends[place - 1] if place > self._head else None
         return before, self._starts[place] if place < len(self._starts) else None
 
     def packed(self) -> tuple[bytes, bytes]:
-        """The starts and the ends as bytes, 8 each."""
+        """Return the starts and the ends as bytes, 8 each."""
         return self._starts[self._head :].tobytes(), self._ends[self._head :].tobytes()
 
     @classmethod
     def of_packed(cls, starts: bytes, ends: bytes) -> OffsetRuns:
-        """The set of what `packed` gave.  Raises ValueError."""
+        """Return the set that `packed` has encoded, or raise ValueError."""
         runs = cls()
         runs._starts.frombytes(starts)
         runs._ends.frombytes(ends)
@@ -90,7 +90,7 @@ class OffsetRuns:
         return self._starts[self._head]
 
     def add(self, start: int, end: int) -> list[Range]:
-        """Add `[start, end)`; returns the parts of it that are new."""
+        """Add `[start, end)`, and return the parts of it that are new."""
         starts, ends = self._starts, self._ends
         if not self or start > ends[-1]:
             starts.append(start)
@@ -108,7 +108,7 @@ class OffsetRuns:
         return new
 
     def remove(self, start: int, end: int) -> list[Range]:
-        """Remove `[start, end)`; returns the parts of it that were there."""
+        """Remove `[start, end)`, and return the parts of it that were in the set."""
         starts, ends = self._starts, self._ends
         first = bisect_right(ends, start, self._head)
         last = bisect_left(starts, end, first)
@@ -121,7 +121,7 @@ class OffsetRuns:
         if ends[last - 1] > end:
             left.append((end, ends[last - 1]))
         if first == self._head and len(left) <= last - first:
-            # At the front: the kept parts take the place of the last removed runs.
+            # At the front, the kept parts take the place of the last removed runs.
             self._head = last - len(left)
             for place, (low, high) in enumerate(left, self._head):
                 starts[place], ends[place] = low, high
@@ -136,7 +136,7 @@ class OffsetRuns:
 
 
 def _gaps(runs: Iterable[Range], start: int, end: int) -> Iterator[Range]:
-    """The parts of `[start, end)` outside of sorted runs."""
+    """Yield the parts of `[start, end)` outside of sorted runs."""
     for low, high in runs:
         if start < low:
             yield start, min(low, end)

@@ -1,9 +1,10 @@
-"""Decides which of the changes that are asked for are written: what is made already is left out,
-the rest must fit.  Pure.
+"""Decides which of the requested changes are written: changes that are already made are left out,
+and the others must fit.  Pure.
 
 Invariants
-    Only messages that are not acked are parked: a repeat of a request never parks what was handled
-    since. A change is seen as those before it in the request leave the state.
+    Only messages that are not acked are parked: a repeated request never parks messages that were
+    handled meanwhile. Each change is judged by the state that the earlier changes of the request
+    leave.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from typing import Any
 from msgspec.structs import replace
 
 from ...protocol.errors import (
-    EditsFullError,
+    BusyError,
     InvalidRequestError,
-    ParkedRedrivenError,
-    ParkFullError,
-    ParkMovedError,
+    OverloadedError,
+    Reason,
+    StaleRouteError,
 )
 from ...protocol.groups import TRIES_MAX_MAX
 from ...protocol.ids import MAX_I64
@@ -69,20 +70,20 @@ def park_changes(
     token: int,
 ) -> list[ParkChange]:
     """
-    What has to be written for the changes of one request.
+    Return the changes that have to be written for one request.
 
     Args:
         acked: the progress of the group.
-        next_offset: one past the last message that may be parked.
-        token: the fence; what an earlier owner had with handlers, it cannot have taken out any
-            more.
+        next_offset: the offset after the last message that may be parked.
+        token: the fence; messages that an earlier owner had with handlers no longer count as being
+            handled.
 
     Raises:
-        ParkMovedError: the children have these messages.
-        ParkFullError: a limit would be passed.
+        StaleRouteError: the children have these messages.
+        OverloadedError: a limit would be exceeded.
         OverloadedError: the group would have too many ranges of acked messages above its cursor.
         InvalidRequestError: a change is impossible.
-        ParkedMessageUnknownError, ParkedRedrivenError, EditsFullError: a message cannot be edited.
+        NotFoundError, BusyError, OverloadedError: a message cannot be edited.
     """
     return _Checks(parked, acked, next_offset, token).wanted(changes)
 
@@ -91,7 +92,7 @@ _PRECEDENCE = ParkState.PARKED, ParkState.DEAD, ParkState.REDRIVING
 
 
 class _Checks:
-    """Looks at the changes in turn; what those before have changed is in `_added`, `_gone` and
+    """Checks the changes in turn; the effects of earlier ones are in `_added`, `_gone` and
     `_states`.
     """
 
@@ -101,19 +102,19 @@ class _Checks:
         self._next_offset = next_offset
         self._token = token
         self._taken = OffsetRuns()
-        """Messages that the request parks."""
+        """The messages that the request parks."""
         self._added: dict[ParkKey, OffsetRuns] = {}
-        """The same by key."""
+        """Key → the messages that the request parks."""
         self._gone: dict[tuple[ParkKey, int], OffsetRuns] = {}
-        """Key and source → messages that are parked no longer."""
+        """Key and source → messages that are no longer parked."""
         self._states: dict[ParkKey, ParkState | None] = {}
-        """The state of a key behind the changes so far; None: it is freed."""
+        """Key → its state after the changes so far; None means that it is freed."""
         self._redriven: set[ParkKey] = set()
-        """Loose keys that are redriven, and of which another message has failed: the redrive goes
-        on.
+        """Loose keys that are redriven although another of their messages has failed: the redrive
+        continues.
         """
         self._cleared = False
-        """What is parked is forgotten before the changes that follow."""
+        """True if the parked messages are forgotten before the changes that follow."""
         self._changed = False
         """True once the request has made a change that is not an adoption."""
         self._adopted: dict[tuple[ParkKey, int], OffsetRuns] = {}
@@ -136,19 +137,19 @@ class _Checks:
         }
 
     def wanted(self, changes: Iterable[AskedChange]) -> list[ParkChange]:
-        """The changes to write."""
+        """Return the changes to write."""
         wanted = []
         for change in changes:
             frozen = self._parked.frozen and not self._cleared
             if frozen and not isinstance(change, Freeze | Clear | Unneeded):
-                raise ParkMovedError(partition_id=self._parked.own)
+                raise StaleRouteError(Reason.PARK_MOVED, partition_id=self._parked.own)
             self._changed = self._changed or not isinstance(change, Adopt)
             checked = self._checks[type(change)](change)
             if checked is not None:
                 wanted.append(checked)
         self._check_room()
-        # A key whose last message an operator has skipped waits for no operator: its owner frees
-        # it.
+        # A key whose last message was skipped by an operator does not wait for an operator: its
+        # owner frees it.
         emptied = [
             key
             for key in dict.fromkeys(key for key, _ in self._gone)
@@ -159,19 +160,19 @@ class _Checks:
         return wanted + [Redrive(key) for key in (*emptied, *redriven)]
 
     def _state(self, key: ParkKey) -> ParkState | None:
-        """None if the key is not parked."""
+        """Return the state of a key, or None if the key is not parked."""
         parked = self._parked.get(key)
         return self._states.get(key, None if parked is None else parked.state)
 
     def _is_handled(self, key: ParkKey) -> bool:
-        """True if messages of the key may be with handlers."""
+        """Return True if messages of the key may be with handlers."""
         parked = self._parked.get(key)
         return self._state(key) is ParkState.REDRIVING or (
             parked is not None and parked.is_handled(self._token)
         )
 
     def _left(self, key: ParkKey) -> int:
-        """The number of the key's parked messages."""
+        """Return the number of the key's parked messages."""
         parked = self._parked.get(key)
         added = self._added.get(key)
         gone = sum(runs.messages for (other, _), runs in self._gone.items() if other == key)
@@ -181,12 +182,14 @@ class _Checks:
         named = ("parked keys", "parked messages"), ("dead keys", "dead letters")
         for room, (keys, messages) in zip((self._alive, self._dead), named, strict=True):
             if room.keys and room.keys_over(PARKED_KEYS_MAX):
-                raise ParkFullError(
+                raise OverloadedError(
+                    Reason.PARK_FULL,
                     f"the group has {room.keys_before} {keys} on partition {self._parked.own}",
                     limit=PARKED_KEYS_MAX,
                 )
             if room.messages and room.messages_over(PARKED_MESSAGES_MAX):
-                raise ParkFullError(
+                raise OverloadedError(
+                    Reason.PARK_FULL,
                     f"the group has {room.messages_before} {messages} on partition "
                     f"{self._parked.own}",
                     limit=PARKED_MESSAGES_MAX,
@@ -196,8 +199,8 @@ class _Checks:
     def _park(self, change: Park, room: _Room | None = None) -> Park | None:
         new = self._new_of(change)
         known = self._state(change.key) is not None
-        # Messages without an order that are acked, as those that retention has removed, change
-        # nothing of the others.
+        # Acked messages without an order, such as those that retention has removed, do not affect
+        # the others.
         stays = change.failure is None or not known or (is_loose(change.key) and change.ranges)
         if not new and stays:
             return None
@@ -215,13 +218,15 @@ class _Checks:
         return Park(change.key, new, change.failure, self._token_behind(change))
 
     def _token_behind(self, change: Park) -> int:
-        """The owner that has messages of the key with handlers behind a change, as of Park."""
+        """Return the token of the owner that has messages of the key with handlers after a change
+        like Park.
+        """
         if change.token not in {0, self._token}:
             raise InvalidRequestError(f"{change.token} is not the token of the owner")
         parked = self._parked.get(change.key)
         if change.failure is None or parked is None or not (is_loose(change.key) and change.ranges):
             return change.token
-        return parked.token  # another message of a loose key fails: those with handlers stay there
+        return parked.token  # another loose message fails; the others stay with handlers
 
     def _park_or_bury(self, change: ParkOrBury) -> Park | Bury | None:
         key, failure = change.key, change.failure
@@ -234,7 +239,7 @@ class _Checks:
         if fits or key is None or (failure is None and state is ParkState.DEAD):
             return self._park(Park(key, change.ranges, failure))
         if failure is None and state is ParkState.REDRIVING:
-            # It is being handled, and stays what it is; the room is that of dead letters.
+            # It is being handled, and keeps its state; it counts as dead letters.
             return self._park(Park(key, change.ranges), self._dead)
         if is_loose(key):
             return self._park(Park(None, change.ranges, failure))
@@ -245,15 +250,15 @@ class _Checks:
         parked = self._parked.get(key)
         self._add(key, ranges)
         self._states[key] = ParkState.DEAD
-        # The whole key changes over; what it leaves is room only for the requests behind this one.
+        # The whole key becomes dead. The room that it frees is available only to later requests.
         before = parked.messages if parked is not None and state is not ParkState.DEAD else 0
         self._dead.messages += before + message_count(ranges)
         self._dead.keys += 1
         return Bury(key, ranges, failure)
 
     def _new_of(self, change: Park | ParkOrBury, *, take: bool = True) -> tuple[Range, ...]:
-        """The messages of a change that are not acked, and that the request has not parked yet;
-        `take`: it parks them.
+        """Return the messages of a change that are not acked and not yet parked by the request;
+        with `take`, mark them as parked by it.
         """
         _check_key(change.key)
         _check_ranges(change.ranges, self._next_offset)
@@ -294,7 +299,7 @@ class _Checks:
         _check_ranges(change.ranges, MAX_I64)
         state = self._state(change.key)
         if change.key in {None, b""} and self._is_handled(change.key):
-            raise ParkedRedrivenError(partition_id=self._parked.own)
+            raise BusyError(Reason.PARKED_REDRIVEN, partition_id=self._parked.own)
         return None if state is None or change.to == change.key else change
 
     def _free(self, change: Free) -> Free | None:
@@ -315,14 +320,18 @@ class _Checks:
         edited, parked = change.message, self._parked
         before = parked.edited(change.key, (edited.source, edited.offset))
         if self._is_handled(change.key):
-            raise ParkedRedrivenError(partition_id=parked.own)
+            raise BusyError(Reason.PARKED_REDRIVEN, partition_id=parked.own)
         others = [other for _, other in parked.edits() if other is not before]
         if len(others) >= EDITS_MAX:
-            raise EditsFullError(f"it has {len(others)} edited messages", limit=EDITS_MAX)
+            raise OverloadedError(
+                Reason.EDITS_FULL, f"it has {len(others)} edited messages", limit=EDITS_MAX
+            )
         size_bytes = sum(len(each.value) + len(each.properties) for each in (*others, edited))
         if size_bytes > EDITS_BYTES_MAX:
-            raise EditsFullError(
-                f"its edited messages would have {size_bytes} bytes", limit=EDITS_BYTES_MAX
+            raise OverloadedError(
+                Reason.EDITS_FULL,
+                f"its edited messages would have {size_bytes} bytes",
+                limit=EDITS_BYTES_MAX,
             )
         return change
 
@@ -334,8 +343,8 @@ class _Checks:
         return change if change.source in self._parked.sources else None
 
     def _has_adopted(self, parent: int) -> bool:
-        """True unless a later owner than the one that adopted from this parent asks: a reset may
-        have come between.
+        """Return True unless the asking owner is a later one than the owner that adopted from this
+        parent: there may have been a reset in between.
         """
         under = self._parked.adopted_under.get(parent, self._token)
         return parent in self._parked.adopted and under >= self._token
@@ -390,7 +399,7 @@ class _Checks:
         return replace(key, marks=marks, edits=edits)
 
     def _held(self, key: ParkKey, source: int) -> list[OffsetRuns]:
-        """Messages that are parked under a key before a change of the request."""
+        """Return the messages that are parked under a key before a change of the request."""
         adopted = self._adopted.get((key, source))
         parked = None if self._changed else self._parked.get(key)
         known = None if parked is None else parked.pieces.get(source)
@@ -398,11 +407,11 @@ class _Checks:
 
     def _beside_known(self, key: AdoptedKey) -> AdoptedKey:
         """
-        A key as it is adopted where messages of it are parked already, mostly those of another
-        parent.
+        Return a key as it is adopted if some of its messages, mostly those of another parent, are
+        already parked.
 
-        Nothing that was asked for is forgotten: a redrive is of all messages of the key, and a dead
-        key stays so.
+        Nothing that was asked for is forgotten: a redrive concerns all messages of the key, and a
+        dead key stays dead.
         """
         known = self._parked.get(key.key)
         if known is None or not known.messages:
@@ -415,15 +424,16 @@ class _Checks:
 
 class _Room:
     """
-    What a group has parked of one kind, and what a request adds.
+    The parked messages of one kind that a group has, and those that a request adds.
 
     Args:
-        count: counts the keys and the messages, exactly, once that is needed.
+        count: returns the exact numbers of keys and messages; it is called only when they are
+            needed.
     """
 
     def __init__(self, parked: Parked, count: Callable[[], tuple[int, int]]) -> None:
         self.keys = self.messages = 0
-        """What the request adds."""
+        """The numbers of keys and of messages that the request adds."""
         self._most = len(parked), parked.messages
         self._count = count
 
@@ -433,27 +443,27 @@ class _Room:
 
     @property
     def keys_before(self) -> int:
-        """The keys without the request."""
+        """The number of keys without the request."""
         return self._before[0]
 
     @property
     def messages_before(self) -> int:
-        """The messages without the request."""
+        """The number of messages without the request."""
         return self._before[1]
 
     def keys_over(self, limit: int, more: int = 0) -> bool:
-        """True if there are too many keys, with `more`."""
+        """Return True if there are too many keys, including `more`."""
         added = self.keys + more
         return self._most[0] + added > limit and self.keys_before + added > limit
 
     def messages_over(self, limit: int, more: int = 0) -> bool:
-        """True if there are too many messages, with `more`."""
+        """Return True if there are too many messages, including `more`."""
         added = self.messages + more
         return self._most[1] + added > limit and self.messages_before + added > limit
 
 
 def _rooms(parked: Parked) -> tuple[_Room, _Room]:
-    """The room of what is parked, and that of dead keys and dead letters."""
+    """Return the room of parked messages, and the room of dead keys and dead letters."""
 
     def alive() -> tuple[int, int]:
         keys, messages = dead_of(parked)
@@ -463,7 +473,7 @@ def _rooms(parked: Parked) -> tuple[_Room, _Room]:
 
 
 def dead_of(parked: Parked) -> tuple[int, int]:
-    """The number of dead keys, and of all dead letters."""
+    """Return the number of dead keys, and of all dead letters."""
     counts = [
         (int(isinstance(key, bytes)), each.messages)
         for key, each in parked.items()
@@ -492,7 +502,7 @@ def _check_ranges(ranges: Iterable[Range], next_offset: int) -> None:
 
 
 def _unacked(acked: AckedOffsets, start: int, end: int) -> Iterator[Range]:
-    """The parts of `[start, end)` that are not acked."""
+    """Yield the parts of `[start, end)` that are not acked."""
     offset = acked.next_unacked(start)
     while offset < end:
         upto = min(end, acked.next_acked(offset))

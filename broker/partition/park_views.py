@@ -1,5 +1,5 @@
-"""What is told of a group's parked messages, to owners, children and operators, and the changes
-that operators ask for.  Pure.
+"""Shows a group's parked messages to owners, children and operators, and makes the changes that
+operators ask for.  Pure.
 """
 
 from __future__ import annotations
@@ -38,15 +38,17 @@ from .parked import Parked
 from .parked_key import LOOSE_PLACE, ParkedKey, Place, Row, place_of
 
 KEY_ROW_BYTES = 24
-"""About the length of a key's row, without the key."""
+"""The approximate length in bytes of a key's row, without the key."""
 MARK_BYTES = 40
-"""About the length of a mark, without its text."""
+"""The approximate length in bytes of a mark, without its text."""
 _encode = msgspec.msgpack.Encoder().encode
 
 
 # ── of owners ─────────────────────────────────────────────────────────────────────────────────────
 def parked_keys(parked: Parked, first: int) -> list[ParkedKeyRow]:
-    """Keys from the `first`th on: up to PARKED_ROWS_MAX, and until they pass PARKED_PAGE_BYTES."""
+    """Return keys from the `first`th on: up to PARKED_ROWS_MAX, and until they exceed
+    PARKED_PAGE_BYTES.
+    """
     rows: list[ParkedKeyRow] = []
     size_bytes = 0
     for key, each in islice(parked.items(), first, first + PARKED_ROWS_MAX):
@@ -58,8 +60,8 @@ def parked_keys(parked: Parked, first: int) -> list[ParkedKeyRow]:
 
 
 def parked_offsets(parked: Parked, key: ParkKey, *, count: int, first: int = 0) -> ParkedOffsets:
-    """Where parked messages of a key are, in up to PARKED_ROWS_MAX ranges: `count` of them, behind
-    the first `first` ranges.
+    """Return where parked messages of a key are, in up to PARKED_ROWS_MAX ranges: `count` messages,
+    after the first `first` ranges.
     """
     known = parked.get(key)
     if known is None:
@@ -80,24 +82,24 @@ def adopted_page(
     parked: Parked, wanted: Callable[[ParkKey], bool], *, first: int = 0
 ) -> tuple[list[AdoptedKey], int | None]:
     """
-    Of everything that is parked, the keys asked for, from the `first`th row on.
+    Return the requested keys of everything that is parked, from the `first`th row on.
 
-    A page has at most PARKED_ROWS_MAX rows, and ends behind the key that passes PARKED_PAGE_BYTES.
-    How messages failed comes behind all rows, a mark counts as a row; then edited messages in the
-    same way, of which a page ends before the one that passes PARKED_PAGE_BYTES, unless that is its
-    first.
+    A page has at most PARKED_ROWS_MAX rows, and ends after the key that exceeds PARKED_PAGE_BYTES.
+    The marks, which say how messages failed, follow all rows; a mark counts as a row. Edited
+    messages follow in the same way, but a page ends before the edited message that would exceed
+    PARKED_PAGE_BYTES, unless that is its first.
 
     Args:
-        wanted: whether the messages of this key are asked for.
+        wanted: returns True if the messages of this key are requested.
 
     Returns:
-        The page, and the first row of the next one; None behind the last row.
+        The page, and the first row of the next one; None after the last row.
     """
     return next(_pages(parked, wanted, first))
 
 
 class _Page:
-    """A page that grows."""
+    """A page to which keys are added."""
 
     def __init__(self) -> None:
         self.keys: list[AdoptedKey] = []
@@ -110,7 +112,7 @@ class _Page:
         return self.room <= 0 or self.size_bytes >= PARKED_PAGE_BYTES
 
     def add(self, adopted: AdoptedKey, rows: int, size_bytes: int) -> None:
-        """Add a key, or a part of one."""
+        """Add a key, or a part of a key."""
         self.keys.append(adopted)
         self.room -= rows
         self.size_bytes += size_bytes
@@ -166,8 +168,8 @@ def _pages(
 def _marks(
     parked: Parked, key: ParkedKey, first: int, count: int
 ) -> tuple[tuple[Fault, ...], tuple[FailureMark, ...]]:
-    """Marks of a key from the `first`th on: up to `count`, and until they pass PARKED_PAGE_BYTES;
-    at least one.
+    """Return marks of a key from the `first`th on: up to `count`, and until they exceed
+    PARKED_PAGE_BYTES, but at least one.
     """
     faults = _FaultList(parked)
     marks: list[FailureMark] = []
@@ -191,7 +193,7 @@ class _FaultList:
         self._places: dict[int, int] = {}
 
     def place_of(self, number: int) -> int:
-        """Where a fault is in the list; -1: it is not known."""
+        """Return the index of a fault in the list, or -1 if the fault is not known."""
         place = self._places.get(number)
         if place is None:
             fault = self._parked.fault(number)
@@ -204,9 +206,10 @@ class _FaultList:
 
 def changes_of(parked: Parked) -> Iterator[ParkChange]:
     """
-    Changes that make this state of an empty one, a page each; nothing else may happen between them.
+    Yield changes that create this state from an empty one, a page each. Nothing else may happen
+    between them.
 
-    They are folded over what the log before them says, too, and then change nothing: so a log that
+    They can also be folded over what the earlier log says, and then change nothing. So a log that
     ends between two of them has lost nothing.
     """
     for keys, _ in _pages(parked, lambda _key: True, 0):
@@ -231,13 +234,13 @@ def passed_on(
     parked: Parked, kept: Collection[tuple[int, int]], range_start: int
 ) -> tuple[tuple[int, int], ...]:
     """
-    The lowest own offset of each logical partition that children may have parked, if they keep what
-    they took over.
+    Return the lowest own offset of each logical partition that children may have parked, if they
+    keep what they took over.
 
     Args:
         kept: half-open ranges of logical partitions of these children.
-        range_start: of the partition: messages without an order, which are told as -1, belong to
-            the child that has it.
+        range_start: the start of the partition's range. Messages without an order, which are
+            reported under -1, belong to the child that has it.
     """
     lowest = dict(parked.passed)
     for key, each in parked.items() if parked.frozen else ():
@@ -266,12 +269,12 @@ def listed_keys(
     next_tries: bool = True,
 ) -> ParkedList:
     """
-    Keys that operators know, from the `first`th on: up to `count`, and until they pass
+    Return keys that operators know, from the `first`th on: up to `count`, and until they exceed
     PARKED_PAGE_BYTES.
 
     Args:
-        retrying: with what waits for retry, by the number of its tries.
-        next_tries: tell when it is tried: its owner is there.
+        retrying: include the messages that wait for retry, by the number of their tries.
+        next_tries: report when they are tried, because their owner is there.
     """
     views: list[ParkedView] = []
     size_bytes, more = 0, False
@@ -313,13 +316,14 @@ def detailed_offsets(
     next_tries: bool = True,
 ) -> ParkedOffsets:
     """
-    Where parked messages of a key are, from a place on, and how each of them failed: a range has
-    one failure.
+    Return where parked messages of a key are, from a place on, and how each of them failed: a range
+    has one failure.
 
     Args:
-        after: a source and an offset in it; the first message that is told is there, or behind it.
-        count: of ranges, at most; fewer if their texts pass PARKED_PAGE_BYTES.
-        next_tries: tell when they are tried: their owner is there.
+        after: a source and an offset in it; the first message that is returned is there or after
+            it.
+        count: the most ranges; there are fewer if their texts exceed PARKED_PAGE_BYTES.
+        next_tries: report when they are tried, because their owner is there.
     """
     known = parked.get(key)
     if known is None:
@@ -348,7 +352,9 @@ def detailed_offsets(
 
 
 def key_of(key_hex: str | None) -> ParkKey:
-    """The key that an operator names.  Raises InvalidRequestError: it is not hexadecimal."""
+    """Return the key that an operator names, or raise InvalidRequestError if it is not
+    hexadecimal.
+    """
     try:
         return None if key_hex is None else bytes.fromhex(key_hex)
     except ValueError:
@@ -357,11 +363,11 @@ def key_of(key_hex: str | None) -> ParkKey:
 
 def operators_change(asked: ChangeParkedKey) -> list[ParkChange]:
     """
-    The changes that an operator asks for.
+    Return the changes that an operator asks for.
 
     Raises:
-        InvalidRequestError: the key is not hexadecimal, or there is no message to skip, or too
-            many.
+        InvalidRequestError: the key is not hexadecimal, there is no message to skip, or there are
+            too many.
     """
     key = key_of(asked.key_hex)
     rows = asked.retry if asked.skip is None else asked.skip

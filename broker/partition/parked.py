@@ -1,16 +1,17 @@
-"""What a consumer group has parked on a partition: a fold over changes, the same in recovery and in
-service.  Pure.
+"""The messages that a consumer group has parked on a partition: a fold over changes, the same in
+recovery and in service.  Pure.
 
-    park_checks (raises, or gives what is to be written) ──▶ apply (at once; gives its undo) ──▶ the record in the log
+    park_checks (raises, or returns what is to be written)
+        ──▶ apply (at once; returns its undo) ──▶ the record in the log
 
 Invariants
-    A message that is parked is acked.  It is kept until an Unpark, or a Clear.  A loose key is
-    there while messages of it are. Of a key the messages of an ancestor come before those of a
-    later partition, each by offset: the order in which they were sent.  A partition has a higher id
-    than its ancestors. Folding a change a second time, after later ones, and then these, leads to
-    the same state.  So each state of a key is said by a change, and none follows from the number of
-    its messages. Frozen is final until a Clear: what the children have adopted does not change
-    here.
+    A parked message is acked. It is kept until an Unpark or a Clear. A loose key exists while some
+    of its messages are parked. The messages of a key are ordered as they were sent: those of an
+    ancestor come before those of a later partition, and each partition's by offset. A partition has
+    a higher id than its ancestors. Folding a change a second time after later ones, and then these
+    again, leads to the same state. Therefore each state of a key is set by a change, and none
+    follows from the number of its messages. Frozen is final until a Clear: what the children have
+    adopted does not change here.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, ItemsView, Iterable, Iterator, Sequence
 from functools import partial
 
-from ...protocol.errors import ParkedMessageUnknownError, ParkMovedError
+from ...protocol.errors import NotFoundError, Reason, StaleRouteError
 from ...protocol.offsets import AckedOffsets, Range
 from ...protocol.parked import (
     RETRIED,
@@ -61,7 +62,7 @@ from .parked_key import (
 
 Undo = Callable[[], None]
 NextTry = tuple[int, int, int, int]
-"""Number of tries, source, offset, and when the message is tried, in milliseconds since 1970."""
+"""(number of tries, source, offset, time of the next try in milliseconds since 1970)."""
 
 
 class Parked:
@@ -89,48 +90,50 @@ class Parked:
         self.messages = 0
         self.frozen = False
         self.adopted: set[int] = set()
-        """Parents whose parked messages are here, all of them."""
+        """Parents whose parked messages are all here."""
         self.adopted_under: dict[int, int] = {}
-        """Parent → token of the owner that adopted it, where it is known.  A later owner of the
-        parent may have parked anew.
+        """Parent → the token of the owner that adopted from it, if that is known. A later owner of
+        the parent may have parked messages again.
         """
         self.passed: dict[int, int] = {}
         """Logical partition, or LOOSE_PLACE → own offset: children need messages from there on,
-        though it was reset.
+        although the partition was reset.
         """
         self.sources: set[int] = set()
         """Ancestors that keep messages for the group because of what was adopted."""
         self.taking: set[int] = set()
-        """Parents of which a part is here: an owner is taking them over, or has ended before it
-        had.
+        """Parents of which a part is here: an owner is taking them over, or has ended before it had
+        taken over the rest.
         """
         self.children_tell = False
-        """Children keep what they took over before a reset: they learn of `sources` here, and tell
-        these; no owner does.
+        """True if children keep what they took over before a reset. They learn of `sources` here
+        and notify these ancestors; no owner does.
         """
         self.version = 1
-        """Rises with each change that the owner has not asked for.  In memory only."""
+        """The version, which rises with each change that the owner has not asked for. In memory
+        only.
+        """
 
     def __bool__(self) -> bool:
         return self.left_to_children or self.frozen or bool(self.adopted) or self.children_tell
 
     def __len__(self) -> int:
-        """The number of keys."""
+        """Return the number of keys."""
         return len(self._keys)
 
     @property
     def retrying(self) -> int:
-        """Messages that wait for retry."""
+        """The number of messages that wait for retry."""
         return sum(
             parked.messages for key, parked in self._keys.items() if isinstance(key, int) and key
         )
 
     def get(self, key: ParkKey) -> ParkedKey | None:
-        """The parked messages of a key."""
+        """Return the parked messages of a key, or None."""
         return self._keys.get(key)
 
     def redrives(self, place: Place) -> bool:
-        """True if this message is parked here, and its key is being redriven."""
+        """Return True if this message is parked here and its key is being redriven."""
         keys = () if self.frozen else self._keys.values()
         return any(key.state is ParkState.REDRIVING and key.has(place) for key in keys)
 
@@ -143,23 +146,25 @@ class Parked:
 
     @property
     def left_to_children(self) -> bool:
-        """True if children take something over once the partition is drained: messages, or which
-        ancestors are to be told.
+        """True if children take something over once the partition is drained: messages, or the list
+        of ancestors that have to be notified.
         """
         return bool(self._keys or self.sources or self.passed)
 
     @property
     def seen_version(self) -> int:
-        """What the owner compares: `version` while anything is parked or kept, else 0."""
+        """The version that the owner compares: `version` while anything is parked or kept,
+        else 0.
+        """
         return self.version if self.left_to_children or self.version > 1 else 0
 
     @property
     def keeps_for_children(self) -> bool:
-        """True if a child may say that it needs something no more."""
+        """True if a child may report that it no longer needs something."""
         return bool(self.passed) or (self.frozen and bool(self._keys))
 
     def note_next_tries(self, tries: Iterable[NextTry]) -> Undo:
-        """Note when messages that wait for retry are tried, in milliseconds since 1970; returns a
+        """Note when messages that wait for retry are tried, in milliseconds since 1970. Return a
         function that undoes it.
         """
         undos = [
@@ -170,35 +175,37 @@ class Parked:
         return partial(_take_back, undos)
 
     def forget_next_tries(self) -> Undo:
-        """Forget when messages are tried: a new owner tries at once what waits.  Returns a function
-        that undoes it.
+        """Forget when messages are tried, because a new owner tries waiting messages at once.
+        Return a function that undoes it.
         """
         return partial(_take_back, [each.forget_next_tries() for each in self._keys.values()])
 
     def given_back(self) -> None:
-        """Note that the owner has released the partition: it has nothing with handlers.  In memory
-        only.
+        """Note that the owner has released the partition: it has no messages with handlers. In
+        memory only.
         """
         for parked in self._keys.values():
             parked.token = 0
 
     def first_own(self) -> int | None:
-        """The lowest offset of the partition itself that is parked, here or at children, or
+        """Return the lowest offset of the partition itself that is parked, here or at children, or
         None.
         """
         runs = (parked.pieces.get(self.own) for parked in self._keys.values())
         return min((*(each.first for each in runs if each), *self.passed.values()), default=None)
 
     def unneeded(self) -> tuple[int, ...]:
-        """Ancestors that the owner tells that none of their messages is parked here any more."""
+        """Return the ancestors of which no message is parked here any more: the owner has to notify
+        them.
+        """
         if self.children_tell:
             return ()
         needed = {source for parked in self._keys.values() for source in parked.pieces}
         return tuple(sorted(self.sources - needed))
 
     def token_of(self, change: ParkChange, fence: int) -> int:
-        """The token of the record in which a change is written again: of an adoption that of its
-        owner, else the fence.
+        """Return the token of the record in which a change is written again: for an adoption, the
+        token of its owner; otherwise the fence.
         """
         return self.adopted_under.get(change.parent, fence) if isinstance(change, Adopt) else fence
 
@@ -207,13 +214,13 @@ class Parked:
         self, change: ParkChange, *, at_ms: int, acked: AckedOffsets | None = None, token: int = 0
     ) -> Undo:
         """
-        Make a change, which may be made already; returns a function that takes it back.
+        Make a change, which may already be made. Return a function that undoes it.
 
         Args:
-            at_ms: when it was written, by the broker's calendar.
-            acked: the group's progress, which gets the parked messages; None: it has them.  The
-                undo leaves it alone.
-            token: the group's fence when it was written; 0: not known.
+            at_ms: the time at which it was written, by the broker's calendar.
+            acked: the group's progress, to which the parked messages are added; None if it already
+                has them. The undo does not change it.
+            token: the group's fence when the change was written; 0 if it is not known.
         """
         match change:
             case Park():
@@ -285,8 +292,8 @@ class Parked:
         *,
         keeps_since: bool = False,
     ) -> Undo:
-        """Note how messages of a key failed, if it is loose; `keeps_since`: since when they are
-        parked stays.
+        """Note how messages of a key failed, if it is loose; with `keeps_since`, the time since
+        which they are parked stays.
         """
         if not is_loose(key):
             return _nothing
@@ -302,7 +309,7 @@ class Parked:
         return lambda: parked.mark(before)
 
     def _spare_faults(self) -> None:
-        """Forget texts of failures, if there are too many."""
+        """Forget texts of failures if there are too many."""
         if not self._faults.too_many:
             return
         runs = [each for parked in self._keys.values() for each in parked.failures.values()]
@@ -320,7 +327,7 @@ class Parked:
             self.messages -= parked.messages
 
     def _set(self, key: ParkKey, state: ParkState | None) -> Undo:
-        """Set the state of a key, if one is given; the undo restores state, failure, time and
+        """Set the state of a key, if one is given. The undo restores state, failure, time and
         token.
         """
         parked = self._keys.get(key)
@@ -453,8 +460,7 @@ class Parked:
                 if is_loose(key.key):
                     parked.mark((source, *part, UNKNOWN) for part in new)
             undos.append(self._adopt_marks(parked, key, keeps_tries=not change.parent))
-            # An edit that is known is newer: it was made here, or stands here since an earlier
-            # fold.
+            # A known edit is newer: it was made here, or it has stood here since an earlier fold.
             undos += [
                 self._edit(key.key, edited)
                 for edited in key.edits
@@ -558,7 +564,7 @@ class Parked:
         self.taking = self.taking.intersection(change.kept)
         under = self.adopted_under.items()
         self.adopted_under = {parent: token for parent, token in under if parent in self.adopted}
-        # Ancestors above those that were adopted have to be told, too.
+        # Ancestors above those that were adopted have to be notified, too.
         self.sources = set(self.sources) if self.adopted or self._keys else set()
 
         def take_back() -> None:
@@ -569,41 +575,43 @@ class Parked:
 
     # ── views ─────────────────────────────────────────────────────────────────────────────────────
     def items(self) -> ItemsView[ParkKey, ParkedKey]:
-        """Every key, with what is parked of it."""
+        """Return every key with its parked messages."""
         return self._keys.items()
 
     def failure(self, mark: Mark) -> Failure | None:
-        """The failure that a mark tells of."""
+        """Return the failure that a mark refers to."""
         return self._faults.failure(mark)
 
     def fault(self, number: int) -> Fault | None:
-        """What a number in a mark stands for."""
+        """Return the fault for a number in a mark."""
         return self._faults.get(number)
 
     def edited(self, key: ParkKey, place: Place) -> EditedMessage | None:
         """
-        What an operator has put in the place of a parked message, if anything.
+        Return the message with which an operator has replaced a parked message, or None.
 
         Raises:
-            ParkMovedError: the children have it.
-            ParkedMessageUnknownError: it is not parked under this key.
+            StaleRouteError: the children have it.
+            NotFoundError: it is not parked under this key.
         """
         if self.frozen:
-            raise ParkMovedError(partition_id=self.own)
+            raise StaleRouteError(Reason.PARK_MOVED, partition_id=self.own)
         parked = self._keys.get(key)
         if parked is None or not parked.has(place):
-            raise ParkedMessageUnknownError(partition_id=place[0], offset=place[1])
+            raise NotFoundError(
+                Reason.PARKED_MESSAGE_UNKNOWN, partition_id=place[0], offset=place[1]
+            )
         return parked.edits.get(place)
 
     def edits(self) -> Iterator[tuple[ParkKey, EditedMessage]]:
-        """Every edited message, with its key."""
+        """Yield every edited message with its key."""
         for key, parked in self._keys.items():
             for place in sorted(parked.edits):
                 yield key, parked.edits[place]
 
     # ── as bytes ──────────────────────────────────────────────────────────────────────────────────
     def image(self) -> bytes:
-        """The whole state as bytes; b"" if there is none."""
+        """Return the whole state as bytes, or b"" if there is none."""
         if not self:
             return b""
         known = self.frozen, sorted(self.adopted), sorted(self.sources)
@@ -612,7 +620,7 @@ class Parked:
 
     @classmethod
     def of_image(cls, own: int, image: bytes) -> Parked:
-        """The state of an image.  Raises msgspec.MsgspecError, ValueError."""
+        """Return the state of an image, or raise msgspec.MsgspecError or ValueError."""
         parked = cls(own)
         if not image:
             return parked

@@ -1,5 +1,5 @@
-"""The parked messages of one key, by the partitions that have them: how each failed, what an
-operator has put in its place; and the image of all.  Pure.
+"""The parked messages of one key, by the partitions that contain them: how each failed, and by what
+an operator has replaced it. Also encodes the image of all keys.  Pure.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ Row = tuple[int, int, int]
 Place = tuple[int, int]
 """The source and the offset of a message."""
 Marks = tuple[int, int, int, Mark]
-"""Source, start and end of messages, and how they failed."""
+"""The source, start and end of messages, and how they failed."""
 LOOSE_PLACE = -1
-"""In place of the logical partition, of messages without an order."""
+"""The place of messages without an order, which have no logical partition."""
 
 
 def place_of(key: ParkKey) -> int:
-    """The logical partition of a key, or LOOSE_PLACE."""
+    """Return the logical partition of a key, or LOOSE_PLACE."""
     return LOOSE_PLACE if is_loose(key) or not isinstance(key, bytes) else logical_partition(key)
 
 
 def left_by(change: Unneeded, place: int) -> bool:
-    """True if a child needs nothing any more of what is at a place, as of `place_of`."""
+    """Return True if a child no longer needs anything at a place; see `place_of`."""
     return change.loose if place == LOOSE_PLACE else change.start <= place < change.end
 
 
 def message_count(ranges: Iterable[Range]) -> int:
-    """The number of messages in ranges that do not overlap."""
+    """Return the number of messages in ranges that do not overlap."""
     return sum(end - start for start, end in ranges)
 
 
 def parts_of(
     keys: Mapping[ParkKey, ParkedKey], sources: Collection[int]
 ) -> dict[ParkKey, ParkedKey]:
-    """What is parked of these sources alone, by key."""
+    """Return the parked messages of only these sources, by key."""
     parts = {key: parked.part_of(sources) for key, parked in keys.items()} if sources else {}
     return {key: part for key, part in parts.items() if part.messages}
 
@@ -66,35 +66,39 @@ class ParkedKey:
         self.since_ms = since_ms
         self.failure: Failure | None = None
         self.token = 0
-        """Of the owner that has the messages handled though the key stays parked if its process
-        ends; 0: none has.
+        """The token of the owner that has the messages with handlers although the key would stay
+        parked if its process ended; 0 if no owner has.
         """
         self.pieces: dict[int, OffsetRuns] = {}
-        """Source → offsets; the sources by their ids, which is the order of their messages."""
+        """Source → offsets. The sources are sorted by their ids, which is the order of their
+        messages.
+        """
         self.messages = 0
         self.edits: dict[Place, EditedMessage] = {}
-        """By source and offset; of messages that are parked."""
+        """(source, offset) → the edited message, for parked messages."""
         self.failures: dict[int, FailureRuns] = {}
-        """Source → how its messages failed, if they are without an order."""
+        """Source → how its messages failed, if they have no order."""
 
     def is_handled(self, token: int) -> bool:
-        """True if the owner with this token, or a later one, may have messages of the key with
-        handlers.
+        """Return True if the owner with this token, or a later one, may have messages of the key
+        with handlers.
         """
         return self.state is ParkState.REDRIVING or 0 < self.token == token
 
     def has(self, place: Place) -> bool:
-        """True if this message is parked."""
+        """Return True if this message is parked."""
         runs = self.pieces.get(place[0])
         return runs is not None and bool(runs.within(place[1], place[1] + 1))
 
     @property
     def row_count(self) -> int:
-        """The number of rows, and at least 1."""
+        """The number of rows, but at least 1."""
         return max(1, sum(runs.runs for runs in self.pieces.values()))
 
     def rows(self, first: int = 0, count: int = 1 << 62) -> Iterator[Row]:
-        """(source, start, end), the oldest message first: up to `count` from the `first`th on."""
+        """Yield (source, start, end), the oldest message first: up to `count` rows from the
+        `first`th on.
+        """
         for source, runs in self.pieces.items():
             if first < runs.runs:
                 for start, end in runs.some(first, count):
@@ -105,7 +109,7 @@ class ParkedKey:
                 return
 
     def add(self, source: int, start: int, end: int) -> list[Range]:
-        """Add messages; returns what is new."""
+        """Add messages, and return the ranges that are new."""
         runs = self.pieces.get(source)
         if runs is None:
             later = {other: self.pieces.pop(other) for other in list(self.pieces) if other > source}
@@ -117,7 +121,7 @@ class ParkedKey:
         return new
 
     def remove(self, source: int, start: int, end: int) -> list[Range]:
-        """Remove messages; returns those that were there."""
+        """Remove messages, and return those that were there."""
         runs = self.pieces.get(source)
         if runs is None:
             return []
@@ -135,8 +139,8 @@ class ParkedKey:
         return gone
 
     def part_of(self, sources: Collection[int]) -> ParkedKey:
-        """The messages of these sources alone, with nothing at handlers; the runs are shared, for
-        this one to be dropped.
+        """Return the messages of only these sources, none of them with a handler. The runs are
+        shared, so this object must be dropped.
         """
         part = ParkedKey(self.since_ms)
         part.state, part.failure = self.state, self.failure
@@ -150,14 +154,14 @@ class ParkedKey:
 
     # ── failures ──────────────────────────────────────────────────────────────────────────────────
     def marks(self, source: int, ranges: Iterable[Range]) -> list[Marks]:
-        """How messages of a source failed."""
+        """Return how messages of a source failed."""
         runs = self.failures.get(source)
         if runs is None:
             return []
         return [(source, *marked) for low, high in ranges for marked in runs.within(low, high)]
 
     def mark(self, marks: Iterable[Marks]) -> None:
-        """Note how messages failed that are parked."""
+        """Note how parked messages failed."""
         for source, start, end, mark in marks:
             runs, known = self.failures.get(source), self.pieces.get(source)
             if runs is None:
@@ -170,8 +174,8 @@ class ParkedKey:
             max(self.failures.values(), key=len).coarsen()
 
     def marked_from(self, after: Place, count: int) -> Iterator[Marks]:
-        """Messages from a place on with what is known of each, in parts; of up to `count` rows of
-        each source.
+        """Yield messages from a place on with the known facts about each, in parts, from up to
+        `count` rows of each source.
         """
         for source, runs in self.pieces.items():
             if source < after[0]:
@@ -183,7 +187,7 @@ class ParkedKey:
                 yield from parts
 
     def mark_rows(self, first: int, count: int) -> Iterator[Marks]:
-        """Up to `count` marks, from the `first`th on."""
+        """Yield up to `count` marks, from the `first`th on."""
         for source, runs in self.failures.items():
             if first < len(runs):
                 for marked in runs.rows(first, count):
@@ -200,23 +204,21 @@ class ParkedKey:
 
     @property
     def next_ms(self) -> int | None:
-        """When the next of these messages is tried again, as their owner said; None: it is not
-        known.
+        """The time at which the next of these messages is tried again, as their owner reported;
+        None if it is not known.
         """
         known = [runs.next_ms for runs in self.failures.values()]
         return min((at_ms for at_ms in known if at_ms is not None), default=None)
 
     def note_next_try(self, place: Place, at_ms: int) -> Callable[[], None]:
-        """Note when a message is tried again, if it is parked; returns a function that undoes
-        it.
-        """
+        """Note when a message is tried again, if it is parked. Return a function that undoes it."""
         source, offset = place
         before = self.marks(source, ((offset, offset + 1),)) if self.has(place) else []
         self.mark([(*each[:3], each[3]._replace(next_ms=at_ms)) for each in before])
         return partial(self.mark, before)
 
     def forget_next_tries(self) -> Callable[[], None]:
-        """Forget when messages are tried again; returns a function that undoes it."""
+        """Forget when messages are tried again. Return a function that undoes it."""
         known = {source: runs.forget_tries() for source, runs in self.failures.items()}
 
         def take_back() -> None:
@@ -229,7 +231,7 @@ class ParkedKey:
 
     # ── edits ─────────────────────────────────────────────────────────────────────────────────────
     def take_edits(self, source: int, gone: Iterable[Range]) -> dict[Place, EditedMessage]:
-        """Forget the edits of messages that are parked no longer; returns them."""
+        """Forget the edits of messages that are no longer parked, and return them."""
         if not self.edits:
             return {}
         offsets = IntervalSet(gone)
@@ -243,7 +245,7 @@ class ParkedKey:
         return taken
 
     def edited_in(self, rows: Sequence[Row]) -> list[Place]:
-        """The edited messages in rows that follow each other."""
+        """Return the edited messages in rows that follow each other."""
         if not (rows and self.edits):
             return []
         first, last = rows[0][:2], (rows[-1][0], rows[-1][2])
@@ -251,7 +253,7 @@ class ParkedKey:
 
 
 def cut(source: int, marks: Iterable[Marks], ranges: Iterable[Range]) -> Iterator[Marks]:
-    """The parts of marks of a source that are of these ranges, without next tries."""
+    """Yield the parts of a source's marks that lie in these ranges, without next tries."""
     runs = FailureRuns()
     for _, start, end, mark in marks:
         runs.put(start, end, mark._replace(next_ms=0))
@@ -262,10 +264,10 @@ def cut(source: int, marks: Iterable[Marks], ranges: Iterable[Range]) -> Iterato
 
 def mark_of(said: FailureMark, numbers: Sequence[int], *, keeps_tries: bool) -> Marks:
     """
-    What an adopted mark says.
+    Return the facts that an adopted mark contains.
 
     Args:
-        numbers: of the faults beside it.
+        numbers: the numbers of the faults that accompany it.
         keeps_tries: the owner is the same, and tries the messages when it said.
     """
     fault = numbers[said.fault] if 0 <= said.fault < len(numbers) else UNKNOWN_FAULT
@@ -275,7 +277,7 @@ def mark_of(said: FailureMark, numbers: Sequence[int], *, keeps_tries: bool) -> 
 
 # ── as bytes ──────────────────────────────────────────────────────────────────────────────────────
 class ParkedImage(msgspec.Struct, frozen=True, array_like=True):
-    """The fields of an image; those that are missing say nothing."""
+    """The fields of an image. Missing fields have their defaults."""
 
     keys: list[tuple[ParkKey, ParkState, int, Failure | None, list[tuple[int, bytes, bytes]]]]
     frozen: bool
@@ -292,7 +294,9 @@ class ParkedImage(msgspec.Struct, frozen=True, array_like=True):
 
 
 _NEEDED_FIELDS = 4
-"""Fields that are always written; of the others those that say nothing are left out at the end."""
+"""The number of fields that are always written. Of the others, those at the end that have their
+defaults are left out.
+"""
 
 
 def encode_image(
@@ -303,14 +307,14 @@ def encode_image(
     more: tuple[Mapping[int, int], Mapping[int, int], Iterable[int], bool],
 ) -> bytes:
     """
-    An image.
+    Return an image.
 
     Args:
         ancestors: whether the children have it, the adopted parents, and the ancestors that keep
             messages.
         more: parent → the token of the owner that adopted it; `passed`: logical partition, or
-            LOOSE_PLACE → own offset; parents that are being taken over; and whether the children
-            tell the ancestors.
+            LOOSE_PLACE → own offset; the parents that are being taken over; and whether the
+            children notify the ancestors.
     """
     keys = [
         (
@@ -341,12 +345,12 @@ _decode = msgspec.msgpack.Decoder(ParkedImage).decode
 
 
 def decode_image(image: bytes) -> ParkedImage:
-    """The fields of an image.  Raises msgspec.MsgspecError."""
+    """Return the fields of an image, or raise msgspec.MsgspecError."""
     return _decode(image)
 
 
 def keys_of(image: ParkedImage) -> dict[ParkKey, ParkedKey]:
-    """The keys of an image, without their edited messages.  Raises ValueError."""
+    """Return the keys of an image, without their edited messages, or raise ValueError."""
     keys: dict[ParkKey, ParkedKey] = {}
     for key, state, since_ms, failure, pieces in image.keys:
         known = keys[key] = ParkedKey(since_ms)

@@ -1,7 +1,7 @@
 """The state of a hosted partition: a fold over its records, the same in recovery and in service.
 Pure.
 
-    decide_… (raises, or says what to write)  ──▶  apply_… (at once)  ──▶  the record in the log
+    decide_… (raises, or returns what to write)  ──▶  apply_… (at once)  ──▶  the record in the log
         ──▶  durable_…
 
 Until the record is durable, the state is ahead of the disk: `next_offset` is the offset of the next
@@ -24,12 +24,13 @@ from ...protocol.control import GroupStatus, HostPartition, PartitionStatus
 from ...protocol.errors import (
     CorruptLogError,
     FencedError,
+    InvalidRequestError,
     OverloadedError,
-    PartitionInUseError,
+    Reason,
     SequenceReusedError,
     StaleRouteError,
 )
-from ...protocol.errors.groups import too_many_groups
+from ...protocol.errors.refusals import too_many_groups
 from ...protocol.ids import MAX_I64, NO_PRODUCER, check_name
 from ...protocol.limits import (
     GROUPS_PER_SUBJECT_MAX,
@@ -50,16 +51,18 @@ from .records import CursorBody, FenceBody, ForgetBody, HoldBody, ParkedBody
 from .suspects import Begun, Suspects
 
 ATTEMPTS_MAX = 1_000
-"""Messages of a group on a partition whose failed tries are kept; those of the lowest offsets."""
+"""The number of messages of a group on a partition whose failed tries are kept: those with the
+lowest offsets.
+"""
 END_UNKNOWN = -1
-"""The end of a lost range whose start alone is known."""
+"""The end of a lost range of which only the start is known."""
 FORGOTTEN_MAX = 1_000
-"""Deleted groups whose tokens are refused; those of older deletions are left out, because none of
-their calls is on its way.
+"""The number of deleted groups whose tokens are refused. Earlier deletions are left out, because
+none of their calls can still be on its way.
 """
 LOST_MAX = 1_000
-"""Lost ranges that are kept.  A read detects further ones by itself: the index leads it to the
-damage.
+"""The number of lost ranges that are kept. A read detects further ones by itself, because the index
+leads it to the damage.
 """
 
 
@@ -92,34 +95,34 @@ class Group:
         """The highest durable fence."""
         self.acked = AckedOffsets()
         self.version = 0
-        """Rises whenever the progress changes."""
+        """The version of the progress, which rises whenever the progress changes."""
         self._saved_version = 0
         """The durable version."""
         self.durable_cursor = 0
-        """The durable cursor; answers never have a higher one."""
+        """The durable cursor. Answers never contain a higher one."""
         self.durable_ranges: Sequence[Range] = ()
         """The durable acked ranges above that cursor."""
         self.kept = False
         """True if a record of the group is durable, so that a restart finds the group."""
         self.removed_unread = 0
-        """Messages that retention removed before the group had acked them."""
+        """The number of messages that retention removed before the group had acked them."""
         self.in_flight: InFlight | None = None
         """The messages in flight of a shared group; in memory only."""
         self.attempts: dict[int, int] = {}
-        """Offset → tries that failed, of messages that are not acked."""
+        """Offset → the number of failed tries, for messages that are not acked."""
         self.suspects = Suspects()
-        """Messages that may have ended the process of an owner."""
+        """The messages that may have ended the process of an owner."""
         self.parked: Parked | None = None
-        """What the group has set aside; None: it never did."""
+        """The messages that the group has set aside, or None if it never did."""
         self._failing: FailingMessage | None = None
-        """The oldest message that fails or hangs, as the owner has told last; it may be acked
-        meanwhile.
+        """The oldest message that fails or hangs, as the owner has last reported. It may have been
+        acked meanwhile.
         """
         self.changing = 0
-        """Changes of `parked` that are not durable yet."""
+        """The number of changes of `parked` that are not durable yet."""
 
     def parked_on(self, partition_id: int) -> Parked:
-        """What the group has set aside on this partition, which is its own."""
+        """Return what the group has set aside on this partition, which must be its own."""
         if self.parked is None:
             self.parked = Parked(partition_id)
         return self.parked
@@ -131,8 +134,8 @@ class Group:
 
     @property
     def parked_messages(self) -> int:
-        """Messages that are set aside here; those that the children have adopted are counted
-        there.
+        """The number of messages that are set aside here. Those that the children have adopted are
+        counted there.
         """
         return 0 if self.parked is None or self.parked.frozen else self.parked.messages
 
@@ -143,7 +146,7 @@ class Group:
 
     @property
     def retrying(self) -> int:
-        """Those of them that wait for retry."""
+        """The number of messages set aside here that wait for retry."""
         return 0 if self.parked is None or self.parked.frozen else self.parked.retrying
 
     @property
@@ -153,8 +156,8 @@ class Group:
         return self.acked.cursor if first is None else min(first, self.acked.cursor)
 
     def failed(self, attempts: Sequence[tuple[int, int]]) -> None:
-        """Note the failed tries of messages; of the lowest ATTEMPTS_MAX offsets that are not
-        acked.
+        """Note the failed tries of messages. Only those of the lowest ATTEMPTS_MAX offsets that are
+        not acked are kept.
         """
         self.attempts.update(attempts)
         self.suspects.failed(offset for offset, _ in attempts)
@@ -163,8 +166,8 @@ class Group:
         self.changed()
 
     def note_failing(self, failing: FailingMessage | None) -> None:
-        """Note the oldest message that fails, if there is one; another owner does not know since
-        when it does.
+        """Note the oldest message that fails, if there is one. The earlier start of its failure is
+        kept, because a new owner does not know it.
         """
         known = self._failing
         if known is not None and failing is not None and _same_message(known, failing):
@@ -172,14 +175,16 @@ class Group:
         self._failing = failing
 
     def hangs_no_more(self) -> None:
-        """Note that the owner has no message any more: one that hung with it does not."""
+        """Note that the owner has no messages any more: a message that hung with it no longer
+        hangs.
+        """
         if self._failing is not None and self._failing.running_ms is not None:
             self._failing = None
 
     @property
     def failing(self) -> FailingMessage | None:
-        """The oldest message that fails or hangs and is not acked; or one that was parked, fails
-        again, and is redriven still.
+        """The oldest message that fails or hangs and is not acked. A parked message counts while it
+        is being redriven and fails again.
         """
         known = self._failing
         if known is None or known.source is None:
@@ -188,19 +193,21 @@ class Group:
         return known if redriven else None
 
     def begins(self, begun: Sequence[Begun]) -> None:
-        """Note suspects that their owner begins."""
+        """Note suspects that their owner begins to handle."""
         self.suspects.begin(begun, self.acked)
         self.changed()
 
     def handed_out(self) -> InFlight:
-        """The messages in flight under the present token, which a shared group has acquired."""
+        """Return the messages in flight under the present token, which a shared group has
+        acquired.
+        """
         if self.in_flight is None or self.in_flight.token != self.lock.fence:
             self.in_flight = InFlight(self.lock.fence)
         return self.in_flight
 
     def quiet(self, now_ms: int) -> bool:
-        """True if fence and progress are durable, no session holds the lock, and no message is in
-        flight.
+        """Return True if fence and progress are durable, no session holds the lock, and no message
+        is in flight.
         """
         return (
             self.durable_fence == self.lock.fence
@@ -226,14 +233,14 @@ class Group:
         return self.version > self._saved_version
 
     def saved(self, body: CursorBody, version: int) -> None:
-        """Note that a record of the progress is durable, which was made of this `version`."""
+        """Note that a record of the progress is durable; the record was made of this `version`."""
         self.kept = True
         if version >= self._saved_version:
             self._saved_version = version
             self.durable_cursor, self.durable_ranges = body.cursor, body.ranges
 
     def cursor_body(self) -> CursorBody:
-        """A record of the present progress."""
+        """Return a record of the present progress."""
         acked = self.acked
         tries = self.attempts
         attempts = [pair for pair in tries.items() if pair[0] not in acked] if tries else []
@@ -248,12 +255,12 @@ class Group:
         )
 
     def drained(self, end_offset: int) -> bool:
-        """True if every offset below `end_offset` is durably acked."""
+        """Return True if every offset below `end_offset` is durably acked."""
         return self.durable_cursor >= end_offset
 
 
 class Lost(NamedTuple):
-    """Offsets `[start, end)` are lost by damage of the log at `position`; `end` may be
+    """Offsets `[start, end)` that are lost by damage of the log at `position`; `end` may be
     END_UNKNOWN.
     """
 
@@ -295,37 +302,44 @@ class HostedPartition:
         self.next_offset = 0
         self.readable_offset = 0
         self.appended_at_ms = 0
-        """Time of the newest batch, or where times begin.  Times never fall within a partition."""
+        """The time of the newest batch, or the time at which times begin, in milliseconds since
+        1970. Times never fall within a partition.
+        """
         self.sealed = False
-        """The partition takes no more appends; set when the seal is decided."""
+        """True if the partition takes no more appends. It is set when the seal is decided."""
         self.ended = False
-        """The seal is durable, and so is every record before it.  Readers see the end only then."""
+        """True if the seal is durable, and so is every record before it. Only then do readers see
+        the end.
+        """
         self.producers = Producers()
         self.clashed: set[int] = set()
-        """Producers whose epoch two clients use.  They store nothing more in this epoch.  In memory
-        only.
+        """Producers whose epoch is used by two clients. They store nothing more in this epoch. In
+        memory only.
         """
         self.groups: dict[str, Group] = {}
         self.groups_told = False
-        """The metaserver has told every consumer group of the subject, durably."""
+        """True if the metaserver has sent every consumer group of the subject, and this is durable.
+        """
         self.forgotten: dict[str, int] = {}
-        """Deleted group → the highest of its tokens, which are refused; the latest deletion is
-        last.
+        """Deleted group → the highest of its tokens, all of which are refused. The latest deletion
+        is last.
         """
         self.holds: dict[str, HoldBody] = {}
-        """Job → what it holds against retention; `store/holds.py` knows which have expired."""
+        """Job → the messages that it holds against retention. `store/holds.py` knows which holds
+        have expired.
+        """
         self.lost: tuple[Lost, ...] = ()
-        """Lost ranges, in order.  A partition that has any takes no appends, and reads stop before
-        them.
+        """The lost ranges, in order. A partition that has any takes no appends, and reads stop
+        before them.
         """
         self.fences_lost = False
-        """A fence may be lost.  The owner is then unknown, and no consumer may acquire the
+        """True if a fence may be lost. The owner is then unknown, and no consumer may acquire the
         partition.
         """
 
     # ── damage ────────────────────────────────────────────────────────────────────────────────────
     def lose(self, start: int, end: int, *, position: int) -> None:
-        """Note that damage at `position` has lost offsets `[start, end)`; END_UNKNOWN means all
+        """Note that damage at `position` has lost offsets `[start, end)`. END_UNKNOWN means all
         from `start` on.
         """
         if len(self.lost) == LOST_MAX and self._is_left_out(start, end):
@@ -344,8 +358,8 @@ class HostedPartition:
         self.lost = tuple(lost)
 
     def _is_left_out(self, start: int, end: int) -> bool:
-        """True if the range lies behind the LOST_MAX kept ranges.  A range without a known end is
-        always kept.
+        """Return True if the range lies after the LOST_MAX kept ranges. A range without a known end
+        is always kept.
         """
         last = self.lost[-1]
         known = self.lost[-2] if last.end == END_UNKNOWN else last
@@ -353,25 +367,25 @@ class HostedPartition:
         return known.end < start and _end_of(end) < limit
 
     def check_whole(self) -> None:
-        """Raises CorruptLogError if the log has lost messages or a fence of the partition."""
+        """Raise CorruptLogError if the log has lost messages or a fence of the partition."""
         if self.lost or self.fences_lost:
             position = self.lost[0].position if self.lost else -1
             raise self._damaged(position, "takes no messages")
 
     def check_end_known(self) -> None:
-        """Raises CorruptLogError if the end of the partition is unknown."""
+        """Raise CorruptLogError if the end of the partition is unknown."""
         if self.lost and self.lost[-1].end == END_UNKNOWN:
             raise self._damaged(self.lost[-1].position, "cannot be sealed")
 
     def check_owners(self) -> None:
-        """Raises CorruptLogError if a fence may be lost."""
+        """Raise CorruptLogError if a fence may be lost."""
         if self.fences_lost:
             position = self.lost[0].position if self.lost else -1
             raise self._damaged(position, "cannot tell who owns it")
 
     def readable_end(self, offset: int) -> int:
         """
-        The offset before which a read from `offset` has to stop.
+        Return the offset before which a read from `offset` has to stop.
 
         Raises:
             CorruptLogError: `offset` is lost.
@@ -393,7 +407,7 @@ class HostedPartition:
         )
 
     def quiet(self, now_ms: int) -> bool:
-        """True if a restart would find the partition in this state."""
+        """Return True if a restart would find the partition in this state."""
         return (
             not self.clashed
             and self.next_offset == self.readable_offset
@@ -425,8 +439,7 @@ class HostedPartition:
                 self.producers.get(producer_id), header, clashed=producer_id in self.clashed
             )
         except SequenceReusedError:
-            # A batch behind the refused batch may have the expected sequence; it must be refused
-            # too.
+            # A batch after the refused one may have the expected sequence; it must be refused too.
             self.clashed.add(producer_id)
             raise
         if duplicate is None and self.sealed:
@@ -440,7 +453,7 @@ class HostedPartition:
 
     def check_message_sizes(self, record: memoryview, header: Header) -> None:
         """
-        Check the messages of a batch that is to be stored, and that is longer than the limit when
+        Check the messages of a batch that is to be stored, and that is larger than the limit when
         it is unpacked.
 
         Raises:
@@ -452,7 +465,7 @@ class HostedPartition:
             raise message_too_large(size, limit)
 
     def apply_append(self, header: Header, *, base_offset: int, appended_at_ms: int) -> AppendUndo:
-        """Add a batch to the state; returns the argument of `undo_append`."""
+        """Add a batch to the state, and return the argument of `undo_append`."""
         assert base_offset == self.next_offset
         producers, producer_id = self.producers, header.producer_id
         before = producers.take(producer_id)
@@ -469,7 +482,7 @@ class HostedPartition:
         return base_offset, undo_time, producer_id, before, forgotten
 
     def undo_append(self, undo: AppendUndo) -> None:
-        """Take back the newest append."""
+        """Undo the newest append."""
         self.next_offset, self.appended_at_ms, producer_id, before, forgotten = undo
         self.producers.take(producer_id)
         if forgotten is not None:
@@ -482,10 +495,11 @@ class HostedPartition:
     # ── groups ────────────────────────────────────────────────────────────────────────────────────
     def group_for_acquire(self, name: str) -> Group:
         """
-        The group of this name; if there is none, a new group that is not added to the partition.
+        Return the group of this name or, if there is none, a new group that is not added to the
+        partition.
 
         Raises:
-            InvalidNameError: the name is illegal.
+            InvalidRequestError: the name is illegal.
             OverloadedError: the partition has GROUPS_PER_SUBJECT_MAX groups.
         """
         group = self.groups.get(name)
@@ -497,7 +511,7 @@ class HostedPartition:
         return Group(name)
 
     def check_not_forgotten(self, name: str, token: int) -> None:
-        """Raises FencedError if the token is one of a deleted group of this name."""
+        """Raise FencedError if the token belongs to a deleted group of this name."""
         if token <= self.forgotten.get(name, 0):
             raise FencedError(
                 f"consumer group {name!r} of this token was deleted",
@@ -506,7 +520,7 @@ class HostedPartition:
             )
 
     def apply_forget(self, body: ForgetBody) -> Callable[[], None]:
-        """Forget a deleted group; returns a function that undoes it."""
+        """Forget a deleted group. Return a function that undoes it."""
         group, forgotten = self.groups.pop(body.group, None), self.forgotten
         kept = {name: token for name, token in forgotten.items() if name != body.group}
         kept[body.group] = max(body.token, forgotten.get(body.group, 0))
@@ -520,8 +534,8 @@ class HostedPartition:
         return undo
 
     def apply_fence(self, body: FenceBody) -> Callable[[], None]:
-        """Raise the fence of a group, which may be new; returns a function that undoes it in a
-        group that was there.
+        """Raise the fence of a group, which may be new. Return a function that undoes it if the
+        group existed.
         """
         group = self.groups.get(body.group)
         if group is None:
@@ -539,7 +553,7 @@ class HostedPartition:
         return undo
 
     def apply_cursor(self, body: CursorBody) -> None:
-        """Set a group's progress to a record's, which was read from the log."""
+        """Set a group's progress to that of a record that was read from the log."""
         group = self.groups.get(body.group)
         if group is None:
             group = self.groups[body.group] = Group(body.group)
@@ -551,7 +565,7 @@ class HostedPartition:
         group.kept = True
 
     def apply_parked(self, body: ParkedBody) -> None:
-        """Make changes of what a group has parked, which were read from the log."""
+        """Make changes of a group's parked messages that were read from the log."""
         group = self.groups.get(body.group)
         if group is None:
             group = self.groups[body.group] = Group(body.group)
@@ -563,7 +577,7 @@ class HostedPartition:
         group.kept = True
 
     def apply_hold(self, body: HoldBody) -> Callable[[], None]:
-        """Set or end a job's hold; returns a function that undoes it."""
+        """Set or end a job's hold. Return a function that undoes it."""
         before = self.holds
         others = {job: hold for job, hold in before.items() if job != body.job}
         self.holds = {**others, body.job: body} if body.ttl_ms else others
@@ -571,27 +585,29 @@ class HostedPartition:
 
     # ── views ─────────────────────────────────────────────────────────────────────────────────────
     def check_same_facts(self, facts: HostPartition) -> None:
-        """Raises PartitionInUseError if `facts` contradict the facts of this partition."""
+        """Raise InvalidRequestError if `facts` contradict the facts of this partition."""
         if stored_facts(facts) != self.facts:
-            raise PartitionInUseError(
+            raise InvalidRequestError(
+                Reason.PARTITION_IN_USE,
                 f"partition {self.partition_id} is hosted with other facts, "
                 f"as {self.facts.partition.name!r} of {self.facts.subject!r}",
                 partition_id=self.partition_id,
             )
 
     def check_unused(self) -> None:
-        """Raises PartitionInUseError if the partition is sealed, or has or had messages."""
+        """Raise InvalidRequestError if the partition is sealed, or has or had messages."""
         if self.sealed or self.next_offset:
             raise self._in_use()
 
     def check_empty(self) -> None:
-        """Raises PartitionInUseError if the partition has or had messages."""
+        """Raise InvalidRequestError if the partition has or had messages."""
         if self.next_offset:
             raise self._in_use()
 
-    def _in_use(self) -> PartitionInUseError:
+    def _in_use(self) -> InvalidRequestError:
         state = "sealed" if self.sealed else "open"
-        return PartitionInUseError(
+        return InvalidRequestError(
+            Reason.PARTITION_IN_USE,
             f"partition {self.partition_id} is not new: it is {state} and has "
             f"{self.next_offset} messages",
             partition_id=self.partition_id,
@@ -599,7 +615,7 @@ class HostedPartition:
         )
 
     def status(self, *, now_ms: int, group: str | None = None) -> PartitionStatus:
-        """The durable status; with `group`, of all consumer groups only that group's."""
+        """Return the durable status. With `group`, it contains only that consumer group."""
         groups = (
             GroupStatus(
                 group=progress.name,
@@ -641,13 +657,13 @@ def _same_message(known: FailingMessage, other: FailingMessage) -> bool:
 
 
 def _end_of(end: int) -> int:
-    """The end of a lost range as a number; MAX_I64 for END_UNKNOWN."""
+    """Return the end of a lost range as a number; MAX_I64 stands for END_UNKNOWN."""
     return MAX_I64 if end == END_UNKNOWN else end
 
 
 def stored_facts(facts: HostPartition) -> HostPartition:
-    """The facts that a broker stores: without address, state, logic start, groups and times, which
-    change or are unknown.
+    """Return the facts that a broker stores. They lack address, state, logic start, groups and
+    times, which change or are unknown.
     """
     partition = msgspec.structs.replace(
         facts.partition, address=None, state=PartitionState.OPEN, logic_start=0

@@ -1,5 +1,5 @@
-"""The right to pull and ack a partition for a consumer group: a fence that only rises, a lock that
-expires.  Pure.
+"""The right to pull and ack a partition for a consumer group: a fence that only rises, and a lock
+that expires. Pure.
 
     token < fence     FENCED: a newer owner exists              same token, same session: the owner
     token > fence     unknown: acquire first                    same token, other session: FENCED
@@ -29,17 +29,15 @@ from ...protocol.routing import ConsumeStrategy
 
 SESSION_CHARS_MAX = 64
 RESET = "=reset"
-"""The session of a token that an operator's reset has presented.  No consumer has such a
-session.
-"""
+"""The session of a token that an operator's reset has presented. No consumer has this session."""
 RESET_SHARED = "=reset*"
-"""The session of a reset's token for a shared group."""
+"""The session of a token that an operator's reset has presented for a shared group."""
 SHARED = "*"
 """The session of a shared group's token, which belongs to every session of the group."""
 
 
 def operator_session(strategy: ConsumeStrategy) -> str:
-    """The session of a token that an operator's reset presents."""
+    """Return the session of a token that an operator's reset presents."""
     return RESET_SHARED if strategy is ConsumeStrategy.SHARED else RESET
 
 
@@ -48,24 +46,24 @@ class PullLock:
     """The fence and the lock of a consumer group on a partition."""
 
     fence: int = 0
-    """The highest token that was presented; 0 before the first."""
+    """The highest token that was presented, or 0 before the first."""
     session: str = ""
     """The session that acquired this token."""
     ttl_ms: int = TTL_MS_DEFAULT
     expires_at_ms: int = 0
-    """By the broker's boot clock."""
+    """The time at which the lock expires, in milliseconds of the broker's boot clock."""
     released: bool = False
-    """The owner has released the lock, and has to acquire again."""
+    """True if the owner has released the lock, and has to acquire again."""
 
     def holder(self, now_ms: int) -> str | None:
-        """The session that holds the lock now."""
+        """Return the session that holds the lock now, or None."""
         held = not self.released and not self.shared and now_ms < self.expires_at_ms
         return self.session if held else None
 
     @property
     def known_ttl_ms(self) -> int:
-        """The ttl of the session that acquired the token; 0 if no session did since the broker's
-        start.
+        """The ttl in milliseconds of the session that acquired the token, or 0 if no session has
+        acquired it since the broker's start.
         """
         return self.ttl_ms if self.expires_at_ms else 0
 
@@ -76,7 +74,7 @@ class PullLock:
 
     @property
     def by_operator(self) -> bool:
-        """True if the token came with an operator's reset."""
+        """True if the token was presented by an operator's reset."""
         return self.session in {RESET, RESET_SHARED}
 
     @property
@@ -116,7 +114,7 @@ def decide_acquire(lock: PullLock, *, token: int, session: str, ttl_ms: int) -> 
 
 
 def check_session(session: str) -> None:
-    """Check the name of a session.  Raises InvalidRequestError."""
+    """Check the name of a session, or raise InvalidRequestError."""
     if not 1 <= len(session) <= SESSION_CHARS_MAX or session == SHARED:
         raise InvalidRequestError(f"a session has 1 to {SESSION_CHARS_MAX} characters")
 
@@ -148,7 +146,7 @@ def _check_owner(lock: PullLock, *, token: int, session: str) -> None:
 
 
 def raise_fence(lock: PullLock, *, token: int, session: str) -> None:
-    """Raise the fence to a token that was just accepted, or was read from the log."""
+    """Raise the fence to a token that was just accepted or read from the log."""
     assert token >= lock.fence
     lock.fence = token
     lock.session = session
@@ -164,10 +162,10 @@ def take(lock: PullLock, *, ttl_ms: int, now_ms: int) -> None:
 
 
 def renew(lock: PullLock, *, now_ms: int) -> None:
-    """Extend the lock by its ttl: the owner made a call."""
+    """Extend the lock by its ttl, because the owner made a call."""
     lock.expires_at_ms = now_ms + lock.ttl_ms
 
 
 def release(lock: PullLock) -> None:
-    """Free the lock: the owner has given it back."""
+    """Free the lock, because the owner has given it back."""
     lock.released = True

@@ -1,14 +1,17 @@
-"""Bodies of the records that are not messages: facts of partitions, fences, cursors.  Pure.
+"""Encodes and decodes the bodies of records that are not messages: facts of partitions, fences,
+cursors and others.  Pure.
 
-    PARTITION  {subject, partition}                       map, so that facts can be added
+    PARTITION  {subject, partition}                 map, so that facts can be added
     FENCE      [group, token, session]
-    CURSOR     [group, token, cursor, [[start, end], …], removed_unread, [[offset, tries], …], [[offset, crashes], …]]
+    CURSOR     [group, token, cursor, [[start, end], …], removed_unread, [[offset, tries], …],
+                [[offset, crashes], …]]
                token: the fence when it was written; the last three fields are written only if they
                    are not 0 and empty
     FORGET     [group, token]
-    PARKED     [group, token, at_ms, [change, …], [[tries, source, offset, next_ms], …]]    changes as in protocol/parked/changes.py
-               the last field, when messages are tried again, is written only if it is not empty
-    HOLD       [job, from_offset, ttl_ms]        ttl_ms 0: the hold has ended
+    PARKED     [group, token, at_ms, [change, …], [[tries, source, offset, next_ms], …]]
+               changes as in protocol/parked/changes.py; the last field, which says when messages
+                   are tried again, is written only if it is not empty
+    HOLD       [job, from_offset, ttl_ms]           ttl_ms 0: the hold has ended
     DROPPED    [[[first id, one past the last id], …], {subject: highest partition id}]
     SEAL       empty; base_offset is the partition's end
     TOLD       empty
@@ -31,7 +34,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class FenceBody(msgspec.Struct, frozen=True, array_like=True):
-    """The fence of a consumer group on a partition rose to `token`."""
+    """A record body: the fence of a consumer group on a partition rose to `token`."""
 
     group: str
     token: int
@@ -46,37 +49,39 @@ class CursorBody(msgspec.Struct, frozen=True, array_like=True):
     cursor: int
     ranges: list[tuple[int, int]]
     removed_unread: int = 0
-    """Messages that retention removed before the group had acked them."""
+    """The number of messages that retention removed before the group had acked them."""
     attempts: list[tuple[int, int]] = []
-    """(offset, tries that failed) of messages that are not acked."""
+    """(offset, number of failed tries) of messages that are not acked."""
     begun: list[tuple[int, int]] = []
-    """(offset, crashes) of suspects that were begun, and have not ended."""
+    """(offset, crashes) of suspects that were begun and have not ended."""
 
 
 class ParkedBody(msgspec.Struct, frozen=True, array_like=True):
-    """Changes of what a consumer group has parked on a partition."""
+    """Changes of the messages that a consumer group has parked on a partition."""
 
     group: str
     token: int
     at_ms: int
-    """By the broker's calendar."""
+    """The time of the changes in milliseconds, by the broker's calendar."""
     changes: tuple[ParkChange, ...]
     next_tries: tuple[tuple[int, int, int, int], ...] = ()
-    """When messages that wait for retry behind the changes are tried: number of tries, source,
-    offset, milliseconds since 1970.
+    """(number of tries, source, offset, milliseconds since 1970): the times at which messages that
+    wait for retry after the changes are tried.
     """
 
 
 class ForgetBody(msgspec.Struct, frozen=True, array_like=True):
-    """A consumer group was deleted; its tokens up to `token` are refused."""
+    """A record body: a consumer group was deleted, and its tokens up to and including `token` are
+    refused.
+    """
 
     group: str
     token: int
 
 
 class HoldBody(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """A job holds the messages from `from_offset` on against retention, for `ttl_ms`; 0: no
-    longer.
+    """A record body: a job holds the messages from `from_offset` on against retention, for
+    `ttl_ms`. If that is 0, the hold has ended.
     """
 
     job: str
@@ -119,7 +124,7 @@ _KINDS = {
 
 
 def encode_body(partition_id: int, body: Body) -> bytes:
-    """A record of the log that is not stamped yet; None makes a SEAL."""
+    """Return a record of the log that is not stamped yet. None makes a SEAL."""
     if body is None:
         return encode_record(b"", kind=Kind.SEAL, partition_id=partition_id)
     said: Any = body
@@ -138,19 +143,19 @@ def encode_body(partition_id: int, body: Body) -> bytes:
 
 
 def encode_told(partition_id: int) -> bytes:
-    """A TOLD record that is not stamped yet: the partition's groups earlier in the log are all of
-    its subject.
+    """Return a TOLD record that is not stamped yet. It says that the partition's groups earlier in
+    the log are all groups of its subject.
     """
     return encode_record(b"", kind=Kind.TOLD, partition_id=partition_id)
 
 
 def decode_body(header: Header, body: memoryview) -> Body:
     """
-    The body of a record that is not MESSAGES.
+    Return the body of a record that is not MESSAGES.
 
     Raises:
-        CorruptLogError: the kind is unknown or the body does not fit it, as in a log that a newer
-            broker wrote.
+        CorruptLogError: the kind is unknown or the body does not fit it, for example in a log that
+            a newer broker wrote.
     """
     if header.kind in WITHOUT_BODY:
         return None

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from ...protocol.control import HostPartition
 from ...protocol.errors import (
     CorruptLogError,
-    PartitionInUseError,
+    InvalidRequestError,
     PartitionUnknownError,
+    Reason,
     StorageError,
 )
 from .dropped import DroppedPartitions
@@ -21,39 +22,41 @@ from .records import DroppedBody
 from .table import PartitionTable
 
 AHEAD_MS_MAX = 24 * 3_600_000
-"""How far ahead of the calendar a partition may begin: more than a wrong time zone is, and over
-within a day.
+"""The time by which a partition may begin ahead of the calendar, in milliseconds: more than the
+error of a wrong time zone, and over within a day.
 """
 PROBLEMS_MAX = 100
 MORE = "there are more problems: stop the broker, then `keylane broker verify` lists them"
 
 
 class BrokerState:
-    """The hosted partitions, by id; `now_ms` is the clock of their pull locks."""
+    """The hosted partitions by id, and the damage of the log; `now_ms` is the clock of their pull
+    locks.
+    """
 
     def __init__(self, now_ms: Callable[[], int] = lambda: 0) -> None:
         self.partitions = PartitionTable(now_ms)
         self._warm = self.partitions.warm
         self.hosting: set[int] = set()
-        """Partitions whose facts are not durable yet; answers do not name them."""
+        """The partitions whose facts are not durable yet. Answers do not name them."""
         self.orphans: dict[int, int] = {}
-        """Partitions that have records but whose facts are lost: id → position of the first such
-        record.
+        """Partition id → the position of its first record, for partitions that have records but
+        whose facts are lost.
         """
         self.problems: list[str] = []
-        """Damage as text, the newest last."""
+        """The damage as text, the newest last."""
         self.until_restart: set[str] = set()
-        """The problems that the next start repairs.  Snapshots leave them out."""
+        """The problems that the next start repairs. Snapshots leave them out."""
         self.retained = 0
-        """First offsets fit a log that begins at this position.  If the log begins later, a start
-        raises them.
+        """The position that first offsets fit if the log begins there. If the log begins later, a
+        start raises them.
         """
         self.damaged: set[int] = set()
-        """Partitions that have lost messages."""
+        """The partitions that have lost messages."""
         self.dropped = DroppedPartitions()
 
     def partition(self, partition_id: int) -> HostedPartition:
-        """The partition of this id.  Raises PartitionUnknownError, CorruptLogError."""
+        """Return the partition of this id, or raise PartitionUnknownError or CorruptLogError."""
         partition = self._warm.get(partition_id) or self.partitions.get(partition_id)
         if partition is None:
             self.check_no_orphan(partition_id)
@@ -61,9 +64,7 @@ class BrokerState:
         return partition
 
     def check_no_orphan(self, partition_id: int) -> None:
-        """Raises CorruptLogError if the log has records of this partition and has lost its
-        facts.
-        """
+        """Raise CorruptLogError if the log has records of this partition and has lost its facts."""
         if partition_id in self.orphans:
             position = self.orphans[partition_id]
             raise CorruptLogError(
@@ -74,14 +75,16 @@ class BrokerState:
             )
 
     def check_not_dropped(self, partition_id: int) -> None:
-        """Raises PartitionInUseError if a partition of this id was dropped."""
+        """Raise InvalidRequestError if a partition of this id was dropped."""
         if partition_id in self.dropped:
-            raise PartitionInUseError(
-                f"partition {partition_id} was dropped with its subject", partition_id=partition_id
+            raise InvalidRequestError(
+                Reason.PARTITION_IN_USE,
+                f"partition {partition_id} was dropped with its subject",
+                partition_id=partition_id,
             )
 
     def apply_dropped(self, body: DroppedBody) -> None:
-        """Drop partitions by a durable record."""
+        """Drop the partitions of a durable record."""
         self.dropped.add(body)
         if sum(end - start for start, end in body.ranges) == 1:
             self.forget_partition(body.ranges[0][0])
@@ -91,7 +94,7 @@ class BrokerState:
                 self.forget_partition(number)
 
     def forget_partition(self, partition_id: int) -> None:
-        """Forget everything of a partition."""
+        """Forget everything about a partition."""
         self.partitions.remove(partition_id)
         self.orphans.pop(partition_id, None)
         self.damaged.discard(partition_id)
@@ -103,10 +106,10 @@ class BrokerState:
         self.touch(partition)
 
     def met_damage(self, partition: HostedPartition, error: StorageError) -> None:
-        """Note damage that a read has met.  As at a start, the partition loses the damaged offsets;
-        health shows it.
+        """Note damage that a read has found. The partition loses the damaged offsets, as it would
+        at a start; health shows it.
         """
-        # The partition may have cooled while the disk was read.  Only a warm partition may be
+        # The partition may have become cold while the disk was read. Only a warm partition may be
         # changed.
         self.partitions.get(partition.partition_id)
         if not isinstance(error, CorruptLogError) or error.end_offset is None:
@@ -118,8 +121,8 @@ class BrokerState:
         self.lose(partition, start, error.end_offset, position=error.position)
 
     def problem(self, text: str, *, room: int = PROBLEMS_MAX) -> None:
-        """Add a problem for health, once.  If there are `room` problems, add the sentence that
-        there are more.
+        """Add a problem for health, once. If there are already `room` problems, add the sentence
+        that there are more.
         """
         if text in self.problems:
             return
@@ -139,8 +142,8 @@ class BrokerState:
         return partition
 
     def first_time_ms(self, partition: HostedPartition, now_ms: int) -> int:
-        """The time of a partition's first message: the calendar, or where those end that it
-        continues, as far as they are here.
+        """Return the time of a partition's first message: the time of the calendar, or the end of
+        the partitions that it continues, if they are here and ended later.
         """
         parents = map(self.partitions.look, partition.facts.partition.parents)
         ended = [parent.appended_at_ms for parent in parents if parent is not None]
@@ -153,7 +156,7 @@ class BrokerState:
 
 
 def counts_as_end(at_ms: int, now_ms: int) -> bool:
-    """Whether a partition begins no earlier than one that it continues, which ended then; `now_ms`
-    is its broker's calendar.
+    """Return True if a partition that ended at `at_ms` keeps its continuation from beginning
+    earlier; `now_ms` is the time of the broker's calendar.
     """
     return at_ms <= now_ms + AHEAD_MS_MAX

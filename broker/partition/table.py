@@ -6,8 +6,8 @@ memory.  Pure.
 Invariants
     A partition is either warm or cold.
     A partition has at most one object: a weak reference finds an object that is still in use after
-    it cooled. A partition cools only when it is quiet: its state is durable, and no pull lock is
-    held.
+    its partition became cold. A partition becomes cold only when it is quiet: its state is durable,
+    and no pull lock is held.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from .image import image_of, partition_of
 from .partition import HostedPartition
 
 WARM_MAX = 8_000
-"""Objects that are kept.  An object takes about a kilobyte, an image about two hundred bytes."""
+"""The number of objects that are kept. An object takes about a kilobyte, an image about two hundred
+bytes.
+"""
 COOL_AT_ONCE = 8
 
 
@@ -31,20 +33,22 @@ class PartitionTable(Mapping[int, HostedPartition]):
         self._now_ms = now_ms
         self._warm_max = warm_max
         self.warm: OrderedDict[int, HostedPartition] = OrderedDict()
-        """Those that are objects, the oldest first; changed here alone."""
+        """The partitions that are objects, the oldest first. It is changed only here."""
         self._cold: dict[int, bytes] = {}
         self._referenced: WeakValueDictionary[int, HostedPartition] = WeakValueDictionary()
         self.dirty: set[int] = set()
-        """Partitions that have changed since the last snapshot was begun."""
+        """The partitions that have changed since the last snapshot was begun."""
         self.version = 0
-        """Rises when a partition is added or removed."""
+        """The version, which rises when a partition is added or removed."""
 
     def get(self, partition_id: int, default: object = None) -> HostedPartition | None:  # type: ignore[override]
-        """The partition, or None."""
+        """Return the partition, or None."""
         return self.warm.get(partition_id) or self._thaw(partition_id)
 
     def look(self, partition_id: int) -> HostedPartition | None:
-        """The partition, or None; as `get`, but for reading only: a cold partition stays cold."""
+        """Return the partition, or None, for reading only: unlike with `get`, a cold partition
+        stays cold.
+        """
         warm = self.warm.get(partition_id) or self._referenced.get(partition_id)
         if warm is not None:
             return warm
@@ -64,7 +68,7 @@ class PartitionTable(Mapping[int, HostedPartition]):
         return iter(self.ids())
 
     def ids(self) -> list[int]:
-        """The ids of all partitions, in no order."""
+        """Return the ids of all partitions, in no particular order."""
         return [*self.warm, *self._cold]
 
     def __len__(self) -> int:
@@ -114,8 +118,8 @@ class PartitionTable(Mapping[int, HostedPartition]):
         self.version += 1
 
     def image(self, partition_id: int) -> bytes | None:
-        """The image of the partition's present state, durable or not; None if the partition is not
-        hosted.
+        """Return the image of the partition's present state, durable or not, or None if the
+        partition is not hosted.
         """
         warm = self.warm.get(partition_id)
         return self._cold.get(partition_id) if warm is None else image_of(warm)

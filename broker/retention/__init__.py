@@ -1,1 +1,1 @@
-"""Which segments of the log may go, and how they are removed."""
+"""Decides which segments of the log may be removed, and removes them."""

@@ -1,25 +1,25 @@
-"""The retention loop: reads disk use and segment ages, has `policy.py` decide, removes segments.
-Disk.
+"""The retention loop: it reads disk use and segment ages, lets `policy.py` decide, and removes
+segments. Disk.
 
     ages, disk ─▶ policy.py ─▶ first position a group needs ─▶ partitions that only these segments
-        describe: written again
+        describe are written again
       ─▶ first offsets rise ─▶ segments removed ─▶ the index forgets them ─▶ a snapshot, so that a
           start need not correct
 
-`docs/ARCHITECTURE.md` has each step with its reason.
+`docs/ARCHITECTURE.md` explains each step and its reason.
 
 Invariants
     First offsets rise before segments are removed, so a read of a removed offset is answered with
     the first offset. First offsets rise only when every record that must be written before the
-    removal is durable. Messages stay until the metaserver has told the groups of their partition,
-    unless the subject's retention is TIME; rows of a hidden subject so stay until it is published.
-    Messages that a job holds stay, whatever the subject's retention. Segments are removed only when
-    a metaserver has accepted a report of this opening and does not refuse the folder. A calendar
-    that is set forward at once makes nothing old for a day: `../calendar.py`. The index forgets
-    last.  After a crash in between, a start corrects it by the beginning of the log. After
-    partitions were dropped, the oldest segments without a message of a hosted partition go at any
-    age. The loop never keeps the event loop for long; blocking work is done in slices between
-    commits.
+    removal is durable. Messages stay until the metaserver has sent the groups of their partition,
+    unless the subject's retention is TIME; rows of a hidden subject therefore stay until it is
+    published. Messages that a job holds stay, whatever the subject's retention is. Segments are
+    removed only when a metaserver has accepted a report of this opening and does not refuse the
+    folder. If the calendar jumps forward, nothing becomes old by that for a day: `../calendar.py`.
+    The index forgets last. After a crash in between, a start corrects it by the beginning of the
+    log. After partitions were dropped, the oldest segments without a message of a hosted partition
+    are removed at any age. The loop never occupies the event loop for long; blocking work is done
+    in slices between commits.
 """
 
 from __future__ import annotations
@@ -61,39 +61,43 @@ from .policy import (
 log = logging.getLogger("keylane.broker")
 
 _FULL, _EARLY = "full", "early"
-"""Keys of troubles: messages are refused, and messages are removed before their time."""
+"""Keys of two troubles: messages are refused, and messages are removed before their time."""
 CHECK_MS = 10_000
-"""RocketMQ has the same interval."""
+"""The time between two checks, in milliseconds; RocketMQ uses the same interval."""
 SLICE = 500
-"""Partitions that are looked at without a pause."""
+"""The number of partitions that are examined without a pause."""
 NOT_ACCEPTED = "nothing is removed until a metaserver takes this broker's report"
-"""The folder may be an older copy, which lacks consumer groups."""
+"""The problem that is reported meanwhile: the folder may be an older copy, which lacks consumer
+groups.
+"""
 NO_DISK = DiskUse(free_bytes=0, total_bytes=0)
-"""Nothing of it is in use."""
+"""A disk of which nothing is in use."""
 HEADERS_MAX = 10_000
-"""Records of a segment that one check reads to find its messages; the next check goes on behind
-them.
+"""The number of records of a segment that one check reads to find its messages. The next check
+continues after them.
 """
 READ_BYTES_MAX = 16 << 20
-"""A sealed segment up to this size is read for the time of its newest message."""
+"""The largest size, in bytes, of a sealed segment that is read for the time of its newest
+message.
+"""
 
 
 class _Times:
-    """The times of a segment's messages, as far as it was read."""
+    """The times of a segment's messages, as far as the segment was read."""
 
     __slots__ = ("at", "first_ms", "newest_ms", "whole")
 
     def __init__(self, base: int) -> None:
         self.at = base
-        """Position of the first record that was not read."""
+        """The position of the first record that was not read."""
         self.first_ms: int | None = None
         self.newest_ms = 0
         self.whole = False
-        """All of the segment was read, after it was sealed."""
+        """True if all of the segment was read after it was sealed."""
 
 
 class Cleaning:
-    """The loop of retention; `problem` says why segments stay that should be removed."""
+    """The retention loop; `problem` says why segments stay that should be removed."""
 
     def __init__(
         self,
@@ -107,8 +111,12 @@ class Cleaning:
         standing: Standing | None = None,
         calendar: Calendar | None = None,
     ) -> None:
-        """`standing` keeps every segment until a metaserver has accepted this broker's report;
-        None: no metaserver.  `calendar` may be shared.
+        """Create the loop.
+
+        Args:
+            standing: keeps every segment until a metaserver has accepted this broker's report; None
+                if there is no metaserver.
+            calendar: may be shared.
         """
         self._store = store
         self._standing = standing
@@ -125,33 +133,37 @@ class Cleaning:
         self._dropped_version = -1 if store.state.dropped else 0
         """The version of the dropped partitions for which `_vacant` was found."""
         self._vacant = 0
-        """No hosted partition has a message below this position."""
+        """The position below which no hosted partition has a message."""
         self._run_commit = run_commit
         self._run_read = run_read
         self._refusal = ""
         self._disk_use = NO_DISK
-        """As the last check has found it; nothing is in use before the first one."""
+        """The disk use that the last check has found; nothing counts as used before the first
+        one.
+        """
         self._times: dict[int, _Times] = {}
-        """The times of a segment's messages, by its base."""
+        """The base of a segment → the times of its messages."""
         self.problem = ""
         self.untold: tuple[int, ...] = ()
-        """Partitions, UNTOLD_MAX at most, whose messages stay only because their groups were never
-        told.
+        """The partitions, at most UNTOLD_MAX, whose messages stay only because their groups were
+        never sent.
         """
         self._untold: list[int] = []
-        """Such partitions, as the present check has found them, but those of hidden subjects."""
+        """The partitions whose groups were never sent, as the present check has found them, except
+        those of hidden subjects.
+        """
         self._hidden: dict[int, str] = {}
-        """Such partitions of hidden subjects, with the subject: their groups are told when it is
-        published.
+        """Partition id → hidden subject, for partitions whose groups were never sent; they are sent
+        when the subject is published.
         """
         self._held: list[int] = []
-        """Partitions of which jobs hold messages that no group needs, as the present check has
+        """The partitions of which jobs hold messages that no group needs, as the present check has
         found them.
         """
 
     def adopt(self, settings: BrokerSettings) -> None:
-        """Remove messages by the limits of these settings from now on, and take the calendar for
-        right as it is.
+        """Remove messages by the limits of these settings from now on, and trust the calendar as it
+        is.
         """
         self._calendar.believe()
         self._limits = Limits(
@@ -159,8 +171,8 @@ class Cleaning:
         )
 
     def removed_from_ms(self, stored_ms: int) -> int | None:
-        """When a message that was stored then may be removed at the earliest, by the disk use of
-        the last check; None: never.
+        """Return the earliest time at which a message that was stored at `stored_ms` may be
+        removed, by the disk use of the last check; None means never.
         """
         return removed_from_ms(
             stored_ms,
@@ -188,8 +200,8 @@ class Cleaning:
             await self._pause()
 
     async def _pause(self) -> None:
-        """Wait until the next check is due, or until a metaserver accepts this broker if the last
-        check lacked that.
+        """Wait until the next check is due. If the last check lacked the acceptance of a
+        metaserver, wait at most until that arrives.
         """
         if self._standing is None or self.problem != NOT_ACCEPTED:
             await asyncio.sleep(CHECK_MS / 1000)
@@ -200,7 +212,7 @@ class Cleaning:
 
     async def check(self) -> int:
         """
-        Remove the segments that are due; returns the number of removed segments.
+        Remove the segments that are due, and return the number of removed segments.
 
         Raises:
             KeylaneError: some segments were not removed; the next check tries again.
@@ -222,7 +234,7 @@ class Cleaning:
             self._log_refusal()
 
     def _log_refusal(self) -> None:
-        """Log why messages are refused at the end of a check, or that they are taken again."""
+        """Log why messages are refused at the end of a check, or that they are accepted again."""
         now_ms = self._clock.boot_ms()
         if not self._refusal:
             if self._troubles.over(now_ms, _FULL):
@@ -231,7 +243,9 @@ class Cleaning:
             log.error("messages are refused: %s; free disk space or add a disk", self._refusal)
 
     def _log_early_removal(self, percent: int) -> None:
-        """Log that the log was shortened because of the disk, against its own limits."""
+        """Log that the log was shortened because of the disk, earlier than its own limits
+        require.
+        """
         if self._troubles.met("disk", self._clock.boot_ms(), _EARLY):
             log.warning(
                 "the disk was %d %% full: messages that no group needs are removed early, now up "
@@ -241,8 +255,8 @@ class Cleaning:
             )
 
     async def _begin_segment(self, oldest_ms: int | None, *, segments: int) -> bool:
-        """Have the next record begin a segment if the present one is old enough; returns whether it
-        has.
+        """Let the next record begin a segment if the present one is old enough. Return True if it
+        does.
         """
         now_ms = self._calendar.now_ms()
         if not begins_segment(oldest_ms, self._limits, segments=segments, now_ms=now_ms):
@@ -319,8 +333,8 @@ class Cleaning:
         return allowed
 
     async def _prepare(self, position: int, disk: DiskUse) -> None:
-        """Write the partitions that the segments describe again; on a full disk the reserve is
-        removed first.
+        """Write the partitions that the segments describe again. If the disk is full, remove the
+        reserve first.
         """
         carry_over = self._store.carry_over
         try:
@@ -334,7 +348,7 @@ class Cleaning:
             await carry_over.prepare(position)
 
     async def _save_counts(self) -> None:
-        """Save the counts of messages removed unread, then log them, once for each group."""
+        """Save the counts of messages removed unread, then log them once for each group."""
         try:
             await self._firsts.saved()
         except (StorageError, BrokerReadOnlyError):
@@ -379,24 +393,24 @@ class Cleaning:
         return DiskUse(free_bytes=self._files.free_bytes(), total_bytes=self._files.total_bytes())
 
     def _look(self) -> tuple[DiskUse, list[SealedSegment], int | None]:
-        """The disk's use, the sealed segments, and the time of the first message of the one that is
-        written to.
+        """Return the disk's use, the sealed segments, and the time of the first message in the
+        segment that is being written.
         """
         bases = self._store.log.bases
         self._times = {base: self._times.get(base) or _Times(base) for base in bases}
         behind: list[int | None] = []
         first_ms: int | None = None
         for base, end in reversed(list(pairwise(bases))):
-            # While a calendar goes on, no message of a segment is newer than the first message
-            # behind the segment.
+            # As long as the calendar is not set back, no message of a segment is newer than the
+            # first message after the segment.
             first_ms = self._read_times(end).first_ms or first_ms
             behind.append(first_ms)
             self._read_times(base, end=end)
         segments: list[SealedSegment] = []
         known_ms = 0
         for (base, end), at_ms in zip(pairwise(bases), reversed(behind), strict=True):
-            # A calendar that was set back makes that time too early; the segment's own messages,
-            # and older ones, do not.
+            # If the calendar was set back, that time is too early; the times of the segment's own
+            # messages, and of older ones, are not.
             times = self._times[base]
             known_ms = max(known_ms, times.newest_ms)
             newest_ms = known_ms if times.whole else None
@@ -407,10 +421,10 @@ class Cleaning:
 
     def _read_times(self, base: int, *, end: int | None = None) -> _Times:
         """
-        Read on in a segment until its first message, or to its end if it is sealed and small.
+        Continue to read a segment until its first message, or to its end if it is sealed and small.
 
         Args:
-            end: where the segment ends; None: it may be written to.
+            end: where the segment ends; None if it may still be written.
         """
         times = self._times[base]
         reads_all = end is not None and end - base <= READ_BYTES_MAX
@@ -429,7 +443,7 @@ class Cleaning:
         return times
 
     async def _newest_ms(self) -> int:
-        """The time of the newest message that is stored; 0 without messages."""
+        """Return the time of the newest stored message, or 0 if there are no messages."""
         newest_ms = 0
         async for slice_ in self._slices(list(self._store.state.partitions)):
             stored = (each for each in slice_ if each.first_offset < each.readable_offset)
@@ -437,8 +451,8 @@ class Cleaning:
         return newest_ms
 
     async def _floor(self, wanted: int, numbers: list[int]) -> int | None:
-        """The first position below `wanted` that has a message which a group of these partitions
-        needs, or None.
+        """Return the first position below `wanted` at which there is a message that a group of
+        these partitions needs, or None.
         """
         floor: int | None = None
         async for slice_ in self._slices(numbers):
@@ -464,7 +478,7 @@ class Cleaning:
 
     async def _look_for_vacant(self, end: int) -> None:
         """Find the first position that has a message of a hosted partition, if partitions were
-        dropped since the last time.
+        dropped since the last search.
         """
         version = self._store.state.dropped.version
         if version == self._dropped_version:
@@ -481,14 +495,14 @@ class Cleaning:
         self._vacant, self._dropped_version = vacant, version
 
     def _needed_from(self, partition: HostedPartition) -> int:
-        """The first offset that a group needs or a job holds."""
+        """Return the first offset that a group needs or a job holds."""
         needed = self._groups_need(partition)
         held = self._store.holds.needed_from(partition)
         return needed if held is None else min(needed, max(held, partition.first_offset))
 
     def _groups_need(self, partition: HostedPartition) -> int:
-        """The first offset that a group needs; the partition's first offset if its groups were
-        never told.
+        """Return the first offset that a group needs, or the partition's first offset if its groups
+        were never sent.
         """
         if partition.facts.retention is Retention.TIME:
             return partition.readable_offset
@@ -505,8 +519,8 @@ class Cleaning:
             await asyncio.sleep(0)
 
     def _first_needed(self, cursors: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """(partition id, position of its first needed message); partitions without needed messages
-        are left out.
+        """Return (partition id, position of its first needed message) for partitions that have
+        needed messages.
         """
         return [
             (partition_id, units[0].position)
@@ -523,19 +537,19 @@ class Cleaning:
             await asyncio.sleep(0)
 
     async def _forget(self) -> None:
-        """Have the index forget the removed segments, and write a snapshot with the log's beginning
+        """Let the index forget the removed segments, and write a snapshot with the log's beginning
         (`retained`).
         """
         position = self._store.log.first_position
         steps = self._queues.retain(position, dropped=self._store.state.dropped.durable())
-        while await self._run_commit(_next_step, steps) is not None:  # appends come between
+        while await self._run_commit(_next_step, steps) is not None:  # appends come in between
             pass
         self._forgotten = self._store.state.retained = position
         await self._store.snapshotter.write()
 
 
 def _named(numbers: list[int]) -> str:
-    """The lowest partition id and the number of the others, as text."""
+    """Return the lowest partition id and the number of the others, as text."""
     more = f" and {len(numbers) - 1} more" if len(numbers) > 1 else ""
     return f"partition {min(numbers)}{more}"
 

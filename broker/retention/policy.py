@@ -1,18 +1,19 @@
 """Decides which of the oldest segments should be removed, and when writing has to stop.  Pure.
 
     older than retention_ms, or the log larger than retention_bytes    remove
-    disk 75 % full                                                     remove from half that age on
-    disk 85 % full                                                     remove the oldest, at any age
-    disk 90 % full                                                     refuse messages until space is free again
+    disk 75 % full                             remove segments older than half of retention_ms
+    disk 85 % full                             remove the oldest, at any age
+    disk 90 % full                             refuse messages until space is free again
 
-    oldest message of the segment that is written to older than retention_ms / 8    begin a new segment
+    oldest message of the segment that is being written is older than retention_ms / 8
+                                               begin a new segment
 
 Invariants
-    Whole sealed segments are removed, oldest first.  The segment that is written to stays.
+    Whole sealed segments are removed, oldest first. The segment that is being written stays.
     Messages of one segment are stored within an eighth of retention_ms, unless very many segments
-    are kept: so each goes at most that long after its age, also where a broker stores nothing any
-    more. A message stays until every consumer group of its partition has acked it, unless the
-    subject's retention is TIME. All messages of a partition stay until the metaserver has told its
+    are kept: so each is removed at most that long after its age, even if the broker stores nothing
+    any more. A message stays until every consumer group of its partition has acked it, unless the
+    subject's retention is TIME. All messages of a partition stay until the metaserver has sent its
     groups (`loop.py`).
 
 Source: RocketMQ's numbers (75, 85, 90 %; 72 hours), without its hour of the day; QMQ's 72 hours.
@@ -27,17 +28,17 @@ EARLY_PERCENT = 75
 FORCED_PERCENT = 85
 FULL_PERCENT = 90
 SEGMENTS_PER_AGE = 8
-"""Segments that are begun by age within retention_ms."""
+"""The number of segments that are begun by age within retention_ms."""
 SEGMENTS_MAX = 1_000
-"""With more segments none is begun by age: what a group or a job needs keeps them, and each takes
-two files.
+"""The number of segments above which none is begun by age: segments that a group or a job needs are
+kept, and each takes two files.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class SealedSegment:
-    """A sealed segment: positions `[base, end)`; `newest_ms` is the time of its newest message,
-    None if unknown.
+    """A sealed segment with the positions `[base, end)`; `newest_ms` is the time of its newest
+    message, or None if that is unknown.
     """
 
     base: int
@@ -47,7 +48,7 @@ class SealedSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits of the log's age and size; 0: no limit."""
+    """Limits of the log's age and size; 0 means no limit."""
 
     retention_ms: int
     retention_bytes: int
@@ -61,7 +62,7 @@ class DiskUse:
     total_bytes: int
 
     def percent(self, freed: int = 0) -> int:
-        """Percent in use after `freed` more bytes are freed."""
+        """Return the percentage that is in use after `freed` more bytes are freed."""
         used = self.total_bytes - self.free_bytes - freed
         return max(used, 0) * 100 // max(self.total_bytes, 1)
 
@@ -69,8 +70,8 @@ class DiskUse:
 def wanted_position(
     segments: Sequence[SealedSegment], limits: Limits, disk: DiskUse, *, end: int, now_ms: int
 ) -> int:
-    """The log position up to which segments should be removed; the first base if none.  `end` is
-    the log's end.
+    """Return the log position up to which segments should be removed, or the first base if none
+    should. `end` is the log's end.
     """
     position = segments[0].base if segments else end
     freed = 0
@@ -89,13 +90,13 @@ def wanted_position(
 
 def begins_segment(oldest_ms: int | None, limits: Limits, *, segments: int, now_ms: int) -> bool:
     """
-    Return whether a new segment is begun, so that messages of the one that is written to can be
-    removed by age.
+    Return True if a new segment is to be begun, so that messages of the one that is being written
+    can be removed by age.
 
     Args:
-        oldest_ms: the time of the first message of the segment that is written to; None: it has
-            none.
-        segments: the number of segments, this one included.
+        oldest_ms: the time of the first message in the segment that is being written; None if it
+            has none.
+        segments: the number of segments, including this one.
     """
     if oldest_ms is None or not limits.retention_ms or segments > SEGMENTS_MAX:
         return False
@@ -105,8 +106,8 @@ def begins_segment(oldest_ms: int | None, limits: Limits, *, segments: int, now_
 def removed_from_ms(
     stored_ms: int, limits: Limits, disk: DiskUse, *, log_bytes: int, now_ms: int
 ) -> int | None:
-    """When a message that was stored then may be removed at the earliest; None: never, as things
-    are.
+    """Return the earliest time at which a message that was stored at `stored_ms` may be removed;
+    None means never under the present conditions.
     """
     percent = disk.percent()
     if percent >= FORCED_PERCENT or 0 < limits.retention_bytes < log_bytes:
@@ -117,8 +118,8 @@ def removed_from_ms(
 
 
 def allowed_position(segments: Sequence[SealedSegment], wanted: int, floor: int | None) -> int:
-    """`wanted`, lowered to the end of the last segment below `floor`, the first position that a
-    group needs, or None.
+    """Return `wanted`, lowered to the end of the last segment below `floor`, which is the first
+    position that a group needs, or None.
     """
     if floor is None or floor >= wanted:
         return wanted
@@ -127,7 +128,7 @@ def allowed_position(segments: Sequence[SealedSegment], wanted: int, floor: int 
 
 
 def reason_to_refuse(disk: DiskUse) -> str:
-    """Why messages must be refused; "" if they may be taken."""
+    """Return why messages must be refused, or "" if they may be accepted."""
     percent = disk.percent()
     if percent < FULL_PERCENT:
         return ""

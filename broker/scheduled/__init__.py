@@ -1,3 +1,3 @@
-"""Scheduled messages: kept in a journal of their own, and stored in their subjects when their time
-has come.
+"""Scheduled messages: they are kept in a journal of their own, and stored in their subjects at
+their time.
 """

@@ -1,5 +1,5 @@
-"""Which scheduled messages wait, which are due, and which are on their way to their subjects.
-Pure.
+"""Keeps track of scheduled messages: which wait, which are due, and which are on their way to their
+subjects.  Pure.
 
     waiting ──due──▶ ready ──take──▶ taken ──begin──▶ in a delivery ──end──▶ delivered
        │ ▲                             │                    │
@@ -7,16 +7,16 @@ Pure.
        └──cancel──▶ canceled           └──── drop ──────────┴─▶ dropped
 
 Invariants
-    A message is in one delivery at most.  A delivery is stored under one idempotency key with the
+    A message is in at most one delivery. A delivery is stored under one idempotency key with the
     same messages each time, so its messages are given back only when nothing of it can be stored. A
-    message that was taken is not canceled, unless it was given back. A message is due by the
-    calendar of the moment, and a pause between two tries is counted on the boot clock: a calendar
-    that is set back neither lengthens a pause, nor leaves a message that is not due any more with
-    those that are. A message is not written again behind the record that settles it, which would
-    bring it back at a start. A message that was settled is known to a repeat of its sender, and to
-    a cancel, also after a start: what settled it is written again, as long as it is among the
-    SETTLED_MAX whose records are the last of the journal. The records of the journal, folded in
-    their order, give the same waiting messages and deliveries.
+    taken message is not canceled unless it was given back. A message is due by the present time of
+    the calendar, and a pause between two tries is counted on the boot clock: a calendar that is set
+    back does not lengthen a pause, and a message that is no longer due leaves the due ones. A
+    message is not written again after the record that settles it, because that would restore it at
+    a start. A repeated call of its sender, or a cancel, finds a settled message even after a start:
+    the record that settled it is written again, as long as it is among the SETTLED_MAX whose
+    records are the last of the journal. The records of the journal, folded in their order, give the
+    same waiting messages and deliveries.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from heapq import heapify, heappop, heappush, nsmallest
 from operator import attrgetter
 from typing import NamedTuple
 
-from ...protocol.errors import ScheduledTakenError, ScheduledUnknownError
+from ...protocol.errors import BusyError, NotFoundError, Reason
 from ...protocol.ids import MAX_I64
 from ...protocol.scheduled.receipt import CancelOutcome
 from .name_bytes import NameBytes
@@ -45,22 +45,26 @@ from .records import (
 )
 
 SETTLED_MAX = 10_000
-"""Delivered, canceled and dropped messages that are remembered, for repeated calls."""
+"""The number of delivered, canceled and dropped messages that are remembered for repeated calls."""
 SETTLED_BYTES = 20
-"""Bytes in the journal of what settled a message, once it was written again; about."""
+"""The approximate number of bytes that a settled message takes in the journal once its record was
+written again.
+"""
 WRITTEN_AGAIN = ""
-"""The name of a record about messages of several stored deliveries."""
+"""The delivery name of a record about messages of several stored deliveries."""
 NOT_WRITTEN = 0
-"""Instead of a segment: what settled a message is not durable yet."""
+"""The segment number of a settled message whose record is not durable yet."""
 DUE_MAX = 1_000
-"""Messages that become ready in one step; a quarter of a million at once would keep the event loop
-for seconds.
+"""The number of messages that become ready in one step. A quarter of a million at once would occupy
+the event loop for seconds.
 """
 WITHDRAWN_MAX = 1_000
-"""Times of messages that wait no more are remembered up to this number, and as many as wait."""
+"""The number of times of messages that no longer wait that are kept, in addition to as many as
+there are messages.
+"""
 LOOK_COUNT = 2_000
-"""Messages that a look for the soonest ones takes in one step: about 1 ms.  Before the first step
-they are all noted, in 5 ms of 250,000.
+"""The number of messages that a search for the soonest ones examines in one step, which takes about
+1 ms. Before the first step all of them are listed, which takes 5 ms for 250,000.
 """
 DELIVERY_COUNT_MAX = 1_000
 DELIVERY_BYTES_MAX = 1 << 20
@@ -81,43 +85,47 @@ class ScheduledEntry:
     size: int
     place: Place
     again_ms: int = 0
-    """When it is tried again, by the boot clock; 0: it waits for its time, by the calendar."""
+    """The time of the boot clock at which it is tried again, in milliseconds; 0 if it waits for its
+    time by the calendar.
+    """
     taken: bool = False
     subject_id: int = 0
-    """The only subject that gets it; 0: the one that has the name then."""
+    """The id of the only subject that receives it; 0 if the subject that has the name at that time
+    receives it.
+    """
 
     @property
     def message_bytes(self) -> int:
-        """Bytes of value and properties, which the limit of its subject is for."""
+        """The number of bytes of value and properties, to which its subject's limit applies."""
         return self.size - overhead_of(self.subject)
 
 
 @dataclass(slots=True)
 class ScheduledDelivery:
-    """A batch of messages that may be stored already."""
+    """A batch of messages that may already be stored."""
 
     name: str
     subject: str
     logical: int
     scheduled_ids: tuple[bytes, ...]
     segment: int
-    """The segment of the journal that has its record."""
+    """The number of the journal's segment that contains its record."""
 
 
 class ScheduledAmount(NamedTuple):
-    """An amount of scheduled messages: kept of a subject or of all, wanted, or allowed."""
+    """An amount of scheduled messages: of a subject or of all, kept, wanted or allowed."""
 
     messages: int = 0
     bytes: int = 0
-    """In the journal, about."""
+    """The approximate number of bytes in the journal."""
 
     def plus(self, messages: int, size: int) -> ScheduledAmount:
-        """The same with other messages; with fewer, if the numbers are negative."""
+        """Return the amount with more messages, or with fewer if the numbers are negative."""
         return ScheduledAmount(self.messages + messages, self.bytes + size)
 
 
 class _Settled(NamedTuple):
-    """What became of a message, and the segment that has the record of it."""
+    """The outcome of a message, and the segment that contains the record of it."""
 
     outcome: CancelOutcome
     segment: int
@@ -130,31 +138,31 @@ class Agenda:
         self.entries: dict[bytes, ScheduledEntry] = {}
         self.deliveries: dict[str, ScheduledDelivery] = {}
         self.bytes = 0
-        """Bytes of the entries in the journal, about."""
+        """The approximate number of bytes that the entries take in the journal."""
         self._shares: dict[str, ScheduledAmount] = {}
-        """The entries by subject."""
+        """Subject → the amount of its entries."""
         self.names = NameBytes()
-        """Bytes of the entries in the journal, by subject and by the beginning of subjects."""
+        """The bytes of the entries in the journal, by subject and by the beginnings of subjects."""
         self._delivery_of: dict[bytes, str] = {}
         self._heap: list[_Moment] = []
-        """The times of messages that wait, and of some that wait no more."""
+        """The times of messages that wait, and of some that no longer wait."""
         self._again: list[_Moment] = []
-        """The same of next tries, by the boot clock."""
+        """The times of next tries, by the boot clock, in the same way."""
         self._serial = 0
         self._ready: dict[str, deque[bytes]] = {}
-        """Due messages by subject, in the order of their times."""
+        """Subject → its due messages, in the order of their times."""
         self._busy: set[str] = set()
-        """Subjects whose next delivery waits for the one before it."""
+        """The subjects whose next delivery waits for the previous one."""
         self._settling: dict[bytes | str, set[int]] = {}
-        """Canceled messages and stored deliveries whose records are not durable yet, with the
-        segments that have them.
+        """Canceled messages, and stored deliveries, whose records are not durable yet → the
+        segments that contain them.
         """
         self._settled: OrderedDict[bytes, _Settled] = OrderedDict()
-        """In the order of their records in the journal."""
+        """Message id → outcome, in the order of their records in the journal."""
 
     # ── messages ──────────────────────────────────────────────────────────────────────────────────
     def knows(self, scheduled_id: bytes) -> bool:
-        """True for a message that waits, is on its way, or was settled lately."""
+        """Return True for a message that waits, is on its way, or was settled lately."""
         return scheduled_id in self.entries or scheduled_id in self._settled
 
     def add(self, record: Waits, place: Place) -> None:
@@ -174,7 +182,7 @@ class Agenda:
         self._wait(entry)
 
     def share(self, subject: str) -> ScheduledAmount:
-        """The entries of a subject."""
+        """Return the amount of a subject's entries."""
         return self._shares.get(subject, ScheduledAmount())
 
     def _count(self, subject: str, count: int, size: int) -> None:
@@ -196,7 +204,7 @@ class Agenda:
             heapify(heap)
 
     def _is_of(self, moment: _Moment, heap: list[_Moment]) -> bool:
-        """True if a message waits for this moment of a heap still."""
+        """Return True if a message still waits for this moment of a heap."""
         at_ms, _, scheduled_id = moment
         entry = self.entries.get(scheduled_id)
         if entry is None or entry.taken:
@@ -210,27 +218,27 @@ class Agenda:
         Begin to cancel a message.
 
         Returns:
-            The outcome, if it is settled; None if it was waiting: it is taken until `canceled` or
-            `give_back`.
+            The outcome, if the message is settled. None if it was waiting: it then counts as taken
+            until `canceled` or `give_back`.
 
         Raises:
-            ScheduledUnknownError
-            ScheduledTakenError: it may be given back yet, so no outcome can be told.
+            NotFoundError
+            BusyError: it may still be given back, so no outcome can be reported.
         """
         entry = self.entries.get(scheduled_id)
         if entry is not None:
             if entry.taken:
-                raise ScheduledTakenError(scheduled_id=scheduled_id.hex())
+                raise BusyError(Reason.SCHEDULED_TAKEN, scheduled_id=scheduled_id.hex())
             entry.taken = True
             self._settling[scheduled_id] = {entry.place.segment}
             return None
         settled = self._settled.get(scheduled_id)
         if settled is None:
-            raise ScheduledUnknownError(scheduled_id=scheduled_id.hex())
+            raise NotFoundError(Reason.SCHEDULED_UNKNOWN, scheduled_id=scheduled_id.hex())
         return settled.outcome
 
     def is_taken(self, scheduled_id: bytes) -> bool:
-        """True while a message is neither settled nor waits."""
+        """Return True while a message is neither settled nor waiting."""
         entry = self.entries.get(scheduled_id)
         return entry is not None and entry.taken
 
@@ -251,15 +259,15 @@ class Agenda:
     # ── deliveries ────────────────────────────────────────────────────────────────────────────────
     def take(self, now_ms: int, boot_ms: int = 0) -> list[list[ScheduledEntry]]:
         """
-        Take messages whose time has come: of each subject that is not busy, the next batch, the
+        Take messages whose time has come: for each subject that is not busy, the next batch, the
         oldest first.
 
-        At most DUE_MAX become due in one call: `next_due_ms` and `next_try_ms` tell of more.  The
-        subjects are busy until `free`.
+        At most DUE_MAX become due in one call; `next_due_ms` and `next_try_ms` show whether there
+        are more. The subjects are busy until `free`.
 
         Args:
-            now_ms: the calendar.
-            boot_ms: the boot clock, for those that are tried again.
+            now_ms: the time of the calendar.
+            boot_ms: the time of the boot clock, for messages that are tried again.
         """
         for heap, until_ms in ((self._again, boot_ms), (self._heap, now_ms)):
             for _ in range(DUE_MAX):
@@ -342,10 +350,11 @@ class Agenda:
 
     def give_back(self, scheduled_ids: Iterable[bytes], again_ms: int | None = None) -> None:
         """
-        Have messages that were taken, and of which none is stored, wait.
+        Let messages wait that were taken, and of which none is stored.
 
         Args:
-            again_ms: until when, by the boot clock; None: as before.
+            again_ms: the time of the boot clock until which they wait; None keeps their earlier
+                time.
         """
         for scheduled_id in scheduled_ids:
             if (name := self._delivery_of.get(scheduled_id)) is not None:
@@ -357,7 +366,9 @@ class Agenda:
                 self._wait(entry)
 
     def drop(self, scheduled_ids: Iterable[bytes]) -> None:
-        """Begin to drop messages that were taken: they are taken until `dropped` or `give_back`."""
+        """Begin to drop messages that were taken. They stay taken until `dropped` or
+        `give_back`.
+        """
         for scheduled_id in scheduled_ids:
             if (name := self._delivery_of.get(scheduled_id)) is not None:
                 self._dissolve(name)
@@ -372,13 +383,13 @@ class Agenda:
             self._settle(scheduled_id, CancelOutcome.DROPPED, segment)
 
     def _dissolve(self, name: str) -> None:
-        """Forget a delivery, whose messages are in no other."""
+        """Forget a delivery. Its messages are in no other one."""
         for scheduled_id in self.deliveries.pop(name).scheduled_ids:
             self._delivery_of.pop(scheduled_id, None)
 
     # ── the journal ───────────────────────────────────────────────────────────────────────────────
     def replay(self, record: Record, place: Place) -> None:
-        """Fold a record of the journal, at a start; `finish` ends it."""
+        """Fold a record of the journal at a start; `finish` ends the replay."""
         if isinstance(record, Waits):
             self.add(record, place)
         elif isinstance(record, Canceled):
@@ -397,7 +408,7 @@ class Agenda:
                 self._settle(scheduled_id, CancelOutcome.DELIVERED, place.segment)
 
     def finish(self) -> None:
-        """End a replay: messages of deliveries are taken, all others wait."""
+        """End a replay: messages of deliveries are taken, and all others wait."""
         for name, delivery in list(self.deliveries.items()):
             if not all(scheduled_id in self.entries for scheduled_id in delivery.scheduled_ids):
                 self._dissolve(name)
@@ -405,7 +416,7 @@ class Agenda:
             self.entries[scheduled_id].taken = True
 
     def move(self, records: Iterable[Record], place: Place) -> None:
-        """Note where records were written again; those that were settled or forgotten meanwhile
+        """Note where records were written again. Messages that were settled or forgotten meanwhile
         stay so.
         """
         for record in records:
@@ -424,12 +435,12 @@ class Agenda:
         self, limit: int, subject: str | None = None
     ) -> Generator[None, None, tuple[int, list[ScheduledEntry]]]:
         """
-        Look for the `limit` first messages by time that wait or are on their way, of all subjects
-        or one.
+        Find the `limit` first messages by time that wait or are on their way, of all subjects or of
+        one.
 
         Yields:
-            Behind each LOOK_COUNT of them, so that other work can be done; messages that are
-            settled then are left out.
+            After each LOOK_COUNT of them, so that other work can be done. Messages that are settled
+            meanwhile are left out.
 
         Returns:
             Their number, and the first ones.
@@ -452,12 +463,12 @@ class Agenda:
 
     @property
     def journal_bytes(self) -> int:
-        """Bytes of the journal that are needed, about."""
+        """The approximate number of bytes of the journal that are needed."""
         return self.bytes + SETTLED_BYTES * len(self._settled)
 
     def needed(self, records: Iterable[Record], segment: int) -> list[Record]:
-        """What must be written again of the records of this segment, before the segment is
-        removed.
+        """Return those of the records of this segment that must be written again before the segment
+        is removed.
         """
         needed: list[Record] = []
         delivered: dict[bytes, None] = {}
@@ -484,8 +495,8 @@ class Agenda:
         return bool(self._settled_in([record.scheduled_id], segment))
 
     def _settled_in(self, scheduled_ids: Iterable[bytes], segment: int) -> tuple[bytes, ...]:
-        """The messages whose end is in this segment; not forgotten ones, which may be sent anew and
-        are not settled then.
+        """Return the messages whose outcome is recorded in this segment, without forgotten ones:
+        those may be sent again and are then not settled.
         """
         return tuple(
             each
@@ -494,19 +505,23 @@ class Agenda:
         )
 
     def is_settling(self, segment: int) -> bool:
-        """True if this segment has records of messages that are settled, durably only when what is
-        written now is.
+        """Return True if this segment has records of messages that are being settled, and whose
+        settling is durable only when the present write is.
         """
         return any(segment in segments for segments in self._settling.values())
 
     @property
     def next_due_ms(self) -> int | None:
-        """When the next message is due that is not due yet, by the calendar; None without one."""
+        """The time of the calendar at which the next message becomes due that is not due yet; None
+        if there is none.
+        """
         return self._next_of(self._heap)
 
     @property
     def next_try_ms(self) -> int | None:
-        """When the next message is tried again, by the boot clock; None without one."""
+        """The time of the boot clock at which the next message is tried again; None if there is
+        none.
+        """
         return self._next_of(self._again)
 
     def _next_of(self, heap: list[_Moment]) -> int | None:

@@ -1,13 +1,13 @@
 """The journal of scheduled messages: segments of frames in `scheduled/`.  Disk, through `Files`;
 one thread at a time.
 
-    scheduled/00000000000000000001.log      numbered from 1; only the last is written to, at its end
+    scheduled/00000000000000000001.log      numbered from 1; only the last is written, at its end
 
 Invariants
-    A frame is synced before the next one is written; by the start, if the process that wrote it has
-    not. What a full disk or a crash has left of a write lies behind the frames of the last segment
-    only. Segments are removed from the first on, so a record that settles a message goes no earlier
-    than the message.
+    A frame is synced before the next one is written; if the process that wrote it has not synced
+    it, the next start does. The rest of a write that a full disk or a crash has interrupted can lie
+    only after the frames of the last segment. Segments are removed from the first on, so a record
+    that settles a message is not removed before the message.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ log = logging.getLogger("keylane.broker")
 FOLDER = "scheduled"
 SUFFIX = ".log"
 SEGMENT_BYTES = 16 << 20
-"""A segment is read in one piece at a start.  A larger frame has a segment of its own."""
+"""The size in bytes of a segment, which is read in one piece at a start. A larger frame has a
+segment of its own.
+"""
 
 
 def segment_path(segment: int) -> str:
-    """The path of a segment in the data folder."""
+    """Return the path of a segment in the data folder."""
     return f"{FOLDER}/{segment:020d}{SUFFIX}"
 
 
@@ -41,10 +43,10 @@ class ScheduledJournal:
         self._files = files
         self.segment_bytes = segment_bytes
         self._sizes: dict[int, int] = {}
-        """Bytes of each segment, the oldest first."""
+        """Segment → its bytes, the oldest segment first."""
         self._file: AppendFile | None = None
         self.problems: list[str] = []
-        """Damage; a journal with damage is not written."""
+        """The damage of the journal. A damaged journal is not written."""
 
     @classmethod
     def open(
@@ -59,8 +61,8 @@ class ScheduledJournal:
         Read every frame, the oldest first.
 
         Args:
-            cut: cut a write off that was not finished, and have the last frame durable; without it
-                no byte is changed.
+            cut: cut off an unfinished write, and make the last frame durable. If it is False, no
+                byte is changed.
 
         Raises:
             DataFolderError: a newer broker wrote the journal.
@@ -109,7 +111,7 @@ class ScheduledJournal:
                 file.close()
 
     def _write_again(self, place: Place) -> None:
-        """Have the last frame durable: it may be in the page cache only."""
+        """Make the last frame durable, because it may be only in the page cache."""
         path = segment_path(place.segment)
         file = self._files.open_append(path)
         try:
@@ -118,11 +120,11 @@ class ScheduledJournal:
             file.fdatasync()
         finally:
             file.close()
-        self._files.sync_folder(FOLDER)  # the process may have ended before it had
+        self._files.sync_folder(FOLDER)  # the process may have ended before it did this
 
     @property
     def bytes(self) -> int:
-        """Bytes in all segments."""
+        """The number of bytes in all segments."""
         return sum(self._sizes.values())
 
     @property
@@ -132,7 +134,7 @@ class ScheduledJournal:
 
     def append(self, records: Sequence[Record]) -> Place:
         """
-        Write records as one frame, durably; blocks.
+        Write records as one frame, durably. Blocks.
 
         Raises:
             DiskFullError: nothing was written.
@@ -159,7 +161,7 @@ class ScheduledJournal:
         return Place(segment, position, len(frame))
 
     def _begin(self, segment: int) -> None:
-        """Make the file of a new segment."""
+        """Create the file of a new segment."""
         if segment == 1:
             self._files.make_folder(FOLDER)
         self._cut_unfinished(segment - 1)
@@ -169,8 +171,8 @@ class ScheduledJournal:
         self._sizes[segment] = 0
 
     def _cut_unfinished(self, segment: int) -> None:
-        """Cut what a full disk has left of a write, durably: in a segment that is not the last a
-        start takes it for damage.
+        """Cut off the rest of a write that a full disk has interrupted, durably. In a segment that
+        is not the last one, a start would treat it as damage.
         """
         end = self._sizes.get(segment, 0)
         if self._file is not None and (self._files.size(segment_path(segment)) or 0) > end:
@@ -178,7 +180,7 @@ class ScheduledJournal:
 
     def read(self, place: Place) -> list[Record]:
         """
-        The records of a frame; blocks.
+        Return the records of a frame. Blocks.
 
         Raises:
             CorruptLogError: the bytes are damaged.
@@ -196,7 +198,7 @@ class ScheduledJournal:
 
     def read_segment(self, segment: int) -> list[Record]:
         """
-        All records of a segment; blocks.
+        Return all records of a segment. Blocks.
 
         Raises:
             CorruptLogError: the bytes are damaged.
@@ -213,14 +215,14 @@ class ScheduledJournal:
         return records
 
     def remove(self, segment: int) -> None:
-        """Remove the oldest segment, durably; blocks."""
+        """Remove the oldest segment, durably. Blocks."""
         assert segment == min(self._sizes) < max(self._sizes)
         self._files.remove(segment_path(segment))
         self._files.sync_folder(FOLDER)
         del self._sizes[segment]
 
     def close(self) -> None:
-        """Close the file that is written to."""
+        """Close the file that is being written."""
         if self._file is not None:
             with suppress(StorageError):
                 self._file.close()
@@ -228,7 +230,7 @@ class ScheduledJournal:
 
 
 def _segments(files: Files) -> list[int]:
-    """The numbers of the segments in the data folder, ascending."""
+    """Return the numbers of the segments in the data folder, ascending."""
     return sorted(
         int(stem)
         for name in files.list(FOLDER)

@@ -1,7 +1,7 @@
-"""Writes records to the journal of scheduled messages: what waits for the disk is one frame with
-one sync.
+"""Writes records to the journal of scheduled messages. All records that wait for the disk become
+one frame with one sync.
 
-Runs on one event loop; records are written in the order of the calls.
+It runs on one event loop. Records are written in the order of the calls.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from .records import Place, Record, size_of
 log = logging.getLogger("keylane.broker")
 
 WRITE_BYTES_MAX = 4 << 20
-"""Bytes of records from which on a frame takes no more; a frame over FRAME_BYTES_MAX would be cut
-at a start.
+"""The number of bytes of records above which a frame takes no more. A frame over FRAME_BYTES_MAX
+would be cut off at a start.
 """
 
 
@@ -44,7 +44,7 @@ class _Write:
 
 
 class JournalWriter:
-    """The one writer of a journal."""
+    """The only writer of a journal."""
 
     def __init__(
         self,
@@ -56,23 +56,23 @@ class JournalWriter:
         """
         Args:
             run_blocking: runs one function at a time, in the order of the calls.
-            written: called after each frame.
+            written: called after each frame is written.
         """
         self._journal = journal
         self._run_blocking = run_blocking
         self._written = written
         self._queue: deque[_Write] = deque()
         self._failure = ""
-        """Why nothing is written any more; "" if it is."""
+        """Why nothing is written any more; "" if records are written."""
         self._task: asyncio.Task[None] | None = None
 
     @property
     def problem(self) -> str:
-        """Why nothing is written; "" if it is."""
+        """Why nothing is written; "" if records are written."""
         return self._journal.problems[0] if self._journal.problems else self._failure
 
     def check(self) -> None:
-        """Raises CorruptLogError or BrokerReadOnlyError if nothing is written."""
+        """Raise CorruptLogError or BrokerReadOnlyError if nothing is written."""
         if self._journal.problems:
             raise CorruptLogError(f"scheduled messages are not served: {self.problem}")
         if self._failure:
@@ -86,11 +86,11 @@ class JournalWriter:
         undo: Callable[[], object] = lambda: None,
     ) -> asyncio.Future[None]:
         """
-        Have records written in the order of the calls.
+        Write records in the order of the calls.
 
         Args:
             then: called when they are durable, before the future is done.
-            undo: called in its place if they are not written, or may not be durable.
+            undo: called instead of `then` if they are not written, or may not be durable.
         """
         done = asyncio.get_running_loop().create_future()
         self._queue.append(_Write(records, sum(map(size_of, records)), done, then, undo))
@@ -127,18 +127,18 @@ class JournalWriter:
         self._task = None
 
     def _refuse(self, writes: Sequence[_Write], error: KeylaneError) -> None:
-        """Tell the callers of writes that failed; after most failures of the disk nothing more is
-        written.
+        """Report a failure to the callers of writes. After most failures of the disk nothing more
+        is written.
         """
         if isinstance(error, StorageError) and not isinstance(error, DiskFullError):
             self._failure = self._failure or error.message
             log.critical("scheduled messages are refused until the broker is restarted: %s", error)
         for write in writes:
             write.undo()
-            write.done.set_exception(error.copy(error.fate))
+            write.done.set_exception(error.copy())
             write.done.exception()  # its caller may be gone
 
     async def idle(self) -> None:
-        """Wait until what was submitted is written."""
+        """Wait until all submitted records are written."""
         if self._task is not None:
             await asyncio.wait([self._task])

@@ -1,30 +1,30 @@
-"""Bytes of scheduled messages by the beginning of their subjects' names: one that was asked for is
-counted from then on.  Pure.
+"""Counts bytes of scheduled messages by the beginnings of their subjects' names. A beginning that
+was asked for is counted from then on.  Pure.
 """
 
 from __future__ import annotations
 
 BEGINNINGS_MAX = 2_000
-"""Beginnings that are counted; there are fewer limits, and of more all are forgotten and counted
-anew.
+"""The number of beginnings that are counted. There are fewer limits than that; if more are asked
+for, all are forgotten and counted again.
 """
 
 
 class NameBytes:
-    """Sums over all subjects whose names begin alike: there may be thousands of these, and each
-    message asks.
+    """Sums over all subjects whose names begin alike. There may be thousands of them, and each
+    message asks for sums.
     """
 
     def __init__(self) -> None:
         self._of: dict[str, int] = {}
-        """Subject → bytes; only of those that have some."""
+        """Subject → bytes, only for subjects that have some."""
         self._sums: dict[str, int] = {}
         """Beginning → bytes."""
         self._lengths: set[int] = set()
-        """Of the beginnings: a name has one beginning of each."""
+        """The lengths of the beginnings. A name has one beginning of each length."""
 
     def add(self, subject: str, size: int) -> None:
-        """Count bytes of a subject, or take them off where `size` is negative."""
+        """Add bytes to a subject, or subtract them if `size` is negative."""
         left = self._of.get(subject, 0) + size
         if left:
             self._of[subject] = left
@@ -35,7 +35,9 @@ class NameBytes:
                 self._sums[beginning] += size
 
     def of(self, pattern: str) -> int:
-        """The bytes of a subject; or, of a beginning and `*`, of all subjects that begin so."""
+        """Return the bytes of a subject. For a beginning followed by `*`, return those of all
+        subjects whose names begin with it.
+        """
         if not pattern.endswith("*"):
             return self._of.get(pattern, 0)
         beginning = pattern[:-1]

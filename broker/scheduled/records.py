@@ -1,17 +1,17 @@
-"""Records of the journal of scheduled messages, and the frames that they are written in.  Pure.
+"""Records of the journal of scheduled messages, and the frames in which they are written.  Pure.
 
-    ┌───────┬────────────┬────────┬──────────┬────────────┬─────────────┬───────────────────────────┐
-    │ magic │ header_crc │ length │ body_crc │ segment u64│ position u64│ body: msgpack of records  │   little-endian
-    └───────┴────────────┴────────┴──────────┴────────────┴─────────────┴───────────────────────────┘
-     0       4            8        12         16           24            32
+    ┌───────┬────────────┬────────┬──────────┬────────────┬─────────────┬──────────────────────────┐
+    │ magic │ header_crc │ length │ body_crc │ segment u64│ position u64│ body: msgpack of records │
+    └───────┴────────────┴────────┴──────────┴────────────┴─────────────┴──────────────────────────┘
+     0       4            8        12         16           24            32            little-endian
 
     header_crc = CRC-32C of bytes [8, 32); body_crc = CRC-32C of the body; length = header and body
     segment, position: where the frame is, so that bytes at another place are no frame
     the last byte of the magic is the digit of the format: 2 if a record in the frame is a
     WaitsForSubject or a DroppedMessages, else 1
 
-A frame is what one write and one sync made durable, so its records are durable together or not at
-all.
+A frame contains what one write and one sync made durable, so its records are durable together or
+not at all.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ MAGIC_2 = b"KLS2"
 HEADER_BYTES = 32
 FRAME_BYTES_MAX = 16 << 20
 RECORD_OVERHEAD = 96
-"""Bytes of a record besides its subject, value and properties, at most."""
+"""The most bytes of a record besides its subject, value and properties."""
 ID_BYTES = 18
-"""Bytes of a message's id in a record."""
+"""The number of bytes of a message's id in a record."""
 _HEADER = struct.Struct("<4sIIIQQ")
 _AFTER_CRC = struct.Struct("<IIQQ")
 
 
 def overhead_of(subject: str) -> int:
-    """Bytes of a record beside value and properties, about."""
+    """Return the approximate number of bytes of a record besides value and properties."""
     return RECORD_OVERHEAD + len(subject)
 
 
 class Waits(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """A message is to be delivered at a time."""
+    """A record: a message is to be delivered at a time."""
 
     scheduled_id: bytes
     deliver_at_ms: int
@@ -52,18 +52,20 @@ class Waits(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
     @property
     def size(self) -> int:
-        """Bytes in the journal, about."""
+        """The approximate number of bytes in the journal."""
         return overhead_of(self.subject) + len(self.value) + len(self.packed_properties)
 
 
 class WaitsForSubject(Waits, frozen=True, array_like=True, tag=5):
-    """The same for one subject alone: a later subject of the name does not get the message."""
+    """A `Waits` for one subject only: a later subject of the same name does not receive the
+    message.
+    """
 
     subject_id: int
 
 
 def waits_for(record: Waits, subject_id: int) -> Waits:
-    """The record for the subject of this id; 0: it is not known."""
+    """Return the record for the subject with this id; 0 means that the id is not known."""
     if not subject_id:
         return record
     return WaitsForSubject(
@@ -78,18 +80,18 @@ def waits_for(record: Waits, subject_id: int) -> Waits:
 
 
 class Canceled(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """A waiting message is never delivered."""
+    """A record: a waiting message is never delivered."""
 
     scheduled_id: bytes
 
 
 class Taken(msgspec.Struct, frozen=True, array_like=True, tag=3):
     """
-    Messages are about to be stored in their subject, in this order, as one batch.
+    A record: messages are about to be stored in their subject, in this order, as one batch.
 
     The batch goes to the partition of the logical partition `logical`, under the idempotency key
-    `delivery`.  After a crash the same batch is stored again, and the partition tells that it has
-    it.
+    `delivery`. After a crash the same batch is stored again, and the partition reports that it
+    already has it.
     """
 
     delivery: str
@@ -100,9 +102,9 @@ class Taken(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
 class Delivered(msgspec.Struct, frozen=True, array_like=True, tag=4):
     """
-    The messages of a delivery are stored in their subject.
+    A record: the messages of a delivery are stored in their subject.
 
-    It names them, because the record of the delivery may be removed before those of the messages.
+    It names the messages, because the record of the delivery may be removed before theirs.
     """
 
     delivery: str
@@ -110,8 +112,8 @@ class Delivered(msgspec.Struct, frozen=True, array_like=True, tag=4):
 
 
 class DroppedMessages(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """Messages are never delivered, because their subject never takes them: it was deleted, or they
-    are too large for it.
+    """A record: messages are never delivered, because their subject never accepts them: it was
+    deleted, or they are too large for it.
     """
 
     scheduled_ids: tuple[bytes, ...]
@@ -121,7 +123,7 @@ Record = Waits | Canceled | Taken | Delivered | WaitsForSubject | DroppedMessage
 
 
 def size_of(record: Record) -> int:
-    """Bytes of a record in the journal, at most, or about."""
+    """Return the greatest or the approximate number of bytes of a record in the journal."""
     if isinstance(record, Waits):
         return record.size
     if isinstance(record, Canceled):
@@ -135,7 +137,7 @@ _decode = msgspec.msgpack.Decoder(list[Record]).decode
 
 
 class Place(NamedTuple):
-    """Where a frame is in the journal."""
+    """The position of a frame in the journal."""
 
     segment: int
     position: int
@@ -143,22 +145,22 @@ class Place(NamedTuple):
 
 
 class Scanned(NamedTuple):
-    """What is in a segment: `end` is the end of its last whole frame."""
+    """The result of scanning a segment; `end` is the end of its last whole frame."""
 
     end: int
     problem: str
-    """Why the bytes at `end` are damage, and no write that was cut; "" if they are none."""
+    """Why the bytes at `end` are damage and not an unfinished write; "" if they are not damage."""
     newer: bool = False
-    """The bytes at `end` are a frame of a newer format."""
+    """True if the bytes at `end` are a frame of a newer format."""
 
 
 def encode_frame(records: Sequence[Record], *, segment: int, position: int) -> bytes:
     """
-    Records as a frame of the journal at this place.
+    Return records as a frame of the journal at this place.
 
     Raises:
-        ValueError: they are more than FRAME_BYTES_MAX, which a start would take for a write that
-            was cut.
+        ValueError: they take more than FRAME_BYTES_MAX, which a start would treat as an unfinished
+            write.
     """
     body = _encode(records)
     if HEADER_BYTES + len(body) > FRAME_BYTES_MAX:
@@ -171,8 +173,8 @@ def encode_frame(records: Sequence[Record], *, segment: int, position: int) -> b
 def read_frame(
     data: bytes | memoryview, start: int, *, segment: int, position: int
 ) -> tuple[int, list[Record]] | None:
-    """The length and the records of the frame at `start`; None if there is no whole frame of this
-    place.
+    """Return the length and the records of the frame at `start`, or None if there is no whole frame
+    of this place.
     """
     if len(data) - start < HEADER_BYTES:
         return None
@@ -198,10 +200,10 @@ def read_frame(
 
 def scan(data: bytes, segment: int, visit: Callable[[Place, list[Record]], None]) -> Scanned:
     """
-    Call `visit` with each frame of a segment, in order, up to the first bytes that are no frame.
+    Call `visit` with each frame of a segment, in order, up to the first bytes that are not a frame.
 
-    They are a write that was cut if no whole frame follows them, because a frame is written when
-    the frame before it is durable.  Else they are damage.
+    These bytes are an unfinished write if no whole frame follows them, because a frame is written
+    only when the previous one is durable. Otherwise they are damage.
     """
     at = 0
     while at < len(data):

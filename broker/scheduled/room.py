@@ -1,7 +1,7 @@
-"""How much a broker keeps for later delivery, of all subjects and of one, so that no subject takes
-the room of others.  Pure.
+"""Limits how much a broker keeps for later delivery, in total and for one subject, so that no
+subject takes the room of others.  Pure.
 
-room of a subject = half of what the other subjects leave; where there is no other, half of all
+room of a subject = half of what the other subjects leave; if there is no other, half of all
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from ...protocol.access.quota import limits_of
 from ...protocol.access.rights import matches
-from ...protocol.errors import ScheduleFullError
+from ...protocol.errors import OverloadedError, Reason
 from .agenda import ScheduledAmount
 
 SHARE_HINT = (
@@ -37,21 +37,23 @@ def check_names(
     broker_group: str,
 ) -> None:
     """
-    Check that the subjects of each pattern that means this one have room together.
+    Check that the subjects of each pattern that matches this one have room together.
 
     Args:
-        wanted: bytes of messages of the subject.
-        kept_of: the bytes that are kept of a subject, or of all that a pattern means.
-        writing: what is being written, by subject; it counts as well.
+        wanted: the bytes of messages of the subject.
+        kept_of: returns the bytes that are kept of a subject, or of all subjects that a pattern
+            matches.
+        writing: the amounts that are being written, by subject; they count as well.
         limits: subject or pattern → bytes.
 
     Raises:
-        ScheduleFullError: of the first pattern without room.
+        OverloadedError: a pattern has no room; the error names the first one.
     """
     for pattern, limit in limits_of(subject, limits):
         kept = kept_of(pattern) + _bytes_of(writing, pattern)
         if kept + wanted > limit:
-            error = ScheduleFullError(
+            error = OverloadedError(
+                Reason.SCHEDULE_FULL,
                 f"the broker keeps {kept} bytes of scheduled messages of {pattern!r}, and takes "
                 f"{limit} at most",
                 limit=limit,
@@ -79,25 +81,27 @@ def check_room(
     Check that there is room for messages of a subject.
 
     Args:
-        kept: what the broker keeps of all subjects.
-        own: what it keeps of this one.
-        most: what it may keep.
+        kept: the amount that the broker keeps of all subjects.
+        own: the amount that it keeps of this subject.
+        most: the amount that it may keep.
 
     Raises:
-        ScheduleFullError: the broker is full, or the subject has its share.
+        OverloadedError: the broker is full, or the subject has used its share.
     """
     for what, new, all_kept, own_kept, limit in zip(
         ("scheduled messages", "bytes of scheduled messages"), wanted, kept, own, most, strict=True
     ):
         if all_kept + new > limit:
-            raise ScheduleFullError(
+            raise OverloadedError(
+                Reason.SCHEDULE_FULL,
                 f"the broker keeps {all_kept} {what}, and takes {limit} at most",
                 limit=limit,
                 broker_group=broker_group,
             )
         share = (limit - (all_kept - own_kept) + 1) // 2
         if own_kept + new > share:
-            error = ScheduleFullError(
+            error = OverloadedError(
+                Reason.SCHEDULE_FULL,
                 f"the broker keeps {own_kept} {what} of subject {subject!r}, and takes {share} at "
                 f"most: half of what other "
                 "subjects leave",

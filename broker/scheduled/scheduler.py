@@ -1,15 +1,16 @@
-"""Keeps scheduled messages durably, and stores each in its subject at its time.  Runs on one event
-loop.
+"""Keeps scheduled messages durably, and stores each in its subject at its time.  It runs on one
+event loop.
 
-    schedule, cancel ─▶ journal ─▶ agenda ──time──▶ "taken" in the journal ─▶ the subject ─▶ "delivered" in the journal
+    schedule, cancel ─▶ journal ─▶ agenda ──time──▶ "taken" in the journal
+        ─▶ the subject ─▶ "delivered" in the journal
 
-What waits for the disk is written as one frame with one sync.  A delivery is a batch of due
-messages of one subject: its idempotency key is durable before it is stored, so a repeat after a
-crash is stored once.
+All records that wait for the disk are written as one frame with one sync. A delivery is a batch of
+due messages of one subject. Its idempotency key is durable before it is stored, so a repeated
+delivery after a crash is stored once.
 
-Times are those of the calendar.  One that is set forward a little is noticed within POLL_MS, one
-that is set forward by hours is not believed at once (`../calendar.py`), one that is set back delays
-messages that are not due any more.
+Times are those of the calendar. If the calendar is set forward a little, that is noticed within
+POLL_MS. If it is set forward by hours, it is not trusted at once (`../calendar.py`). If it is set
+back, messages that are no longer due are delayed.
 """
 
 from __future__ import annotations
@@ -50,22 +51,22 @@ log = logging.getLogger("keylane.broker")
 
 POLL_MS = 1_000
 SETTLE_S = 0.02
-"""How long a segment waits for the records that settle its messages, before it is looked at
-again.
+"""The time in seconds that a segment waits for the records that settle its messages, before it is
+examined again.
 """
 COPIED_MAX = 1_000
 COPIED_BYTES_MAX = 1 << 20
-"""Records and bytes that are written again at once, before a segment is removed; one larger record
-is.
+"""The number of records, and of bytes, that are written again at once before a segment is removed.
+One larger record is written alone.
 """
 WAITS = Backoff(first_ms=50, max_ms=30_000)
-"""Pauses of a subject whose messages cannot be stored now."""
+"""The pauses of a subject whose messages cannot be stored now."""
 DELIVERY_S = 3.0
-"""How long a cancel waits for a delivery that is under way: less than a client waits for its
-answer.
+"""The time in seconds that a cancel waits for a delivery that is under way. It is less than a
+client waits for its answer.
 """
 UNREADABLE_MS = 60_000
-"""Pause of a message that cannot be read from the disk."""
+"""The pause, in milliseconds, of a message that cannot be read from the disk."""
 
 
 class _Keeping(NamedTuple):
@@ -76,7 +77,7 @@ class _Keeping(NamedTuple):
 
 
 class Scheduler:
-    """The scheduled messages of a broker; made by `open`."""
+    """The scheduled messages of a broker. It is made by `open`."""
 
     def __init__(
         self,
@@ -91,8 +92,12 @@ class Scheduler:
         bytes_max: int,
     ) -> None:
         """
-        `rng` is for idempotency keys and pauses, and gives no number a second time after a restart.
-        `run_blocking` runs one function at a time, in the order of the calls.
+        Create a scheduler.
+
+        Args:
+            rng: draws idempotency keys and pauses, and gives no number a second time after a
+                restart.
+            run_blocking: runs one function at a time, in the order of the calls.
         """
         self._journal = journal
         self._agenda = agenda
@@ -105,23 +110,25 @@ class Scheduler:
         self._bytes_max = bytes_max
         self._writer = JournalWriter(journal, run_blocking, written=self._clean)
         self._writing: dict[bytes, _Keeping] = {}
-        """Messages that are not durable yet."""
+        """Message id → a message that is not durable yet."""
         self._writing_shares: dict[str, ScheduledAmount] = {}
-        """These by subject."""
+        """Subject → the amount of its messages that are not durable yet."""
         self._canceling: dict[bytes, asyncio.Future[None]] = {}
-        """Cancels and drops that are not durable yet."""
+        """Message id → a cancel or a drop that is not durable yet."""
         self._wake = asyncio.Event()
         self._turn = asyncio.Event()
-        """Set when a delivery has ended or failed; then there is another one."""
+        """An event that is set when a delivery has ended or failed; then a new event replaces
+        it.
+        """
         self._pauses: dict[str, Pauses] = {}
-        """Subjects whose last delivery failed."""
+        """Subject → its pauses, for subjects whose last delivery failed."""
         self._problems: dict[str, str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._cleaner: asyncio.Task[None] | None = None
         self.limits: Callable[[], Mapping[str, int]] = dict
-        """Subject or pattern → bytes that all such subjects may have together."""
+        """A function that returns subject or pattern → the bytes allowed for all such subjects."""
         self.delivered = self.dropped = 0
-        """Messages delivered, and dropped, since the start."""
+        """The numbers of messages delivered, and dropped, since the start."""
 
     @classmethod
     def open(
@@ -137,7 +144,7 @@ class Scheduler:
         segment_bytes: int = SEGMENT_BYTES,
     ) -> Scheduler:
         """
-        Recover the scheduled messages of a locked data folder; blocks.
+        Recover the scheduled messages of a locked data folder. Blocks.
 
         Raises:
             DataFolderError: a newer broker wrote the journal.
@@ -158,11 +165,11 @@ class Scheduler:
     # ── calls ─────────────────────────────────────────────────────────────────────────────────────
     @property
     def problem(self) -> str:
-        """Why scheduled messages are neither taken nor delivered; "" if they are."""
+        """Why scheduled messages are neither accepted nor delivered; "" if they are."""
         return self._writer.problem
 
     def view(self) -> dict[str, object]:
-        """The state for the broker's health."""
+        """Return the state for the broker's health."""
         return {
             "count": len(self._agenda.entries),
             "bytes": self._agenda.bytes,
@@ -188,26 +195,26 @@ class Scheduler:
             await asyncio.sleep(0)
 
     def subject_of(self, scheduled_id: bytes) -> str | None:
-        """The subject of a message that waits, or is being written; None: there is none of this
-        id.
+        """Return the subject of a message that waits or is being written, or None if there is none
+        with this id.
         """
         known = self._agenda.entries.get(scheduled_id) or self._writing.get(scheduled_id)
         return None if known is None else known.subject
 
     def knows_all(self, scheduled_ids: Iterable[bytes]) -> bool:
-        """True if `schedule` would write nothing of messages with these ids."""
+        """Return True if `schedule` would write nothing for messages with these ids."""
         return all(each in self._writing or self._agenda.knows(each) for each in scheduled_ids)
 
     async def schedule(self, messages: Sequence[Waits]) -> list[bool]:
         """
-        Keep messages of one subject durably, all of them or none; one with a known id is kept
-        already.
+        Keep messages of one subject durably, all of them or none. A message with a known id is
+        already kept.
 
         Returns:
-            For each message whether it was known.
+            For each message, True if it was known.
 
         Raises:
-            ScheduleFullError, BrokerReadOnlyError, CorruptLogError: nothing is kept.
+            OverloadedError, BrokerReadOnlyError, CorruptLogError: nothing is kept.
             StorageError: see its fate.
         """
         writing = [self._writing.get(message.scheduled_id) for message in messages]
@@ -227,10 +234,10 @@ class Scheduler:
 
     def _check_limits(self, fresh: Sequence[Waits]) -> None:
         """
-        Check that there is room for messages, of the broker and of their subject.
+        Check that the broker and the subject have room for messages.
 
         Raises:
-            ScheduleFullError: the broker is full, or the subject has its share.
+            OverloadedError: the broker is full, or the subject has used its share.
         """
         subject = fresh[0].subject
         size = sum(message.size for message in fresh)
@@ -274,11 +281,11 @@ class Scheduler:
 
     async def cancel(self, scheduled_id: bytes) -> CancelOutcome:
         """
-        Never deliver a message, durably, unless it is delivered already.
+        Cancel a message durably, so that it is never delivered, unless it is already delivered.
 
         Raises:
-            ScheduledUnknownError: the message is not known, or no longer.
-            ScheduledTakenError: its delivery has not ended within `DELIVERY_S`.
+            NotFoundError: the message is not known, or no longer known.
+            BusyError: its delivery has not ended within `DELIVERY_S`.
             BrokerReadOnlyError, CorruptLogError: nothing is done.
             StorageError: see its fate.
         """
@@ -310,14 +317,14 @@ class Scheduler:
 
     # ── the journal ───────────────────────────────────────────────────────────────────────────────
     def _clean(self) -> None:
-        """Begin to remove the oldest segments if most of the journal is about settled messages."""
+        """Begin to remove the oldest segments if most of the journal concerns settled messages."""
         most = 2 * (self._agenda.journal_bytes + self._journal.segment_bytes)
         many = len(self._journal.segments) > 1
         if self._cleaner is None and many and self._journal.bytes > most:
             self._cleaner = asyncio.create_task(self._remove_oldest(), name="scheduled cleaning")
 
     async def _remove_oldest(self) -> None:
-        """Write again what is needed of the oldest segment, then remove it."""
+        """Write the needed records of the oldest segment again, then remove it."""
         try:
             segment = self._journal.segments[0]
             records: list[Record] = await self._run_blocking(self._journal.read_segment, segment)
@@ -333,7 +340,7 @@ class Scheduler:
 
     async def _write_again(self, records: Sequence[Record], segment: int) -> bool:
         """
-        Write again what is needed of a segment, some records in a turn of the event loop.
+        Write the needed records of a segment again, some of them in each turn of the event loop.
 
         Returns:
             False if messages were being settled meanwhile: if that fails, their records are needed
@@ -351,12 +358,12 @@ class Scheduler:
 
     # ── deliveries ────────────────────────────────────────────────────────────────────────────────
     async def run(self, target: Subjects, standing: Standing) -> None:
-        """Deliver messages at their times, until cancelled; none before a metaserver has accepted
-        the data folder.
+        """Deliver messages at their times, until cancelled. None is delivered before a metaserver
+        has accepted the data folder.
         """
         await standing.wait_accepted()
         if self._journal.problems:
-            return  # a record that is lost may say that a message is delivered or canceled
+            return  # a lost record may say that a message is delivered or canceled
         for delivery in list(self._agenda.deliveries.values()):
             self._start(self._resume(delivery, target, standing))
         while True:
@@ -425,8 +432,8 @@ class Scheduler:
     def _without_unread(
         self, batch: list[ScheduledEntry], messages: Sequence[Waits]
     ) -> list[ScheduledEntry]:
-        """The entries that were read; the others of a delivery that has not begun are given
-        back.
+        """Return the entries that were read. The other messages of a delivery that has not begun
+        are given back.
         """
         read = {each.scheduled_id for each in messages}
         unread = [each.scheduled_id for each in batch if each.scheduled_id not in read]
@@ -434,7 +441,7 @@ class Scheduler:
         return [entry for entry in batch if entry.scheduled_id in read]
 
     async def _read(self, entries: Sequence[ScheduledEntry]) -> list[Waits]:
-        """The messages of entries, in their order, without those that cannot be read now."""
+        """Return the messages of entries, in their order, without those that cannot be read now."""
         by_id: dict[bytes, Waits] = {}
         wanted = {entry.scheduled_id for entry in entries}
         for place in dict.fromkeys(entry.place for entry in entries):
@@ -457,7 +464,9 @@ class Scheduler:
         *,
         doubtful: bool,
     ) -> None:
-        """Store a delivery whose record is durable until it is stored, or surely is not."""
+        """Try to store a delivery whose record is durable, until it is stored or certainly cannot
+        be.
+        """
         posted = [PostedMessage(b"", each.value, each.packed_properties) for each in messages]
         subject_id = self._agenda.entries[delivery.scheduled_ids[0]].subject_id
         pauses = WAITS.pauses(self._rng)
@@ -508,8 +517,8 @@ class Scheduler:
                 await asyncio.sleep(pauses.next_ms() / 1000)
 
     async def _drop(self, subject: str, scheduled_ids: Sequence[bytes], why: KeylaneError) -> None:
-        """Never deliver messages that their subject never takes, durably; if that fails, they wait
-        for the next try.
+        """Drop messages durably that their subject never accepts. If that fails, they wait for the
+        next try.
         """
         ids = tuple(scheduled_ids)
 
@@ -545,7 +554,7 @@ class Scheduler:
         self._free(subject)
 
     def _give_back(self, subject: str, scheduled_ids: Sequence[bytes], error: KeylaneError) -> None:
-        """Have messages of which nothing is stored wait for a while."""
+        """Let messages of which nothing is stored wait for a while."""
         pauses = self._pauses.get(subject)
         if pauses is None:
             pauses = self._pauses[subject] = WAITS.pauses(self._rng)
@@ -577,7 +586,7 @@ class Scheduler:
 
 
 def _first_of(records: Sequence[Record]) -> list[Record]:
-    """The first records, as many as are written again at once."""
+    """Return the first records, as many as are written again at once."""
     first: list[Record] = []
     size_bytes = 0
     for record in records[:COPIED_MAX]:
@@ -591,7 +600,9 @@ def _first_of(records: Sequence[Record]) -> list[Record]:
 def _too_large(
     error: KeylaneError, delivery: ScheduledDelivery, posted: Sequence[PostedMessage]
 ) -> list[bytes]:
-    """The messages of a delivery that are over the limit of their subject, if that is the error."""
+    """Return the messages of a delivery that are over the limit of their subject, if that is the
+    error.
+    """
     if not isinstance(error, MessageTooLargeError) or error.limit_bytes is None:
         return []
     pairs = zip(delivery.scheduled_ids, posted, strict=True)
@@ -602,10 +613,10 @@ def open_agenda(
     files: Files, *, segment_bytes: int = SEGMENT_BYTES, cut: bool = True
 ) -> tuple[Agenda, ScheduledJournal]:
     """
-    What the journal of a data folder says; blocks.
+    Return the agenda that the journal of a data folder describes, and the journal. Blocks.
 
     Args:
-        cut: as for `ScheduledJournal.open`.
+        cut: see `ScheduledJournal.open`.
 
     Raises:
         DataFolderError: a newer broker wrote the journal.

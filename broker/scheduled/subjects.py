@@ -1,5 +1,5 @@
-"""Where scheduled messages go when their time has come: a logical partition for a batch, and its
-storing.  Pure.
+"""The interface to the subjects that scheduled messages are stored in: it chooses a logical
+partition for a batch, and stores the batch.  Pure.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from ...protocol.http.posted import PostedMessage
 
 
 class Subjects(Protocol):
-    """Where messages go whose time has come."""
+    """The subjects that receive messages whose time has come."""
 
     async def place(self, subject: str, subject_id: int) -> int:
         """
-        A logical partition whose partition takes messages now.
+        Return a logical partition whose partition accepts messages now.
 
         Args:
-            subject_id: which subject of the name; 0: not known.
+            subject_id: the id of the subject of this name; 0 if it is not known.
 
         Raises:
             SubjectDeletedError: this subject was deleted.
-            KeylaneError: there is none now.
+            KeylaneError: there is no such partition now.
         """
         ...
 
@@ -38,15 +38,16 @@ class Subjects(Protocol):
         tried: bool,
     ) -> None:
         """
-        Store messages without keys as one batch under an idempotency key; a repeat is stored once.
+        Store messages without keys as one batch under an idempotency key. A repeated call stores
+        them once.
 
         Args:
             tried: an earlier call may have stored them.
 
         Raises:
             SubjectDeletedError: this subject was deleted.
-            MessageTooLargeError: messages are over the limit of the subject; nothing is stored, nor
-                was by an earlier try.
+            MessageTooLargeError: messages are over the limit of the subject; nothing is stored, and
+                nothing was stored by an earlier try.
             KeylaneError: nothing is stored, or its fate is UNKNOWN.
         """
         ...

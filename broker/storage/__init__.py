@@ -1,3 +1,3 @@
-"""The broker's disk: files, snapshots, commit log, index, recovery.  All calls block; no module
-imports asyncio.
+"""The broker's disk: files, snapshots, commit log, index and recovery. All calls block, and no
+module imports asyncio.
 """

@@ -20,11 +20,11 @@ _NO_RIGHT = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class SyncNotTakenError(Exception):
-    """The kernel has not begun a sync beside the process; nothing is known to be lost."""
+    """The kernel has not begun the requested sync. Nothing is known to be lost."""
 
 
 def disk_error(operation: str, path: str, error: OSError) -> StorageError:
-    """The StorageError of an `OSError` that `operation` on `path` raised."""
+    """Return the StorageError for an `OSError` that `operation` on `path` raised."""
     if error.errno in OPEN_FILES_ERRORS:
         return open_files_error(f"{operation} {path}", operation=operation, path=path)
     text = f"{operation} {path}: {error.strerror or error}"
@@ -36,18 +36,20 @@ def disk_error(operation: str, path: str, error: OSError) -> StorageError:
 
 
 class RealAppendFile:
-    """See `AppendFile` for the contract."""
+    """An `AppendFile` on the disk; the protocol has the contract."""
 
     def __init__(self, path: str, descriptor: int) -> None:
         self._path = path
         self._descriptor = descriptor
         self.size = os.fstat(descriptor).st_size
         self._allocated = self.size
-        """Bytes of the file when it was opened, cut or last given reserved bytes."""
+        """Bytes of the file, including reserved ones, when it was opened, cut or last given
+        reserved bytes.
+        """
 
     def append(self, buffers: Sequence[Buffer]) -> None:
-        """See `AppendFile.append`.  One system call writes many buffers; a short write is
-        continued.
+        """See `AppendFile.append`. One system call writes many buffers. If it writes only a part,
+        the rest is written by further calls.
         """
         for first in range(0, len(buffers), IOV_MAX):
             left: list[Buffer] = list(buffers[first : first + IOV_MAX])
@@ -71,7 +73,7 @@ class RealAppendFile:
         except OSError as error:
             raise disk_error("allocate", self._path, error) from error
         finally:
-            self._allocated = os.fstat(self._descriptor).st_size  # a full disk may have had a part
+            self._allocated = os.fstat(self._descriptor).st_size  # a full disk may reserve a part
 
     def fdatasync(self) -> None:
         """See `AppendFile.fdatasync`."""

@@ -3,9 +3,9 @@
     KEYLANE_FAIL_AT=synced:3      killed after the third sync
     KEYLANE_FAIL_AT=write~:2      killed after half of the second write
 
-The points are before and after each operation that changes the disk.  Points of the index are
-around calls of its library, which writes files of its own.  Without the variable `RealFiles` is
-used, which has no points.
+The points are before and after each operation that changes the disk. Points of the index are around
+calls of its library, which writes files of its own. Without the variable, `RealFiles` is used,
+which has no points.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class FailPoint:
         self._passed: Counter[str] = Counter()
 
     def passed(self, name: str) -> bool:
-        """Count a point; True if the process is to be killed here."""
+        """Count a point. Return True if the process is to be killed here."""
         self._passed[name] += 1
         return name == self.name and self._passed[name] == self._at
 
@@ -184,19 +184,19 @@ class FailingFiles(RealFiles):
 
 
 def reach_of(files: Files) -> Callable[[str], None]:
-    """The function by which a library that does its own I/O in this folder passes its fail
+    """Return the function with which a library that does its own I/O in this folder passes its fail
     points.
     """
     return files.reach if isinstance(files, FailingFiles) else pass_by
 
 
 def pass_by(_name: str) -> None:
-    """Pass a point where no fail point is chosen."""
+    """Pass a point if no fail point is chosen."""
 
 
 def files_of(root: str, environment: Mapping[str, str] | None = None) -> RealFiles:
     """
-    The files of the folder `root`, with fail points if KEYLANE_FAIL_AT is set.
+    Return the files of the folder `root`, with fail points if KEYLANE_FAIL_AT is set.
 
     Raises:
         ConfigError: the variable does not name a point and a count.

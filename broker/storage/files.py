@@ -1,9 +1,9 @@
 """The interface of the store to the disk (`Files`), and its implementation (`RealFiles`).  I/O: all
 access to files.
 
-Paths are relative to the data folder, with "/" between the parts.  Every call blocks, and raises
-StorageError or a subclass.  In tests a simulated disk that loses, tears and damages writes takes
-the place of `RealFiles`.
+Paths are relative to the data folder, with "/" between the parts. Every call blocks, and raises
+StorageError or a subclass. Tests replace `RealFiles` by a simulated disk that loses, tears and
+damages writes.
 
 Invariants
     A write is durable only after `fdatasync` of its file, a new or removed name only after
@@ -31,60 +31,62 @@ from .kernel_syncs import KernelSyncs
 
 log = logging.getLogger("keylane.broker")
 FOLDER_MODE, FILE_MODE, PROTECTED_MODE = 0o700, 0o600, 0o400
-"""Only the user who runs the broker may read messages."""
+"""The access modes of folders, files and protected files: only the user who runs the broker may
+read messages.
+"""
 OTHERS_MODE = 0o077
 READ_BYTES = 2 << 20
-"""Of a file that is read in parts."""
+"""The size in bytes of the parts in which a large file is read."""
 READ_FILES_MAX = 256
-"""Descriptors that are kept open for reading."""
+"""The number of descriptors that are kept open for reading."""
 
 
 class AppendFile(Protocol):
     """A file open for writing at its end."""
 
     size: int
-    """The end: bytes in the file, synced or not, without reserved ones."""
+    """The end of the file: its bytes, synced or not, without reserved ones."""
 
     @property
     def reserved(self) -> int:
-        """Bytes behind the end that are reserved; when the file is opened they count as written,
-        and are zeros.
+        """The number of reserved bytes after the end. When the file is opened they count as
+        written, and are zeros.
         """
         ...
 
     def reserve(self, length: int) -> None:
         """
-        Give the file `length` bytes of zeros behind its end, which appends overwrite: their syncs
-        need note no new size.
+        Add `length` bytes of zeros after the end of the file. Appends overwrite them, and their
+        syncs need not record a new size.
 
         Raises:
-            StorageError: the disk is full, or has no such way; nothing that was written is changed,
-                and a part of the bytes may be reserved.
+            StorageError: the disk is full or cannot reserve bytes. Nothing that was written is
+                changed, and a part of the bytes may be reserved.
         """
         ...
 
     def append(self, buffers: Sequence[Buffer]) -> None:
-        """Write the buffers one after another.  Raises DiskFullError, StorageError."""
+        """Write the buffers one after another, or raise DiskFullError or StorageError."""
         ...
 
     def fdatasync(self) -> None:
-        """Make all writes durable.  Raises FlushFailedError; after it the file must not be synced
-        again.
+        """Make all writes durable, or raise FlushFailedError; after that the file must not be
+        synced again.
         """
         ...
 
     def begin_sync(self, syncs: KernelSyncs, done: Callable[[Exception | None], None]) -> None:
         """
-        Have the kernel make all writes durable, and `done` called with None or the error, as of
-        `fdatasync`.
+        Let the kernel make all writes durable, and call `done` with None or with an error like that
+        of `fdatasync`.
 
-        The error, or what is raised, is a SyncNotTakenError if no sync was begun: `fdatasync` may
-        be called then.
+        The error that is passed or raised is a SyncNotTakenError if no sync was begun; then
+        `fdatasync` may be called.
         """
         ...
 
     def truncate(self, size: int) -> None:
-        """Cut the file to `size` bytes, durably; none are reserved then."""
+        """Cut the file to `size` bytes, durably. Afterwards it has no reserved bytes."""
         ...
 
     def rewind(self, size: int) -> None:
@@ -100,45 +102,47 @@ class Files(Protocol):
     """A data folder."""
 
     def name(self) -> str:
-        """The folder's name, for people."""
+        """Return the folder's name, as it is shown to people."""
         ...
 
     def lock(self) -> None:
-        """Lock the folder against other processes until `close`.  Raises DataFolderError."""
+        """Lock the folder against other processes until `close`, or raise DataFolderError."""
         ...
 
     def make_folder(self, path: str) -> None:
-        """Create a folder unless it exists, and have its name durable."""
+        """Create a folder unless it exists, and make its name durable."""
         ...
 
     def outside(self, path: str) -> str:
-        """The path in the file system, for a library that does its own I/O.  Raises
+        """Return the path in the file system, for a library that does its own I/O, or raise
         StorageError.
         """
         ...
 
     def list(self, path: str = "") -> list[str]:
-        """Names in a folder, sorted; an empty list if it does not exist."""
+        """Return the names in a folder, sorted. The list is empty if the folder does not exist."""
         ...
 
     def size(self, path: str) -> int | None:
-        """Bytes in a file; None if it does not exist."""
+        """Return the number of bytes in a file, or None if the file does not exist."""
         ...
 
     def open_append(self, path: str) -> AppendFile:
-        """Open a file for writing at its end; it is created if missing."""
+        """Open a file for writing at its end. It is created if it is missing."""
         ...
 
     def pread(self, path: str, position: int, length: int) -> bytes:
-        """Up to `length` bytes from `position` on; fewer at the end of the file."""
+        """Return up to `length` bytes from `position` on; there are fewer at the end of the
+        file.
+        """
         ...
 
     def preads(self, path: str, ranges: Sequence[tuple[int, int]]) -> Sequence[bytes]:
-        """As `pread` for each (position, length) of one file."""
+        """Read like `pread` for each (position, length) of one file."""
         ...
 
     def will_read(self, path: str, position: int, length: int) -> None:
-        """Have the kernel read bytes ahead that are needed soon."""
+        """Let the kernel read bytes ahead that will be needed soon."""
         ...
 
     def protect(self, path: str) -> None:
@@ -158,15 +162,17 @@ class Files(Protocol):
         ...
 
     def sync_folder(self, path: str = "") -> None:
-        """Make the names in a folder durable.  Raises FlushFailedError."""
+        """Make the names in a folder durable, or raise FlushFailedError."""
         ...
 
     def free_bytes(self) -> int:
-        """Free bytes on the disk for this user."""
+        """Return the number of free bytes on the disk for this user."""
         ...
 
     def total_bytes(self) -> int:
-        """Used and free bytes on the disk for this user: the total of which `df` shows percents."""
+        """Return the number of used and free bytes on the disk for this user; `df` shows
+        percentages of this total.
+        """
         ...
 
     def close(self) -> None:
@@ -182,7 +188,7 @@ def replace_file(files: Files, path: str, *pieces: Buffer) -> None:
 
 
 def replace_large_file(files: Files, path: str, parts: Iterable[Sequence[Buffer]]) -> None:
-    """As `replace_file`, with one of the parts in memory at a time."""
+    """Replace a file like `replace_file`, with only one of the parts in memory at a time."""
     draft = path + ".tmp"
     if files.size(draft) is not None:
         files.remove(draft)
@@ -208,7 +214,7 @@ def write_again(files: Files, path: str, file: AppendFile, *, start: int, end: i
     caller syncs it.
 
     After a failed sync the kernel marks bytes in the page cache as clean although they are not on
-    the disk.  Another sync would not write them, and that of later bytes would leave a hole there.
+    the disk. Another sync would not write them, and a sync of later bytes would leave a hole there.
     """
     while start < end:
         data = files.pread(path, start, min(READ_BYTES, end - start))
@@ -231,7 +237,9 @@ def _make_folders(path: Path) -> None:
 
 
 def is_locked(root: str) -> bool:
-    """Whether another process has locked the data folder now; False if there is none."""
+    """Return True if another process has locked the data folder now; False also if there is no
+    folder.
+    """
     try:
         number = os.open(f"{root}/lock", os.O_RDWR)
     except OSError:
@@ -247,9 +255,9 @@ def is_locked(root: str) -> bool:
 
 def narrow_rights(root: str) -> None:
     """
-    Take away other users' rights to a data folder and its files; warn if that fails.
+    Remove other users' rights to a data folder and its files; warn if that fails.
 
-    A copy or an umask may have given them.
+    A copy or a umask may have granted them.
     """
     for folder, _names, files in os.walk(root):
         for path in (folder, *(f"{folder}/{name}" for name in files)):
@@ -264,7 +272,7 @@ def narrow_rights(root: str) -> None:
 
 
 class RealFiles:
-    """The folder `root` in the file system.  Thread safe."""
+    """The folder `root` in the file system. Thread-safe."""
 
     def __init__(self, root: Path | str) -> None:
         self._root = str(root)
@@ -281,7 +289,7 @@ class RealFiles:
         return f"{self._root}/{path}" if path else self._root
 
     def lock(self) -> None:
-        """See `Files.lock`; makes the folder if it is missing."""
+        """See `Files.lock`. Creates the folder if it is missing."""
         try:
             _make_folders(Path(self._root))
             self._lock_descriptor = os.open(self._path("lock"), os.O_RDWR | os.O_CREAT, FILE_MODE)
@@ -295,10 +303,11 @@ class RealFiles:
 
     def lock_to_read(self) -> None:
         """
-        As `lock`, also of a folder in a file system that is mounted read only, as a snapshot of a
-        disk is.
+        Lock the folder like `lock`, even if its file system is mounted read-only, like a snapshot
+        of a disk.
 
-        No broker writes such a folder here; one that has it by another mount is found by the lock.
+        No broker writes such a folder through this mount. The lock detects a broker that uses it
+        through another mount.
         """
         try:
             self.lock()
@@ -326,7 +335,7 @@ class RealFiles:
         except FileExistsError:
             if not Path(self._path(path)).is_dir():
                 raise self._no_folder(path) from None
-            # It is synced all the same: the process that made it may have been killed before its
+            # The folder is synced anyway: the process that made it may have been killed before its
             # sync.
         except OSError as error:
             raise disk_error("mkdir", path, error) from error

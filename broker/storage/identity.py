@@ -1,4 +1,5 @@
-"""The identity of a data folder: `identity.json`, written once.  Disk, through `Files`.
+"""The identity of a data folder: `identity.json`, written once. It is read and written through
+`Files`.
 
     {"format": 1, "broker_id": "9f…", "broker_group": "g1"}
 
@@ -20,7 +21,7 @@ from .files import Files, replace_file
 PATH = "identity.json"
 FORMAT = 1
 _OURS_BEFORE = frozenset({"lock", PATH + ".tmp", "lost+found"})
-"""Names that a folder may have before its first use."""
+"""The names that a folder may contain before its first use."""
 
 
 class FolderIdentity(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,8 +29,8 @@ class FolderIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
     format: int
     broker_id: str
-    """Random, written at the folder's first use.  It tells a folder from another one of the same
-    broker group.
+    """A random id that is written at the folder's first use. It distinguishes the folder from
+    another one of the same broker group.
     """
     broker_group: str
 
@@ -39,8 +40,8 @@ def claim_folder(files: Files, *, broker_group: str, rng: random.Random) -> Fold
     Read the identity of a locked data folder, or write it if the folder is empty.
 
     Raises:
-        DataFolderError: the folder is another broker group's, of a newer format, not a broker's, or
-            unreadable.
+        DataFolderError: the folder belongs to another broker group, has a newer format, is not a
+            broker's, or is unreadable.
     """
     check_name("broker group", broker_group)
     if files.size(PATH) is None:
@@ -71,7 +72,7 @@ def read_identity(files: Files) -> FolderIdentity:
     Read the identity of a data folder.
 
     Raises:
-        DataFolderError: the folder is not a broker's, of a newer format, or unreadable.
+        DataFolderError: the folder is not a broker's, has a newer format, or is unreadable.
     """
     if files.size(PATH) is None:
         foreign = DataFolderError(

@@ -1,5 +1,5 @@
-"""Syncs of files that the kernel does beside the process, without a thread of ours that waits.
-Disk; Linux.
+"""Lets the kernel sync files in the background, without a waiting thread of this process. Disk;
+Linux.
 
     begin ─▶ the kernel's worker syncs ─▶ `descriptor` is readable ─▶ collect ─▶ done(errno)
 
@@ -18,12 +18,14 @@ Done = Callable[[Exception | None], None]
 ErrorOf = Callable[[int], Exception]
 AT_ONCE = 8
 NOT_TAKEN = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EAGAIN})
-"""The kernel has not begun the sync, so another way may be tried: no failed sync is repeated."""
+"""The errors after which the kernel has not begun the sync, so another way may be tried: no failed
+sync is repeated.
+"""
 
 
 class KernelSyncs:
     """
-    A queue of syncs under way; used from one thread.
+    A queue of syncs that are under way. Only one thread may use it.
 
     Raises:
         OSError: this kernel has no such queue, or none left.
@@ -31,7 +33,7 @@ class KernelSyncs:
 
     def __init__(self) -> None:
         try:
-            from caio import linux_aio  # a module for Linux alone
+            from caio import linux_aio  # a module for Linux only
 
             self._operation: Any = linux_aio.Operation
             self._context = linux_aio.Context(AT_ONCE)
@@ -40,16 +42,16 @@ class KernelSyncs:
         self._under_way: dict[int, tuple[Any, Done, ErrorOf]] = {}
         self._number = 0
         self._results: dict[int, int] = {}
-        """Of syncs that have ended, by number."""
+        """Number of a sync that has ended → its result."""
 
     @property
     def descriptor(self) -> int:
-        """Readable once a sync has ended."""
+        """The file descriptor that is readable once a sync has ended."""
         return self._context.fileno
 
     def begin(self, descriptor: int, done: Done, error_of: ErrorOf) -> None:
         """
-        Begin an fdatasync; `collect` calls `done` with None, or with the error of the errno.
+        Begin an fdatasync. `collect` calls `done` with None, or with the error for the errno.
 
         Raises:
             OSError: it was not begun.
@@ -69,12 +71,12 @@ class KernelSyncs:
             raise OSError(errno.EAGAIN, "the kernel takes no sync")
 
     def collect(self) -> None:
-        """Call `done` of every sync that has ended."""
+        """Call `done` for every sync that has ended."""
         try:
             self._context.poll()
         except BlockingIOError:
             pass
-        # An event is there before its descriptor is readable, so none is missed by one look.
+        # An event exists before its descriptor is readable, so one look finds them all.
         self._context.process_events(AT_ONCE)
         while self._results:  # not in the library's callback: `done` may begin the next sync
             number, result = self._results.popitem()

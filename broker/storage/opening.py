@@ -2,12 +2,12 @@
 
     {"format": 1, "opening": "7c…", "heard": ["e1…"], "unheard": ["09…"]}
 
-An opening is *heard* when a metaserver has taken a report of it.
+An opening is *heard* when a metaserver has accepted a report of it.
 
 Invariants
-    Each opening has a random name and lists the openings before it.  An older copy of the folder
-    lacks the newest opening, so the metaserver recognises it as a copy. The name is durable before
-    it is reported. The list always has the last heard opening, after any number of unheard ones.
+    Each opening has a random name and lists the earlier openings. An older copy of the folder lacks
+    the newest opening, so the metaserver recognises it as a copy. The name is durable before it is
+    reported. The list always has the last heard opening, after any number of unheard ones.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ log = logging.getLogger("keylane.broker")
 PATH = "opening.json"
 FORMAT = 1
 HEARD_MAX = 25
-"""Heard openings that are listed, the newest ones: a database restored from a backup may know an
-older opening.
+"""The number of heard openings that are listed, the newest ones: a database restored from a backup
+may know only an older opening.
 """
 FIRST_MAX = 25
-"""Unheard openings that are listed from the first on.  Any of them may have been heard: that is
-written only when the list is nearly full, so that most starts cost one write.
+"""The number of unheard openings that are listed from the first on. Any of them may have been
+heard: that is written only when the list is nearly full, so that most starts cost one write.
 """
 NEWEST_MAX = 50
-"""Unheard openings that are listed beyond those, the newest ones: a report may be taken although
-its answer is lost.
+"""The number of further unheard openings that are listed, the newest ones: a report may be accepted
+although its answer is lost.
 """
 
 
 class Opening(msgspec.Struct, frozen=True, kw_only=True):
-    """An opening of a data folder, and the openings before it, the oldest first."""
+    """An opening of a data folder, and the earlier openings, the oldest first."""
 
     format: int = FORMAT
     opening: str = ""
-    """Random name; "" if the file is missing or unreadable."""
+    """A random name; "" if the file is missing or unreadable."""
     heard: tuple[str, ...] = ()
-    """The newest openings that a metaserver has taken a report of."""
+    """The newest openings of which a metaserver has accepted a report."""
     unheard: tuple[str, ...] = ()
     """The openings since `heard` was written.  If a metaserver has heard any of them, it is one of
     the first FIRST_MAX or of the newest.
@@ -53,7 +53,7 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def before(self) -> tuple[str, ...]:
-        """The openings before this one."""
+        """The earlier openings."""
         return self.heard + self.unheard
 
 
@@ -61,7 +61,7 @@ def begin_opening(files: Files, *, rng: random.Random) -> Opening:
     """
     Name a new opening of a locked and claimed data folder, durably.
 
-    If the disk takes no writes, the previous opening is returned, so that the broker can still
+    If the disk accepts no writes, the previous opening is returned, so that the broker can still
     serve reads.
     """
     last = read_opening(files)
@@ -81,10 +81,10 @@ def begin_opening(files: Files, *, rng: random.Random) -> Opening:
 
 def note_heard(files: Files, opening: Opening) -> None:
     """
-    Write that a metaserver has taken a report of this opening, if the list of unheard openings is
-    nearly full.
+    Write that a metaserver has accepted a report of this opening, if the list of unheard openings
+    is nearly full.
 
-    If the disk takes no writes, the list stays as it is.
+    If the disk accepts no writes, the list stays as it is.
     """
     if opening.opening and len(opening.unheard) >= FIRST_MAX - 1:
         heard = (*opening.heard, *opening.unheard, opening.opening)[-HEARD_MAX:]
@@ -95,8 +95,8 @@ def note_heard(files: Files, opening: Opening) -> None:
 
 
 def read_opening(files: Files) -> Opening:
-    """The last opening of a data folder; an opening without a name if the file is missing or
-    unreadable.
+    """Return the last opening of a data folder, or an opening without a name if the file is missing
+    or unreadable.
     """
     if files.size(PATH) is None:
         return Opening()

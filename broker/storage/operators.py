@@ -1,9 +1,9 @@
-"""The tokens that a broker takes itself, kept in `operators.json` for starts without a metaserver.
-Disk, through `Files`.
+"""Keeps the tokens that a broker accepts by itself in `operators.json`, for starts without a
+metaserver. Disk, through `Files`.
 
     {"format": 1, "operators": {"3b4e…": "admin", "9c01…": "cluster"}}
 
-See `AccessNews.operators`: a token is kept as its SHA-256 only.
+See `AccessNews.operators`: a token is kept only as its SHA-256.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ BYTES_MAX = 4 << 20
 
 
 class _OperatorsFile(msgspec.Struct, frozen=True, kw_only=True):
-    """The file."""
+    """The content of the file."""
 
     format: int = 1
     operators: dict[str, str] = {}
 
 
 def keep_operators(files: Files, operators: dict[str, str]) -> None:
-    """Write them, durably; where the disk takes no writes, those from before stay."""
+    """Write the operators, durably. If the disk accepts no writes, the earlier ones stay."""
     try:
         replace_file(files, PATH, msgspec.json.encode(_OperatorsFile(operators=operators)) + b"\n")
     except StorageError as error:
@@ -37,7 +37,7 @@ def keep_operators(files: Files, operators: dict[str, str]) -> None:
 
 
 def read_operators(files: Files) -> dict[str, str]:
-    """Those that were written last; none if the file is missing or unreadable."""
+    """Return the operators that were written last, or none if the file is missing or unreadable."""
     if files.size(PATH) is None:
         return {}
     try:

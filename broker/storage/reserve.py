@@ -17,11 +17,13 @@ PATH = "reserve"
 RESERVE_BYTES = 4 << 20
 SHARE = 100
 PLENTY_BYTES = 1 << 30
-"""No reserve is written while more than this and more than half of the disk is free."""
+"""The number of free bytes above which no reserve is written, if more than half of the disk is free
+as well.
+"""
 
 
 class Reserve:
-    """The reserve of a data folder; used by one thread at a time."""
+    """The reserve of a data folder. Only one thread at a time may use it."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
@@ -39,7 +41,7 @@ class Reserve:
             log.warning("cannot write the reserve file: %s", error.message)
 
     def give_up(self) -> bool:
-        """Remove the reserve, durably; False if it does not exist."""
+        """Remove the reserve, durably. Return False if it does not exist."""
         if self._files.size(PATH) is None:
             return False
         log.warning("the disk is full; removed the reserve file")

@@ -1,7 +1,8 @@
-"""Snapshots of the broker's state, so that a start reads only the log behind them.  Disk, through
+"""Snapshots of the broker's state, so that a start reads only the log after them.  Disk, through
 `Files`.
 
-    snapshot/0000000007.snap      all partitions, or those changed since the snapshot before; little-endian
+    snapshot/0000000007.snap      all partitions, or those changed since the previous snapshot;
+                                  little-endian
 
      0       4         8       12         16     17      18        20         24
      ┌───────┬─────────┬───────┬──────────┬──────┬───────┬─────────┬──────────┐
@@ -42,7 +43,9 @@ MAGIC = 0x4E534C4B
 VERSION = 1
 WHOLE, CHANGES = 1, 2
 CHANGES_MAX = 100
-"""Snapshots of changes after a whole snapshot; a limit for the files that a start opens."""
+"""The number of snapshots of changes after a whole snapshot. It limits the number of files that a
+start opens.
+"""
 _HEAD = struct.Struct("<IIIIBBHIQQ")
 _CHUNK = struct.Struct("<III")
 _U32 = struct.Struct("<I")
@@ -54,14 +57,16 @@ class Extra(msgspec.Struct, array_like=True):
     orphans: dict[int, int] = {}
     problems: list[str] = []
     retained: int = 0
-    """First offsets fit a log that begins at this position or before."""
+    """The position that first offsets fit if the log begins there or earlier."""
     damaged: list[int] = []
-    """Partitions that have lost messages."""
+    """The partitions that have lost messages."""
     dropped: list[tuple[list[tuple[int, int]], dict[str, int]]] = []
-    """Bodies of DROPPED records of all dropped partitions."""
+    """The bodies of DROPPED records of all dropped partitions."""
 
     def packed(self) -> bytes:
-        """The bytes in the file.  Later fields are written only if they are not their default."""
+        """Return the bytes in the file. Later fields are written only if they do not have their
+        defaults.
+        """
         more: tuple[object, ...] = (self.retained,) if self.retained else ()
         if self.damaged:
             more = (self.retained, self.damaged)
@@ -72,7 +77,7 @@ class Extra(msgspec.Struct, array_like=True):
 
 @dataclass(slots=True)
 class Loaded:
-    """The newest snapshot on the disk; position 0 and no `extra` without one."""
+    """The newest snapshot on the disk. If there is none, the position is 0 and `extra` is None."""
 
     position: int = 0
     clean: bool = False
@@ -81,7 +86,7 @@ class Loaded:
 
 
 def encode_chunk(images: Sequence[tuple[int, bytes]]) -> bytes:
-    """A chunk of a snapshot: images of partitions, as (partition id, image)."""
+    """Return a chunk of a snapshot for images of partitions, given as (partition id, image)."""
     ids = array("Q", [number for number, _ in images])
     lengths = array("I", [len(image) for _, image in images])
     body = b"".join((ids.tobytes(), lengths.tobytes(), *(image for _, image in images)))
@@ -106,12 +111,12 @@ class _DamagedError(Exception):
 
 
 class Snapshots:
-    """The snapshot files of a folder; used by one thread at a time."""
+    """The snapshot files of a folder. Only one thread at a time may use them."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
         self._kinds: dict[int, int] = {}
-        """Number of an undamaged file → its kind."""
+        """The number of an undamaged file → its kind."""
         self._next = 1
         self._whole_bytes = 0
         self._changed_bytes = 0
@@ -119,7 +124,7 @@ class Snapshots:
     # ── reading ───────────────────────────────────────────────────────────────────────────────────
     def load(self, take: Callable[[int, bytes], None]) -> Loaded:
         """
-        Call `take` with every partition id and image of the newest snapshot; the last image of a
+        Call `take` with every partition id and image of the newest snapshot. The last image of a
         partition counts.
 
         Raises:
@@ -168,7 +173,9 @@ class Snapshots:
         ]
 
     def _head(self, number: int) -> tuple[int, ...] | None:
-        """Kind, clean, position, chunks, extra bytes, size; None if the head is damaged."""
+        """Return kind, clean, position, chunks, extra bytes and size, or None if the head is
+        damaged.
+        """
         data = self._files.pread(_path(number), 0, _HEAD.size)
         if len(data) < _HEAD.size:
             return None
@@ -207,7 +214,7 @@ class Snapshots:
 
     # ── writing ───────────────────────────────────────────────────────────────────────────────────
     def wants_whole(self) -> bool:
-        """True if the next snapshot has to be a whole one."""
+        """Return True if the next snapshot has to be a whole one."""
         last = self._next - 1
         whole = max((number for number, kind in self._kinds.items() if kind == WHOLE), default=None)
         if whole is None or any(number not in self._kinds for number in range(whole, self._next)):
@@ -249,7 +256,7 @@ class Snapshots:
 
 
 def _check_chunk(data: bytes, at: int) -> int:
-    """Check the chunk at byte `at`; returns where it ends."""
+    """Check the chunk at byte `at`, and return where it ends."""
     if len(data) - at < _CHUNK.size:
         raise _DamagedError("cut short")
     crc, count, length = _CHUNK.unpack_from(data, at)

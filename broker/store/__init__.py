@@ -1,1 +1,3 @@
-"""The store of a broker: makes decisions durable, reads messages, restores the state at a start."""
+"""The store of a broker: makes decisions durable, reads messages, and restores the state at a
+start.
+"""

@@ -1,7 +1,7 @@
 """Admits appends to the commit queue in the order of their arrival.
 
     the commit queue has room, and no append waits ─▶ admitted at once
-    the commit queue is full                       ─▶ waits; later appends of any size wait behind it
+    the commit queue is full                       ─▶ waits; later appends wait after it
     too many wait, or one waits WAIT_MS            ─▶ refused, before anything is decided
 
 Without this order a large append would starve: smaller appends would take all room that becomes
@@ -24,10 +24,10 @@ from contextlib import asynccontextmanager
 from ...protocol.errors import OverloadedError
 
 WAITING_MAX = 32
-"""Appends that may wait at a broker: 36 MB, if each has the largest batch."""
+"""The most appends that may wait at a broker; they take 36 MB if each has the largest batch."""
 WAIT_MS = 2_000
-"""Less than a producer's time-out: a refusal says that the batch was not stored, a time-out does
-not.
+"""The longest wait of an append, in milliseconds. It is less than a producer's timeout: a refusal
+says that the batch was not stored, a timeout does not.
 """
 
 
@@ -36,9 +36,9 @@ class AdmissionQueue:
     The queue of appends that wait for room in the commit queue.
 
     Args:
-        waiting_max: appends that may wait, each with a batch in memory.  Bytes are not counted, so
-            that a large batch is refused no more often than a small one.
-        fits: whether the commit queue has room for this number of bytes.
+        waiting_max: the number of appends that may wait, each with a batch in memory. Bytes are not
+            counted, so a large batch is refused no more often than a small one.
+        fits: returns whether the commit queue has room for this number of bytes.
     """
 
     def __init__(self, waiting_max: int, fits: Callable[[int], bool]) -> None:
@@ -49,7 +49,7 @@ class AdmissionQueue:
         self.empty = True
         """True if no append waits or is being decided: one that fits is admitted at once."""
         self.promised_bytes = 0
-        """Bytes of appends that are admitted and not decided yet."""
+        """Bytes of the appends that are admitted and not decided yet."""
 
     @property
     def waiting(self) -> int:
@@ -59,8 +59,8 @@ class AdmissionQueue:
     @asynccontextmanager
     async def turn(self, length: int) -> AsyncIterator[None]:
         """
-        Wait until an append of `length` bytes is admitted; the block decides it, without another
-        await.
+        Wait until an append of `length` bytes is admitted; the block then decides on it without
+        another await.
 
         The end of the block admits the next append.
 
@@ -95,7 +95,7 @@ class AdmissionQueue:
         self.empty = not self._waiting and not self.promised_bytes
 
     def admit(self, *, all_of_them: bool = False) -> None:
-        """Admit waiting appends that fit; with `all_of_them` every append, each of which is then
+        """Admit the waiting appends that fit. With `all_of_them`, admit every append; each is then
         refused.
         """
         while self._waiting:

@@ -1,15 +1,17 @@
-"""Removes the oldest segments, after writing again the states of partitions that only these
-segments have.
+"""Removes the oldest segments, after it has rewritten the states of the partitions that only these
+segments describe.
 
-    partitions whose PARTITION or STATE record lies in the segments ─▶ a STATE record each (a large one: several), durable
-    dropped partitions, of which only DROPPED records know          ─▶ DROPPED records of all of them, durable
-      ─▶ a snapshot at a position behind the segments ─▶ the segments are removed
+    partitions whose PARTITION or STATE record lies in the segments
+        ─▶ a STATE record each (a large one: several), durable
+    dropped partitions, of which only DROPPED records know
+        ─▶ DROPPED records of all of them, durable
+      ─▶ a snapshot at a position after the segments ─▶ the segments are removed
 
 Invariants
     The log alone, from its first segment on, has the whole state of every partition, except removed
     messages. A crash in between may leave records twice; folding them twice gives the same state.
     The records of a partition are queued together, with no other record between them. If
-    unexplained damage may hide records of partitions, all partitions are written again.
+    unexplained damage may hide records of partitions, all partitions are rewritten.
 """
 
 from __future__ import annotations
@@ -31,23 +33,23 @@ from .snapshotter import Snapshotter
 
 STATE_BYTES_MAX = 1 << 19
 """
-The largest image that is written as one STATE record.  A larger partition is written as several
-STATE records, each with some of its producers, and a FENCE and a CURSOR for each of its consumer
-groups.
+The largest image, in bytes, that is written as one STATE record. A larger partition is written as
+several STATE records, each with some of its producers, and a FENCE and a CURSOR for each of its
+consumer groups.
 """
 PRODUCERS_TOGETHER = 1_000
-"""Producers in a STATE record of a large partition.  Each takes at most 295 bytes, the other fields
-about 10,000.
+"""The number of producers in a STATE record of a large partition. Each takes at most 295 bytes, and
+the other fields about 10,000.
 """
 TOGETHER = 200
 TOGETHER_BYTES = 4 << 20
-"""Partitions, and bytes, that are submitted before the next wait, so that appends come between
-them.
+"""The number of partitions, and of bytes, that are submitted before the next wait, so that appends
+are served in between.
 """
 
 
 class CarryOver:
-    """Removes the first segments of a log; one call at a time."""
+    """Removes the first segments of a log. Calls must not overlap."""
 
     def __init__(
         self,
@@ -70,7 +72,7 @@ class CarryOver:
 
     async def prepare(self, position: int) -> None:
         """
-        Write again, durably, the partitions that the segments below `position` describe.
+        Rewrite, durably, the partitions that the segments below `position` describe.
 
         Raises:
             BrokerReadOnlyError, OverloadedError, StorageError: the segments must not be removed.
@@ -99,10 +101,10 @@ class CarryOver:
 
     async def drop(self, position: int) -> int:
         """
-        Remove the segments below `position`, which `prepare` has prepared.
+        Remove the segments below `position`; `prepare` must have prepared them.
 
-        First offsets must be above `position` before this call.  The segment that is written to
-        must not be among them.
+        All first offsets must be above `position` before this call. The segment that is being
+        written must not be among the removed ones.
 
         Returns:
             The number of removed segments.
@@ -114,14 +116,14 @@ class CarryOver:
         return gone
 
     async def drop_first_segment(self) -> int:
-        """`prepare` and `drop` the oldest segment; returns the log's new first position."""
+        """Call `prepare` and `drop` for the oldest segment; return the log's new first position."""
         following = self._log.bases[1]
         await self.prepare(following)
         await self.drop(following)
         return self._log.first_position
 
     def _described(self, bases: list[int]) -> list[int] | None:
-        """Partitions that these segments describe; None if damage may hide some."""
+        """Return the partitions that these segments describe, or None if damage may hide some."""
         described: set[int] = set()
         for base in bases:
             segment_ids = partitions_described(self._files, base, end=self._log.segment_end(base))
@@ -131,7 +133,9 @@ class CarryOver:
         return sorted(described)
 
     def _records_of(self, partition: HostedPartition) -> list[bytes]:
-        """What is to be queued before anything else is decided of the partition."""
+        """Return the records that must be queued before anything else is decided about the
+        partition.
+        """
         self._commit.check_room(0, own=True)
         image = image_of(partition)
         if len(image) <= STATE_BYTES_MAX:
@@ -161,8 +165,8 @@ class CarryOver:
         return self._commit.submit(Entry(encode_body(0, body)))
 
     def _submit(self, partition: HostedPartition, record: bytes) -> asyncio.Future[None]:
-        # The record is made and queued without an await.  So records that were decided before are
-        # before it in the log.
+        # The record is made and queued without an await in between, so records that were decided
+        # earlier are also earlier in the log.
         entry = Entry(
             record,
             partition_id=partition.partition_id,

@@ -1,8 +1,8 @@
-"""Fills the index from the log at a start: a unit for each batch, and for each lost batch.  Pure.
+"""Fills the index from the log at a start: it gets a unit for each batch, whole or lost. Pure.
 
-The index has no gap, as offsets have none.  A lost batch has its own unit if its header is known,
-or else a unit that points at the damage.  A read of such a unit fails with the position of the
-damage.
+The index has no gaps, because offsets have none. A lost batch has its own unit if its header is
+known, or else a unit that points at the damage. A read of such a unit fails with the position of
+the damage.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Dispatch:
         self._start = start
         self._units: list[tuple[int, Unit]] = []
         self._ends: dict[int, tuple[int, int]] = {}
-        """Partition id → next offset and position; for a partition that is missing the index is
-        asked.
+        """Partition id → next offset and position. The index is asked for a partition that is
+        missing here.
         """
         self._hole = 0
 
@@ -76,7 +76,7 @@ class Dispatch:
             self.record(header)
 
     def flush(self) -> None:
-        """Give the index all remaining units."""
+        """Pass all remaining units to the index."""
         self._queues.dispatch(self._units)
         self._units = []
         if len(self._ends) > KNOWN_MAX:

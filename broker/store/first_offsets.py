@@ -5,14 +5,14 @@
                        ▲
            an acquire of the partition meanwhile raises its first offset at once
 
-If a subject's retention is TIME, messages are removed that a group has not acked.  They are counted
-for the group, and the count is durable before the segments are removed.
+If a subject's retention is TIME, messages may be removed that a group has not acked. They are
+counted for the group, and the count is durable before the segments are removed.
 
 Invariants
-    Segments are removed only when the acks that allow it are durable.
-    A group is registered before the decision and counts in it, or it gets the first offset that was
-    decided. The beginning of the log tells which messages are removed.  A start corrects first
-    offsets and the index by it.
+    Segments are removed only when the acks that allow it are durable. A group that is registered
+    before the decision is taken into account; a group that is registered later begins at the first
+    offset that was decided. The beginning of the log determines which messages are removed. A start
+    corrects first offsets and the index accordingly.
 """
 
 from __future__ import annotations
@@ -34,18 +34,21 @@ class FirstOffsets:
         self._state = state
         self._save = save
         self.grouped: set[int] = set()
-        """Partitions that a consumer group has joined, or was reset in, since this was emptied."""
+        """The partitions that a consumer group has joined, or was reset in, since this set was last
+        emptied.
+        """
         self.pending: dict[int, int] = {}
-        """Partition id → first offset that is decided and not raised yet."""
+        """Partition id → the first offset that is decided and not raised yet."""
         self.removed: dict[tuple[str, str], tuple[int, int]] = {}
-        """(subject, group) → number of messages removed unread, number of partitions; since this
-        was emptied.
+        """(subject, group) → the number of messages removed unread and the number of partitions,
+        since this dictionary was last emptied.
         """
         self._unsaved: dict[tuple[int, str], tuple[HostedPartition, Group]] = {}
-        """Groups whose progress, or count of messages removed unread, may not be durable."""
+        """The groups whose progress, or whose count of messages removed unread, may not be durable.
+        """
 
     def rise(self, partition_id: int) -> None:
-        """Raise the partition's first offset, if a higher first offset is decided."""
+        """Raise the partition's first offset if a higher one is decided."""
         first = self.pending.pop(partition_id, 0)
         partition = self._state.partitions.get(partition_id) if first else None
         if partition is None or first <= partition.first_offset:

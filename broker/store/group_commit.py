@@ -5,18 +5,19 @@ one sync.
                              ├▶ take ▶ write, fdatasync, index ─┤
     mark ▶ late records ─────┘                                  └▶ failed: see below
 
-A commit is written by a thread, or, if it is small, into memory here and synced by the kernel
-(`quick_sync`), whose callback ends it without a task.  While it is written, records for the next
-one gather.  "Late" records (cursors) are made when a commit is taken: one per key, with everything
-that was decided until then.  A commit that is full leaves only messages for the next one, because a
-late record must not come before a record that was decided earlier.
+A commit is written by a thread. A small one is written into memory here and synced by the kernel
+(`quick_sync`). Either way `_ended` is called and begins the next commit, for which records gather
+meanwhile. "Late" records (cursors) are made when a commit is taken: one per key, with everything
+that was decided until then. A full commit leaves only messages for the next one, because a late
+record must not come before a record that was decided earlier.
 
 Invariants
-    `ended` is called, or a future resolved, only after the sync of its record; what raises there
-    concerns no other record. After a failure every decision that is not durable is undone, newest
-    first.  The state is then the durable state. After a failed write or sync nothing is written
-    again.  The records of that commit fail with UNKNOWN fate, waiting records with NOT_DONE. If the
-    disk is full, no record of the commit is kept.  The next append after RETRY_FULL_MS tries again.
+    `ended` is called, or a future resolved, only after the sync of its record; an error raised
+    there affects no other record. After a failure every decision that is not durable is undone,
+    newest first. The state is then the durable state. After a failed write or sync nothing is
+    written again. The records of that commit fail with UNKNOWN fate, waiting records with NOT_DONE.
+    If the disk is full, no record of the commit is kept. The next append after RETRY_FULL_MS tries
+    again.
 
 Source: Gray's group commit; PostgreSQL's fsyncgate shows why a failed sync must not be repeated.
 """
@@ -52,28 +53,32 @@ log = logging.getLogger("keylane.broker")
 
 RETRY_FULL_MS = 1_000
 OWN_QUEUED_BYTES_MAX = 1 << 20
-"""Room in the queue for records that are not messages, so that fast producers never keep out fences
-and seals.
+"""The extra room in the queue, in bytes, for records that are not messages, so that fast producers
+cannot keep out fences and seals.
 """
 _NOTHING = bytearray()
 T = TypeVar("T")
 Ended = Callable[[KeylaneError | None], object]
-"""Told once how a record ended: durable, or with the error of who asked for it."""
+"""A function that is called once with the outcome of a record: None if it is durable, otherwise the
+error for the caller who waits.
+"""
 _Work = Callable[[WritePlan, list[tuple[int, Unit]]], bool]
-"""Writes a commit or a part of it, and its units for the index; False if only the index is full."""
+"""Writes a commit or a part of it, and its units for the index. It returns False if only the index
+is full.
+"""
 
 
 class RunBlocking(Protocol):
     """Runs blocking code: in a thread in production, in place in a simulation."""
 
     def __call__(self, function: Callable[..., Any], /, *args: Any) -> Awaitable[Any]:
-        """The value of `function(*args)`, or its exception."""
+        """Return the value of `function(*args)`, or raise its exception."""
         ...
 
 
 class Entry:
-    """A record that is to be written.  `count` is 0 if it has no messages.  A marker has no bytes,
-    only who waits for it.
+    """A record that is to be written. `count` is 0 if it has no messages. A marker has no bytes,
+    only an `ended` that waits for it.
     """
 
     __slots__ = (
@@ -108,32 +113,30 @@ class Entry:
         self.count = count
         self.appended_at_ms = appended_at_ms
         self.position = -1
-        """Position in the log, once a commit has taken it."""
+        """The position in the log, once a commit has taken the record."""
         self.stamped: bytearray = _NOTHING
-        """The header as it is in the log, once a commit has taken it."""
+        """The header as it is in the log, once a commit has taken the record."""
         self.on_durable = on_durable
-        """Called when the record is durable, before `ended`."""
+        """A function that is called when the record is durable, before `ended`."""
         self.undo = undo
-        """Called to undo the decision if the record cannot be made durable."""
+        """A function that undoes the decision; it is called if the record cannot be made durable.
+        """
         self.ended: Ended | None = None
-        """Who waits for it."""
+        """The function that waits for the record's outcome."""
 
 
 class _Commit:
     """Records that become durable together."""
 
-    __slots__ = ("began_ns", "entries", "full", "plan", "units", "waiting")
+    __slots__ = ("entries", "plan", "units", "waiting")
 
     def __init__(self, plan: WritePlan) -> None:
         self.plan = plan
         self.entries: list[Entry] = []
         self.units: list[tuple[int, Unit]] = []
-        """Of its messages, for the index."""
+        """The units of its messages, for the index."""
         self.waiting: list[Ended] = []
-        """Who waits for its late records."""
-        self.began_ns = 0
-        self.full: DiskFullError | None = None
-        """The disk had no room for it; what was written has to be undone."""
+        """The functions that wait for its late records."""
 
 
 class _Late:
@@ -164,7 +167,7 @@ class GroupCommit:
         """
         Args:
             quick: makes small commits durable without `run_blocking`.
-            broker_group: refusals name it.
+            broker_group: the name that refusals give.
         """
         self._broker_group = broker_group
         self._quick = quick
@@ -180,20 +183,18 @@ class GroupCommit:
         """Bytes in the queue and in the commit that is being written."""
         self._durations = durations or Histogram()
         self._own = 0
-        """Number of records in the queue that are not messages."""
+        """The number of records in the queue that are not messages."""
         self._late: dict[Hashable, _Late] = {}
         self._rolls = False
-        """The next commit begins a segment."""
+        """True if the next commit begins a segment."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        """That of the store, once something was submitted."""
+        """The event loop of the store, once something was submitted."""
         self._running = False
-        """A commit is under way, or about to be."""
+        """True if a commit is under way or about to begin."""
         self._shared = False
-        """The last commit had more than one record."""
+        """True if the last commit had more than one record."""
         self._idle: asyncio.Future[None] | None = None
-        """`close` waits for it."""
-        self._task: asyncio.Task[None] | None = None
-        """Of the commit that is under way, if it needs one."""
+        """A future that `close` waits for."""
         self._failure: KeylaneError | None = None
         self._free_bytes = free_bytes
         self._full_until_ms = 0
@@ -202,11 +203,11 @@ class GroupCommit:
         self._refusal = ""
         self._admission = AdmissionQueue(WAITING_MAX, self._has_room)
         self.commits = 0
-        """Durable commits since the start."""
+        """The number of durable commits since the start."""
         self.failures = 0
-        """Number of commits whose decisions were undone."""
+        """The number of commits whose decisions were undone."""
         self.on_commit: Callable[[], None] = lambda: None
-        """Called after each durable commit."""
+        """A function that is called after each durable commit."""
 
     @property
     def failed(self) -> bool:
@@ -215,7 +216,7 @@ class GroupCommit:
 
     @property
     def reason(self) -> str:
-        """Why writes are refused; "" if they are taken."""
+        """Why writes are refused; "" if they are accepted."""
         if self._failure is not None:
             return self._failure.message
         if self._refusal:
@@ -235,7 +236,7 @@ class GroupCommit:
             return False
 
     def refuse_messages(self, reason: str) -> None:
-        """Refuse messages for this reason; "" takes them again.  Fences, seals and acks are still
+        """Refuse messages for this reason; "" accepts them again. Fences, seals and acks are still
         written.
         """
         self._refusal = reason
@@ -245,15 +246,15 @@ class GroupCommit:
         return taken + length <= self._queued_bytes_max or not taken
 
     def takes_now(self, length: int) -> bool:
-        """True if messages of `length` bytes need not wait for room; then decide on them, with
-        `in_turn=True`.
+        """Return True if messages of `length` bytes need not wait for room. The caller then decides
+        on them with `in_turn=True`.
         """
         taken = self.queued_bytes
         fits = taken + length <= self._queued_bytes_max or not taken
         return (fits and self._admission.empty) or bool(self.reason)  # `check_room` raises it
 
     def turn(self, length: int) -> AbstractAsyncContextManager[None]:
-        """Wait for room for messages of `length` bytes; the block decides on them, with
+        """Wait for room for messages of `length` bytes; the block decides on them with
         `in_turn=True`.
         """
         if self.takes_now(length):
@@ -265,7 +266,7 @@ class GroupCommit:
         Check that a record of `length` bytes may be decided on.
 
         Args:
-            own: the record has no messages.  It has extra room, and is taken while messages are
+            own: the record has no messages. It has extra room, and is accepted while messages are
                 refused.
             in_turn: the caller has waited for room with `turn`.
 
@@ -285,7 +286,7 @@ class GroupCommit:
             raise OverloadedError(f"{self.queued_bytes} bytes wait for the disk", retry_after_ms=10)
 
     def check_takes_messages(self) -> None:
-        """Raises BrokerReadOnlyError: a write has failed, the disk is full, or messages are
+        """Raise BrokerReadOnlyError if a write has failed, the disk is full, or messages are
         refused.
         """
         if reason := self.reason:
@@ -300,12 +301,14 @@ class GroupCommit:
         return BrokerReadOnlyError(text, broker_group=self._broker_group)
 
     def submit(self, entry: Entry) -> asyncio.Future[None]:
-        """As `add`; the future is resolved when the record is durable."""
+        """Queue a record like `add`, and return a future that is resolved when the record is
+        durable.
+        """
         future, _ = self.waited_for(partial(self.add, entry))
         return future
 
     def add(self, entry: Entry, ended: Ended) -> None:
-        """Queue a record, after `check_room`; `ended` is called once it is durable, or has
+        """Queue a record, after `check_room`; `ended` is called once the record is durable or has
         failed.
         """
         entry.ended = ended
@@ -318,7 +321,7 @@ class GroupCommit:
             self._start()
 
     def add_late(self, key: Hashable, make: Callable[[], Entry], ended: Ended) -> None:
-        """Have the next commit call `make` and write its record, if it has bytes; calls with the
+        """Let the next commit call `make` and write its record, if that has bytes. Calls with the
         same key share a record.
         """
         late = self._late.get(key)
@@ -329,14 +332,16 @@ class GroupCommit:
             self._start()
 
     def roll(self) -> asyncio.Future[None]:
-        """Begin a segment, also if no record is to be written; the future is resolved when that is
+        """Begin a segment, even if there is no record to write. The future is resolved when that is
         durable.
         """
         self._rolls = True
         return self.submit(Entry(b""))
 
     def flushed(self) -> asyncio.Future[None]:
-        """A future that is resolved when all submitted records are durable, or fails as they do."""
+        """Return a future that is resolved when all submitted records are durable; it fails if they
+        fail.
+        """
         if self._running:
             return self.submit(Entry(b""))
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -344,8 +349,8 @@ class GroupCommit:
         return future
 
     def when_flushed(self, ended: Ended) -> None:
-        """Have `ended` called when all submitted records are durable, or as they fail; not before
-        this returns.
+        """Call `ended` when all submitted records are durable or have failed, but not before this
+        method returns.
         """
         if self._running:
             self.add(Entry(b""), ended)
@@ -353,28 +358,30 @@ class GroupCommit:
             at_end(partial(ended, None), self._loop or self._find_loop())
 
     def waited_for(self, begin: Callable[[Ended], T]) -> tuple[asyncio.Future[None], T]:
-        """A future that `begin` is given to tell of a durable record, and what `begin` returns."""
+        """Return a future for the outcome of a record, and the value of `begin`, which is called
+        with a function that resolves the future.
+        """
         future: asyncio.Future[None] = (self._loop or self._find_loop()).create_future()
         return future, begin(partial(_resolve, future))
 
     def _find_loop(self) -> asyncio.AbstractEventLoop:
-        # Kept, because Python 3.11 asks the kernel for the process's id each time.
+        # The loop is kept, because Python 3.11 asks the kernel for the process's id each time.
         self._loop = asyncio.get_running_loop()
         return self._loop
 
     def _start(self) -> None:
-        """Begin a commit soon.  Where the last one had more than one record, others may come in
-        this turn of the loop.
+        """Begin a commit soon. If the last one had more than one record, wait for the end of this
+        turn of the loop, because others may arrive in it.
         """
         self._running = True
         loop = self._loop or self._find_loop()
         if self._shared:
-            loop.call_soon(self._go_on)
+            loop.call_soon(self._next)
         else:
-            at_end(self._go_on, loop)
+            at_end(self._next, loop)
 
-    def _go_on(self) -> None:
-        """Begin the next commit; without one, stop."""
+    def _next(self) -> None:
+        """Begin the next commit, or stop if there is none."""
         try:
             while self._queue or self._late:
                 if self._failure is not None:  # late records are submitted without `check_room`
@@ -391,7 +398,7 @@ class GroupCommit:
                 else:
                     self._note_durable(commit)
         except BaseException:
-            self._stop()  # what is submitted next begins anew
+            self._stop()  # the next submission begins again
             raise
         self._stop()
 
@@ -440,93 +447,73 @@ class GroupCommit:
         self._shared = len(entries) > 1
 
     def _begin(self, commit: _Commit) -> None:
-        """Begin to make a commit durable: as `_write`, without a thread if it is small and nothing
+        """Begin to make a commit durable. No thread is needed if the commit is small and nothing
         else is being written.
         """
         quick, plan = self._quick, commit.plan
         small = plan.end - plan.start <= SMALL_BYTES_MAX and self._queues.dispatches_in_memory
         if quick is not None and small and quick.is_ready():
-            commit.began_ns = self._boot_ns()
-            try:
-                file = quick.write(self._log.begin_write, plan)
-            except DiskFullError as error:
-                commit.full = error
-                self._run(self._undo, commit)
-                return
+            began_ns = self._boot_ns()
+            file = quick.write(self._log.begin_write, plan)
             if file is not None:
-                quick.sync(file, partial(self._synced, commit))
+                quick.sync(file, partial(self._synced, quick, commit, began_ns))
                 return
         self._run(self._write, commit)
 
-    def _synced(self, commit: _Commit, error: Exception | None) -> None:
-        """End a commit that was synced without a thread."""
-        quick = self._quick
-        assert quick is not None
-        try:
-            if error is not None:
-                raise error
-            self._durations.observe(self._boot_ns() - commit.began_ns)
+    def _synced(
+        self, quick: QuickSync, commit: _Commit, began_ns: int, failure: Exception | None
+    ) -> None:
+        """Note that the kernel has synced a commit, or has failed to."""
+        fits = True
+        if failure is None:
+            self._durations.observe(self._boot_ns() - began_ns)
             if not (quick.is_ready() and self._queues.dispatches_in_memory):
                 self._run(self._end_write, commit)
                 return
-            fits = quick.write(self._end_write, commit.plan, commit.units)
-        except Exception as failure:  # noqa: BLE001 - every one fails the commit
-            self._end(commit, failure)
-        else:
-            self._end(commit, None, fits=fits)
-        self._go_on()
+            try:
+                fits = quick.write(self._end_write, commit.plan, commit.units)
+            except Exception as fault:  # noqa: BLE001 - every one fails the commit
+                failure = fault
+        self._ended(commit, failure, fits=fits)
 
     def _run(self, function: _Work, commit: _Commit) -> None:
-        """Have a thread write a commit, or its rest."""
-        self._task = asyncio.get_running_loop().create_task(
-            self._await(function, commit), name="group commit"
-        )
+        """Let a thread write a commit, or the rest of it."""
+        writing = asyncio.ensure_future(self._run_blocking(function, commit.plan, commit.units))
+        writing.add_done_callback(partial(self._written, commit))
 
-    async def _await(self, function: _Work, commit: _Commit) -> None:
-        try:
-            fits = await self._run_blocking(function, commit.plan, commit.units)
-            if commit.full is not None:
-                raise commit.full
-        except asyncio.CancelledError:
-            # The file may have bytes that are never noted as durable, so nothing may be written
-            # behind them.
-            self._failure = FlushFailedError("a commit was cancelled")
-            self._stop()
-            raise
-        except Exception as failure:  # noqa: BLE001 - every one fails the commit
-            self._end(commit, failure)
-        else:
-            self._end(commit, None, fits=bool(fits))
-        finally:
-            self._task = None
-        self._go_on()
+    def _written(self, commit: _Commit, writing: asyncio.Future[bool]) -> None:
+        if writing.cancelled():  # it may be or become durable
+            self._ended(commit, FlushFailedError("a commit was cancelled"))
+        elif (failure := writing.exception()) is None:
+            self._ended(commit, None, fits=writing.result())
+        elif isinstance(failure, Exception):  # any other one ends the program
+            self._ended(commit, failure)
 
-    def _end(self, commit: _Commit, failure: Exception | None, *, fits: bool = True) -> None:
-        """Tell who waits for a commit how it ended; `fits` is False if the index is full."""
+    def _ended(self, commit: _Commit, failure: Exception | None, *, fits: bool = True) -> None:
+        """Report the outcome of a commit to its waiting functions, and begin the next commit;
+        `fits` is False if the index is full.
+        """
         try:
             if failure is not None:
                 self._fail(failure, commit)
-                return
-            if fits:
-                self._full_until_ms = 0
             else:
-                self._full(commit.plan)
-            self._note_durable(commit)
+                if fits:
+                    self._full_until_ms = 0
+                else:
+                    self._full(commit.plan)
+                self._note_durable(commit)
         except BaseException:
             self._stop()
             raise
-
-    def _undo(self, plan: WritePlan, _units: object) -> bool:
-        self._log.undo(plan)
-        return False
+        self._next()
 
     def _end_write(self, plan: WritePlan, units: list[tuple[int, Unit]]) -> bool:
         self._log.end_write(plan)
         return self._dispatch(units)
 
     def _write(self, plan: WritePlan, units: list[tuple[int, Unit]]) -> bool:
-        """Write a commit; False if only the index is full.  Its units then wait in memory, where
-        readers find them.
+        """Write a commit. Return False if only the index is full: its units then wait in memory,
+        where readers find them.
         """
         began_ns = self._clock.boot_ns()
         self._log.write(plan)
@@ -567,7 +554,7 @@ class GroupCommit:
         self._full_until_ms = self._clock.boot_ms() + RETRY_FULL_MS
 
     def _fail(self, failure: Exception, commit: _Commit) -> None:
-        """Undo a commit, and all that waits behind it."""
+        """Undo a commit and all records that wait after it."""
         if isinstance(failure, StorageError):
             error = failure
         else:
@@ -581,12 +568,12 @@ class GroupCommit:
             self._failure = error
         waiting = self._undo_all(commit.entries)
         for ended in (*(entry.ended for entry in commit.entries), *commit.waiting):
-            _tell(ended, type(error)(f"{self._who}: {error.message}", **error.details))
+            _tell(ended, error.copy(message=f"{self._who}: {error.message}"))
         self._refuse_all(waiting, error)
 
     def _undo_all(self, taken: list[Entry]) -> list[Ended | None]:
-        """Undo all that waits, then what a commit has `taken`, newest first; returns who waited for
-        what waited.
+        """Undo all waiting records and then those that a commit has `taken`, newest first. Return
+        the functions that waited for the waiting records.
         """
         queued = list(self._queue)
         self._queue.clear()
@@ -613,8 +600,8 @@ class GroupCommit:
 
 
 def _tell(ended: Ended | None, error: KeylaneError | None) -> None:
-    """Tell who waits for a record, if anyone does; a fault there leaves the other records of the
-    commit to be told.
+    """Report the outcome of a record to the function that waits for it, if there is one. An error
+    there does not keep the other records of the commit from being reported.
     """
     try:
         if ended is not None:

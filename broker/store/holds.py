@@ -1,14 +1,14 @@
-"""Holds of jobs on partitions: durable without a time, with their ends in memory.
+"""Holds of jobs on partitions: they are durable without a time, and their ends are in memory.
 
     POST /v1/partitions/{id}/holds ─▶ HOLD [job, from, ttl_ms]    ttl_ms 0: ended
     a renewal                      ─▶ no record, only a later end
 
 Invariants
-    Retention removes no message from `from_offset` on while the hold has not expired; whatever the
-    subject's retention. A hold ends at most its ttl after it was set or renewed, and at most its
-    ttl after the broker's start: ends are instants of the boot clock, and a hold that was read from
-    the log is counted from the start of the broker. A hold is set only on messages that are there:
-    first offsets that are decided rise before.
+    While a hold has not expired, retention removes no message from `from_offset` on, whatever the
+    subject's retention is. A hold ends at most its ttl after it was set or renewed, and at most its
+    ttl after the broker's start: ends are times of the boot clock, and a hold that was read from
+    the log is counted from the start of the broker. A hold can be set only on stored messages:
+    first offsets that are already decided are raised first.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class MessageHolds:
         self._opened_ms = clock.boot_ms()
         self._ends_ms: dict[int, dict[str, int]] = {}
         """
-        Partition id → job → boot time at which the hold expires; of holds that were set since the
-        start.
+        Partition id → job → time of the boot clock, in milliseconds, at which the hold expires. It
+        has only the holds that were set since the start.
 
-        Not in the hosted partition: that one cools to its image, and a hold that is counted from
-        the start ends too early.
+        This is not kept in the hosted partition, which is reduced to its image when it is cold: a
+        hold that is counted from the start would then end too early.
         """
 
     def set(self, partition: HostedPartition, ask: SetHold) -> asyncio.Future[None]:
@@ -54,10 +54,10 @@ class MessageHolds:
             A future that is resolved when the hold, or its end, is durable.
 
         Raises:
-            OffsetOutOfRangeError: retention has removed messages from the offset on, or it is
-                behind the end.
+            OffsetOutOfRangeError: retention has removed messages from the offset on, or it is after
+                the end.
             OverloadedError: the partition has HOLDS_PER_PARTITION_MAX holds.
-            InvalidNameError, BrokerReadOnlyError: nothing was changed.
+            InvalidRequestError, BrokerReadOnlyError: nothing was changed.
         """
         check_name("job", ask.job)
         self._firsts.rise(partition.partition_id)
@@ -84,13 +84,13 @@ class MessageHolds:
             return self._commit.flushed()
         self._end_expired(partition)
         written = self._write(partition, body)
-        # Retention may be about to decide without the hold.
+        # Retention may be about to decide without this hold.
         self._firsts.grouped.add(partition.partition_id)
         self._begin(partition, body)
         return written
 
     def answer(self, partition: HostedPartition) -> Held:
-        """What the call is answered with."""
+        """Return the answer to the call."""
         return Held(
             partition_id=partition.partition_id,
             first_offset=partition.first_offset,
@@ -99,7 +99,7 @@ class MessageHolds:
         )
 
     def views(self, partition: HostedPartition) -> tuple[HoldView, ...]:
-        """The holds that have not expired, by job."""
+        """Return the holds that have not expired, sorted by job."""
         return tuple(
             HoldView(
                 job=body.job, from_offset=body.from_offset, ttl_ms=body.ttl_ms, left_ms=left_ms
@@ -109,8 +109,8 @@ class MessageHolds:
         )
 
     def needed_from(self, partition: HostedPartition) -> int | None:
-        """The first offset that is held, or None.  Holds that have expired are ended, so that a
-        restart finds none.
+        """Return the first offset that is held, or None. Expired holds are ended, so that a restart
+        finds none.
         """
         if not partition.holds:
             return None
@@ -118,7 +118,7 @@ class MessageHolds:
         return min((view.from_offset for view in self.views(partition)), default=None)
 
     def forget(self, partition_id: int) -> None:
-        """Forget the holds of a partition that was dropped, durably."""
+        """Forget the holds of a partition whose drop is durable."""
         self._ends_ms.pop(partition_id, None)
 
     @property
@@ -148,7 +148,7 @@ class MessageHolds:
     def _end_expired(self, partition: HostedPartition) -> None:
         live = {view.job for view in self.views(partition)}
         for job in [job for job in partition.holds if job not in live]:
-            # The record is not waited for: without it a restart finds the hold again, for its ttl.
+            # The record is not awaited: without it, a restart finds the hold again, for its ttl.
             self._end(partition, job).add_done_callback(_heard)
 
     def _write(self, partition: HostedPartition, body: HoldBody) -> asyncio.Future[None]:

@@ -16,7 +16,7 @@ log = logging.getLogger("keylane.broker")
 
 
 class IndexDamage:
-    """Damage of the index of one kind."""
+    """Handles damage of one kind of index."""
 
     def __init__(
         self, state: BrokerState, files: Files, kind: str, *, run_blocking: RunBlocking

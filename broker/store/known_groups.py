@@ -1,19 +1,21 @@
 """Registers groups at a partition before they read it, so that retention keeps its messages for
 them.
 
-    POST /v1/partitions             groups            ─▶ PARTITION, then as below
-    POST /v1/partitions/{id}/groups groups, complete  ─▶ CURSOR [group, 0, first offset, []]    of each that is not known
-                                                      ─▶ TOLD                                   if these are all groups
+    POST /v1/partitions             groups
+        ─▶ PARTITION, then as below
+    POST /v1/partitions/{id}/groups groups, complete
+        ─▶ CURSOR [group, 0, first offset, []]    for each group that is not known
+        ─▶ TOLD                                   if these are all groups
 
-A group acquires a partition only when a consumer is granted it, and a child only after the parents
-are drained.  Until then the broker would not know the group, and retention could remove messages
-that the group has not read.
+A group acquires a partition only when a consumer is granted it, and a child partition only after
+its parents are drained. Until then the broker would not know the group, and retention could remove
+messages that the group has not read.
 
 Invariants
-    A partition whose broker was told all groups gets no other one by being acquired: a client
-    cannot make groups. A partition counts as told only when TOLD and every group before it are
-    durable. When the metaserver says that the broker may lack a group, no partition counts as told
-    until its groups are told again.
+    If a broker has been sent all groups of a partition, acquiring the partition adds no other
+    group: a client cannot create groups. The groups of a partition count as complete only when TOLD
+    and every group before it are durable. When the metaserver says that the broker may lack a
+    group, no partition's groups count as complete until they are sent again.
 """
 
 from __future__ import annotations
@@ -39,11 +41,11 @@ def know_groups(
     tokens_above: int = 0,
 ) -> asyncio.Future[None]:
     """
-    Register these groups at the partition; registered groups are not changed.
+    Register these groups at the partition. Groups that are already registered are not changed.
 
     Args:
         complete: these are all groups of the subject.
-        tokens_above: every token of the subject's deleted groups is at most this.
+        tokens_above: the upper bound of all tokens of the subject's deleted groups.
 
     Returns:
         A future that is resolved when the groups are durable.
@@ -51,7 +53,7 @@ def know_groups(
     Raises:
         GroupDeletedError: a group was deleted after the call was made; none of the groups is
             registered.
-        InvalidNameError, OverloadedError, BrokerReadOnlyError: none or some of the groups are
+        InvalidRequestError, OverloadedError, BrokerReadOnlyError: none or some of the groups are
             registered.
     """
     for name in names:
@@ -77,12 +79,12 @@ def check_told(partition: HostedPartition, name: str) -> None:
     """
     Check that an owner of this group may acquire the partition, which has no progress of the group.
 
-    A metaserver grants a partition only once its broker has the group on its disk, so an owner
-    whose group is not among all groups has no grant.  Where retention is by time alone, a grant
-    does not wait for that.
+    A metaserver grants a partition only once its broker has stored the group durably, so an owner
+    whose group is not among all groups has no grant. If retention is by time alone, a grant does
+    not wait for that.
 
     Raises:
-        GroupUnknownError: the metaserver has told all groups of the subject, and this is none of
+        GroupUnknownError: the metaserver has sent all groups of the subject, and this is none of
             them.
     """
     if partition.groups_told and partition.facts.retention is Retention.ACKED:
@@ -94,8 +96,8 @@ def check_told(partition: HostedPartition, name: str) -> None:
 
 
 def forget_told(store: Store) -> None:
-    """Let no partition count as told: the metaserver may know groups that this broker was never
-    told.
+    """Let the groups of no partition count as complete, because the metaserver may know groups that
+    this broker was never sent.
     """
     for partition in store.state.partitions.values():
         if partition.groups_told:
@@ -104,7 +106,7 @@ def forget_told(store: Store) -> None:
 
 
 def _keep(store: Store, partition: HostedPartition, group: Group) -> asyncio.Future[None]:
-    # Retention may be about to decide without the group.
+    # Retention may be about to decide without this group.
     store.firsts.grouped.add(partition.partition_id)
     group.acked = AckedOffsets(partition.first_offset)
     group.changed()
@@ -113,7 +115,7 @@ def _keep(store: Store, partition: HostedPartition, group: Group) -> asyncio.Fut
 
 
 def _mark(store: Store, partition: HostedPartition) -> asyncio.Future[None]:
-    """Mark the registered groups as all groups of the subject; retention relies on the mark once it
+    """Mark the registered groups as all groups of the subject. Retention relies on the mark once it
     is durable.
     """
     store.state.touch(partition)

@@ -3,11 +3,12 @@ is served.
 
     BrokerWelcome.fence ─▶ FENCE [group, token, "=reset"] of every group that had a token ─▶ served
 
-For a group without a token the fence is in memory only (`Store.fence_floor`).  A token below it can
-only come from a consumer whose group the accepted copy lacks.
+For a group without a token the fence is kept in memory only (`Store.fence_floor`). A lower token
+can only come from a consumer whose group is missing in the accepted copy.
 
-An accepted copy gives offsets to messages that the original gave to others.  A consumer that has
-read the original may still ack such offsets, and would ack messages that it never handled.
+An accepted copy assigns offsets to messages although the original has assigned them to others. A
+consumer that has read the original may still ack such offsets, and would thereby ack messages that
+it never handled.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from .store import Store
 
 async def refuse_old_tokens(store: Store, token: int) -> None:
     """
-    Refuse every token up to `token`, of all groups.  A repeat changes nothing.
+    Refuse every token up to `token`, in all groups. A repeated call changes nothing.
 
     Raises:
         StorageError, BrokerReadOnlyError: some fences are not durable.

@@ -1,4 +1,4 @@
-"""Restores a store at a start: the state from the snapshot and the log behind it, and the index.
+"""Restores a store at a start: the state from the snapshot and the log after it, and the index.
 Blocks.
 
 snapshot, position p ─▶ state      index ─▶ position q ≤ p ─▶ read the log from q on
@@ -41,7 +41,7 @@ class Opened:
 
 
 class _StateAndIndex:
-    """A `Visitor` that gives every record and every hole to the state and to the index."""
+    """A `Visitor` that passes every record and every hole to the state and to the index."""
 
     def __init__(self, replay: Replay, dispatch: Dispatch) -> None:
         self._replay = replay
@@ -85,12 +85,12 @@ def _open_state(files: Files, queues: ConsumeQueues, *, clock: Clock) -> Opened:
         state.retained = loaded.extra.retained
         state.damaged.update(loaded.extra.damaged)
         for ranges, names in loaded.extra.dropped:
-            # The whole snapshot before snapshots of changes may still have images of these
-            # partitions.
+            # The last whole snapshot, written before the snapshots of changes, may still have
+            # images of these partitions.
             state.apply_dropped(DroppedBody(ranges, names))
     first = min(segment_bases(files), default=0)
     if loaded.position < first:
-        # Retention has removed log behind this snapshot.  The remaining log has the whole state.
+        # Retention has removed log after this snapshot. The remaining log has the whole state.
         state, loaded = BrokerState(clock.boot_ms), Loaded()
     start = min(queues.recover(loaded.position, first_position=first), loaded.position)
     replay = Replay(state, start=loaded.position)
@@ -109,7 +109,7 @@ def _open_state(files: Files, queues: ConsumeQueues, *, clock: Clock) -> Opened:
 
 
 def _mark_missing_offsets_lost(state: BrokerState, queues: ConsumeQueues, *, hole: Hole) -> None:
-    """Mark offsets as lost that are below the snapshot's next offset and neither in the index nor
+    """Mark those offsets below the snapshot's next offset as lost that are neither in the index nor
     in the log.
     """
     fillers = []

@@ -1,9 +1,9 @@
-"""Makes changes of parked messages durable: a PARKED record, and the cursor that passes the
-messages behind it.
+"""Makes changes of parked messages durable: it writes a PARKED record and then the cursor that
+passes the messages.
 
 Invariants
-    PARKED comes before the first CURSOR that has its messages as acked: a log that ends between
-    them loses none. A write that fails takes both back: the messages are parked no longer, and not
+    PARKED comes before the first CURSOR that counts its messages as acked: a log that ends between
+    them loses none. A failed write takes both back: the messages are no longer parked, and not
     acked.
 """
 
@@ -33,15 +33,15 @@ def change_parked(
     next_tries: Sequence[NextTry] = (),
 ) -> asyncio.Future[None]:
     """
-    Make these changes, all or none; those that are made already change nothing.  The future ends
-    when they are durable.
+    Make these changes, all or none; changes that are already made have no effect. The future is
+    resolved when they are durable.
 
     Args:
-        next_tries: when messages that wait for retry behind the changes are tried.
+        next_tries: the times at which messages that wait for retry after the changes are tried.
 
     Raises:
-        ParkFullError, ParkMovedError, InvalidRequestError, OverloadedError, BrokerReadOnlyError,
-        MessageTooLargeError:
+        OverloadedError, StaleRouteError, InvalidRequestError, BrokerReadOnlyError,
+            MessageTooLargeError:
             nothing was changed.
     """
     parked = group.parked_on(partition.partition_id)
@@ -66,7 +66,7 @@ def change_parked(
             take_back()
         if acked:
             group.acked = _without(group.acked, acked)
-            group.changed()  # a record with these messages as acked may be durable
+            group.changed()  # a durable record may count these messages as acked
         # The group may need older messages than before.
         store.firsts.grouped.add(partition.partition_id)
 
@@ -83,7 +83,7 @@ def change_parked(
 
 
 def _without(acked: AckedOffsets, ranges: Sequence[tuple[int, int]]) -> AckedOffsets:
-    """The progress without these messages."""
+    """Return the progress without these messages."""
     runs = OffsetRuns([(0, acked.cursor)] if acked.cursor else [])
     for start, end in acked.ranges:
         runs.add(start, end)

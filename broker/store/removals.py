@@ -3,11 +3,11 @@
     POST /v1/partitions/{id}/forget ─▶ FORGET [group, token]
     POST /v1/partitions/{id}/drop   ─▶ DROPPED [[[id, id + 1]], {subject: highest partition id}]
 
-From the decision on, calls for the group or the partition are refused.  A write that fails undoes
-the decision.
+Calls for the group or the partition are refused from the decision on. A failed write undoes the
+decision.
 
 Invariants
-    No record of the group or the partition that was decided before is behind this record in the
+    No record of the group or the partition that was decided earlier comes after this record in the
     log. A token up to that of the deletion never belongs to a later group of the same name. The id
     of a dropped partition is never hosted again.
 """
@@ -30,14 +30,14 @@ def forget_group(
     store: Store, partition: HostedPartition, ask: ForgetGroup
 ) -> tuple[int, asyncio.Future[None]]:
     """
-    Forget a deleted group; a repeat changes nothing.
+    Forget a deleted group. A repeated call changes nothing.
 
     Returns:
         The highest token of the group that is refused, and a future that is resolved when that is
         durable.
 
     Raises:
-        InvalidNameError, OverloadedError, BrokerReadOnlyError
+        InvalidRequestError, OverloadedError, BrokerReadOnlyError
     """
     check_name("consumer group", ask.group)
     group = partition.groups.get(ask.group)
@@ -59,20 +59,20 @@ def drop_partition(
     store: Store, partition_id: int, ask: DropPartition, *, now_ms: int
 ) -> asyncio.Future[None]:
     """
-    Drop a partition, hosted or not; a repeat changes nothing.
+    Drop a partition, whether it is hosted or not. A repeated call changes nothing.
 
     Args:
-        now_ms: of the boot-time clock.
+        now_ms: the time of the boot clock.
 
     Raises:
-        InvalidRequestError: the partition is one of another subject.
+        InvalidRequestError: the partition belongs to another subject.
         OverloadedError, BrokerReadOnlyError
     """
     state = store.state
     partition = state.partitions.get(partition_id)
     if partition is None and partition_id in state.dropped:
         return store.commit.flushed()
-    # A partition of a hidden subject has the name of the subject that it is to be published in.
+    # A partition of a hidden subject has the name of the subject in which it is to be published.
     if partition is not None and ask.subject not in {
         partition.facts.subject,
         partition.facts.hidden or partition.facts.subject,

@@ -1,16 +1,21 @@
 """Folds the records and the holes of the log into the state.  Pure.
 
-    base offset == next     fold                     base offset < next    skip: the snapshot has it
-    base offset >  next     offsets [next, base) are lost: the partition takes no appends, later batches are kept
+    base offset == next     fold
+    base offset <  next     skip: the snapshot has it
+    base offset >  next     offsets [next, base) are lost: the partition takes no appends,
+                            later batches are kept
 
-The words of damage recovery
+The terms of damage recovery
     hole          positions of the log whose durable records are all damaged or missing
-    explained     a hole whose lost records are all known from the trail.  Records that are not messages are restored
-                  from the trail; the offsets of batches are marked as lost
-    unexplained   a hole with unknown records.  Any partition may have lost its end in it, any group a fence
-    complete      a partition that lost no end in the newest unexplained hole, as a later record of it shows
+    explained     a hole whose lost records are all known from the trail: records that are not
+                  messages are restored from it, and the offsets of batches are marked as lost
+    unexplained   a hole with unknown records: any partition may have lost its end in it, and
+                  any group a fence
+    complete      a partition that lost no end in the newest unexplained hole, as a later record
+                  of it shows
     known fence   the fence of a group that has a record after that hole
-    lost          offsets of a partition whose batches are gone; END_UNKNOWN as the end: also an unknown number after them
+    lost          offsets of a partition whose batches are gone; if the end is END_UNKNOWN, an
+                  unknown number after them is lost too
     orphan        a partition that has records but whose facts are lost
     damaged       a partition with lost offsets
     stopped       a damaged partition: it takes no appends, and reads end before the lost offsets
@@ -45,7 +50,7 @@ from ..partition.state import PROBLEMS_MAX, BrokerState
 from ..storage.log.holes import Hole
 
 HOLES_MAX = PROBLEMS_MAX // 2
-"""Holes that get a problem each; this leaves room for other problems."""
+"""The most holes that are reported as a problem each; this leaves room for other problems."""
 
 
 class Replay:
@@ -59,16 +64,16 @@ class Replay:
         self._state = state
         self._start = start
         self._hole_position = -1
-        """Start of the newest hole."""
+        """The start of the newest hole."""
         self._unexplained: Hole | None = None
         """The newest hole that has unknown records."""
         self._complete: set[int] = set()
-        """Partitions that lost no end in that hole."""
+        """The partitions that lost no end in that hole."""
         self._known_fences: set[tuple[int, str]] = set()
-        """(partition id, group) whose fence has a record after that hole."""
+        """The (partition id, group) pairs whose fence has a record after that hole."""
         self._producers_read: dict[int, int] = {}
-        """Partition id → producers read, for partitions restored only from STATE records, some of
-        which are missing.
+        """Partition id → the number of producers read. It has the partitions that are restored only
+        from STATE records, some of which are missing.
         """
 
     # ── records ───────────────────────────────────────────────────────────────────────────────────
@@ -126,8 +131,8 @@ class Replay:
                 if known is not None:
                     self._restore(header, restored, known)
                 elif part.before:
-                    # Earlier parts are lost, or were removed by retention, which has written all
-                    # parts again.
+                    # Earlier parts are lost, or retention has removed them after it had rewritten
+                    # all parts.
                     self._state.orphans.setdefault(header.partition_id, header.position)
                 else:
                     self._add(header, restored)
@@ -156,8 +161,8 @@ class Replay:
         self._complete.add(header.partition_id)
 
     def _count_producers(self, header: Header, part: Part, count: int) -> None:
-        """Count the producers of a partition that is restored only from STATE records; forget it
-        when all were read.
+        """Count the producers of a partition that is restored only from STATE records, and forget
+        the count when all were read.
         """
         so_far = self._producers_read.get(header.partition_id)
         if so_far is None or part.before not in {0, so_far}:
@@ -278,7 +283,7 @@ class Replay:
                 f"a fence of partition {header.partition_id} is lost: no consumer may acquire it"
             )
         elif header.kind == Kind.PARKED:
-            # Messages that are acked may be parked: a consumer would leave them out without a word.
+            # Acked messages may be parked: a consumer would silently leave them out.
             partition.fences_lost = True
             self._state.touch(partition)
             self._problem(
@@ -286,7 +291,7 @@ class Replay:
                 f"consumer may acquire it"
             )
         elif header.kind == Kind.CURSOR:
-            # It may be the only record of its group, so the metaserver has to tell the groups
+            # It may be the only record of its group, so the metaserver has to send the groups
             # again.
             partition.groups_told = False
             self._state.touch(partition)
@@ -309,14 +314,14 @@ class Replay:
             if partition_id not in self._complete and not partition.sealed:
                 self._lose(partition, partition.next_offset, END_UNKNOWN, self._unexplained.start)
             if partition.groups_told:
-                # A group's only record may be in the hole, so the metaserver has to tell the groups
+                # A group's only record may be in the hole, so the metaserver has to send the groups
                 # again.
                 partition.groups_told = False
                 self._state.touch(partition)
             for name, group in partition.groups.items():
                 if (partition_id, name) not in self._known_fences:
-                    # The fence of a newer owner may be in the hole, so this token's session is no
-                    # longer the owner.
+                    # The fence of a newer owner may be in the hole, so the session of this token is
+                    # no longer the owner.
                     group.lock.session = ""
                     self._state.touch(partition)
 
@@ -340,10 +345,11 @@ def _take_producers(restored: HostedPartition, known: HostedPartition, *, ordere
     """
     Take the producers of a STATE record, which must not be older than the known partition.
 
-    The producers of an older record lack batches that are folded already.
+    The producers of an older record lack batches that are already folded.
 
     Args:
-        ordered: also take the order of the producers, the one of the oldest append first.
+        ordered: also take over the order of the producers, which begins with that of the oldest
+        append.
     """
     for number, state in restored.producers.items():
         if ordered or known.producers.get(number) != state:

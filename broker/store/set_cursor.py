@@ -1,18 +1,21 @@
 """Sets a group's progress for an operator: the fence rises to a new token, then the cursor is set.
 
-    POST /v1/partitions/{id}/cursor ─▶ FENCE [group, token, session] ─▶ CURSOR [group, token, cursor, []] ─▶ PARKED [Clear, Adopt]   one commit
+    POST /v1/partitions/{id}/cursor
+        ─▶ FENCE [group, token, session] ─▶ CURSOR [group, token, cursor, []]
+        ─▶ PARKED [Clear, Adopt]                                            one commit
 
 Invariants
-    The earlier owner is refused from the decision on, so none of its acks changes the new cursor.
-    A repeat with the same token sets the same cursor, because no other call has that token.
-    What is parked is forgotten behind the new cursor: a log that ends between them has lost no
-    message, and a repeat clears what it still has. Messages of its own that children keep parked
-    though it is set without them are kept for them (`passed`). What was taken over of an ancestor
-    that is not set with it stays parked, and is not taken over again: the reset sets no cursor from
-    which it would come again.  Children may have some of it or all: then it may be handled twice.
-    An ancestor is told by the owner of the partition, or by the owners of its children if these
-    have taken something over that they keep, of the partition or of the ancestor: they learn of it
-    when they take the partition over once more.
+    The earlier owner is refused from the decision on, so none of its acks changes the new cursor. A
+    repeated call with the same token sets the same cursor, because no other call has that token.
+    Parked messages are forgotten after the new cursor is written: a log that ends between the two
+    has lost no message, and a repeated call clears what is still parked. If the partition is set
+    without its children, those of its own messages that the children keep parked are kept for them
+    (`passed`). What was taken over from an ancestor that is not set with the partition stays
+    parked, and is not taken over again: the reset sets no cursor from which it would be delivered
+    again. Children may have some or all of it; it may then be handled twice. An ancestor is
+    notified by the owner of the partition. If children have taken over messages that they keep, of
+    the partition or of the ancestor, their owners notify the ancestor instead: they learn of it
+    when they take the partition over again.
 """
 
 from __future__ import annotations
@@ -33,8 +36,8 @@ from .store import OWN_RECORD_BYTES, Store
 
 def set_cursor(store: Store, partition: HostedPartition, ask: SetCursor) -> asyncio.Future[None]:
     """
-    Set a group's cursor; a cursor below the first offset is raised to it.  What the group has
-    parked of the partition is forgotten.
+    Set a group's cursor. A cursor below the first offset is raised to it. The messages that the
+    group has parked on the partition are forgotten.
 
     Returns:
         A future that is resolved when fence and cursor are durable.
@@ -42,7 +45,7 @@ def set_cursor(store: Store, partition: HostedPartition, ask: SetCursor) -> asyn
     Raises:
         FencedError: the fence is higher, or a consumer has this token.
         OffsetOutOfRangeError: the cursor is above the end of the durable messages.
-        InvalidNameError, OverloadedError, BrokerReadOnlyError, CorruptLogError: nothing was
+        InvalidRequestError, OverloadedError, BrokerReadOnlyError, CorruptLogError: nothing was
             changed.
     """
     partition.check_owners()
@@ -68,8 +71,8 @@ def set_cursor(store: Store, partition: HostedPartition, ask: SetCursor) -> asyn
     if not group.parked:
         return durable
     parked = group.parked
-    # Children that have taken something over need the ancestors: these would forget what the owner
-    # of this one says.
+    # Children that have taken something over need the ancestors to be kept: the ancestors would
+    # otherwise forget what the owner of this partition says.
     keeps = bool(ask.kept_children or ask.kept_parents)
     tell = keeps and (parked.frozen or parked.children_tell)
     passed = passed_on(parked, ask.kept_children, partition.facts.partition.range_start)

@@ -5,8 +5,8 @@ them.
         is durable
                                        ─▶ index, then file, off the event loop ─▶ done
 
-A partition that changes while the slices are made is in this snapshot, before or after the change,
-and in the next one. A start folds the log's records after `position` into both alike.
+A partition that changes while the slices are made is in this snapshot, as it was before or after
+the change, and also in the next one. A start folds the log's records after `position` into either.
 
 Invariants
     A snapshot has the effects of durable records only: if the wait fails, the snapshot is dropped.
@@ -28,13 +28,15 @@ from .group_commit import GroupCommit, RunBlocking
 log = logging.getLogger("keylane.broker")
 
 SLICE = 1_000
-"""Partitions whose images are made without a pause: about five milliseconds."""
-IDS_AT_ONCE = 10_000
-"""Hosted partitions that are looked for among dropped ones without a pause: about five
+"""The number of partitions whose images are made without a pause, which takes about five
 milliseconds.
 """
+IDS_AT_ONCE = 10_000
+"""The number of hosted partitions that are checked against the dropped ones without a pause, which
+takes about five milliseconds.
+"""
 DIRTY_MAX = 100_000
-"""At this number of changed partitions a snapshot is written before the log has grown by
+"""The number of changed partitions at which a snapshot is written, even if the log has not grown by
 `snapshot_bytes`.
 """
 
@@ -87,7 +89,7 @@ class Snapshotter:
 
     async def write(self, *, clean: bool = False) -> bool:
         """
-        Write a snapshot, after the one that is being written; False if it failed.
+        Write a snapshot, after the one that is being written. Return False if it failed.
 
         Args:
             clean: the broker has stopped, so the snapshot is at the end of the log.
@@ -107,7 +109,8 @@ class Snapshotter:
         dirty, table.dirty = table.dirty, set()
         whole = self._snapshots.wants_whole()
         failures = self._commit.failures
-        # Read before the images are made: first offsets that rise later are in the next snapshot.
+        # This is read before the images are made: first offsets that rise later are in the next
+        # snapshot.
         retained = self._state.retained
         try:
             chunks = await self._chunks(table.ids() if whole else list(dirty))
@@ -136,10 +139,10 @@ class Snapshotter:
 
     async def _join_dropped(self) -> None:
         """
-        Join ranges of dropped ids, a portion of the hosted partitions at a time.
+        Join ranges of dropped ids, while looking at a portion of the hosted partitions at a time.
 
-        A partition that comes meanwhile is among the dirty ones, which began anew with this
-        snapshot.
+        A partition that is added meanwhile is among the changed ones, which were collected from the
+        beginning of this snapshot on.
         """
         state = self._state
         joining = state.dropped.joining()

@@ -1,8 +1,9 @@
-"""The store of a broker: its state, log, index and cache.  Runs on one event loop.
+"""The store of a broker: its state, log, index and cache. It runs on one event loop.
 
 The store decides appends, new partitions, seals and fences, and makes them durable; `service.py`
-decides acks.  A method that decides does so before it returns, and returns a future of the durable
-record, or takes whom to tell of it.  So calls are decided in the order in which they are made.
+decides acks. A method that decides does so before it returns, and either returns a future of the
+durable record or takes a function to call with the outcome. Calls are therefore decided in the
+order in which they are made.
 """
 
 from __future__ import annotations
@@ -56,15 +57,17 @@ from .traffic import Traffic
 log = logging.getLogger("keylane.broker")
 
 HELD_MS_MIN = 60_000
-"""A partition whose times are held for longer is told of in the log."""
+"""The time in milliseconds above which a held partition time is reported in the log."""
 OWN_RECORD_BYTES = 4096
-"""Room that is required for a fence, a seal or a partition before its record is made."""
+"""The room, in bytes, that is required for a fence, a seal or a partition before its record is
+made.
+"""
 DURABLE = "fsync"
-"""How durable a record is when it is acked, as answers, receipts and health say it: on the disk."""
+"""The durability of an acked record, as answers, receipts and health name it: it is on the disk."""
 
 
 class Store:
-    """A recovered store; made by `open`, then used from one event loop."""
+    """A recovered store. It is made by `open` and then used from one event loop."""
 
     def __init__(
         self,
@@ -128,8 +131,8 @@ class Store:
         self.firsts = FirstOffsets(state, save=self.save_progress)
         self.holds = MessageHolds(state, self.commit, self.firsts, clock=clock)
         self.fence_floor = 0
-        """Tokens up to this one are refused: they were granted before an operator accepted this
-        data folder.
+        """Tokens up to and including this one are refused, because they were granted before an
+        operator accepted this data folder.
         """
         self._wake: Callable[[int], None] = lambda _partition_id: None
 
@@ -146,7 +149,7 @@ class Store:
         quick: QuickSync | None = None,
     ) -> Store:
         """
-        Recover the store of a locked data folder; blocks.
+        Recover the store of a locked data folder. Blocks.
 
         Raises:
             DataFolderError: a newer broker wrote in this folder.
@@ -175,13 +178,13 @@ class Store:
         )
 
     def on_change(self, wake: Callable[[int], None]) -> None:
-        """Have `wake(partition_id)` called when a partition has new messages, has a newer owner, or
-        is sealed.
+        """Call `wake(partition_id)` when a partition has new messages, has a newer owner, or is
+        sealed.
         """
         self._wake = wake
 
     def wake(self, partition_id: int) -> None:
-        """Have the pulls answered that wait for a change of the partition."""
+        """Answer the pulls that wait for a change of the partition."""
         self._wake(partition_id)
 
     # ── appends ───────────────────────────────────────────────────────────────────────────────────
@@ -198,10 +201,11 @@ class Store:
         Decide on a batch, and queue it.
 
         Args:
-            ended: called once the batch is durable, or has failed; not before this returns.
+            ended: called once the batch is durable or has failed, but not before this method
+            returns.
             in_turn: the caller has waited for room with `commit.turn`.
-            unpacks: the caller has checked that a packed batch unpacks; else it is unpacked here,
-                where it is to be stored.
+            unpacks: the caller has checked that a packed batch unpacks; otherwise it is unpacked
+                here if it is to be stored.
 
         Returns:
             Its base offset, and True if it is a duplicate.
@@ -266,11 +270,11 @@ class Store:
     # ── partitions ────────────────────────────────────────────────────────────────────────────────
     def host(self, facts: HostPartition) -> tuple[HostedPartition, asyncio.Future[None]]:
         """
-        Host a partition; a repeat with the same facts changes nothing.
+        Host a partition. A repeated call with the same facts changes nothing.
 
         Raises:
-            InvalidRequestError, InvalidNameError: the facts are impossible.
-            PartitionInUseError: the partition is hosted with other facts, or was dropped.
+            InvalidRequestError: the facts are impossible.
+            InvalidRequestError: the partition is hosted with other facts, or was dropped.
             BrokerReadOnlyError, OverloadedError
         """
         facts = stored_facts(facts)
@@ -282,8 +286,8 @@ class Store:
             return known, self.commit.flushed()
         self.state.check_no_orphan(partition_id)
         self.state.check_not_dropped(partition_id)
-        # Not where messages are refused; but where they queue, or a resize would wait for as long
-        # as producers are fast.
+        # A partition is not hosted where messages are refused. It is hosted where they queue:
+        # otherwise a resize would wait for as long as producers are fast.
         self.commit.check_takes_messages()
         self.commit.check_room(OWN_RECORD_BYTES, own=True)
         partition = self.state.host(facts)
@@ -303,12 +307,12 @@ class Store:
 
     def begin_times(self, partition: HostedPartition, from_ms: int) -> asyncio.Future[None]:
         """
-        Let no message of an unused partition have a time before `from_ms`; a repeat changes
+        Let no message of an unused partition have a time before `from_ms`. A repeated call changes
         nothing.
 
-        The partition goes on behind others, which ended then by the calendars of other brokers
-        (milliseconds since 1970). What is too far ahead of this broker's calendar counts for
-        nothing, and the log says so.
+        The partition continues others, which ended at that time by the calendars of other brokers
+        (milliseconds since 1970). A time that is too far ahead of this broker's calendar is
+        ignored, and the log says so.
 
         Raises:
             OverloadedError, BrokerReadOnlyError
@@ -373,12 +377,12 @@ class Store:
         return partition, self.commit.submit(entry)
 
     def check_seal(self, partition: HostedPartition) -> None:
-        """Raises CorruptLogError, OverloadedError or BrokerReadOnlyError if the partition cannot be
+        """Raise CorruptLogError, OverloadedError or BrokerReadOnlyError if the partition cannot be
         sealed now.
         """
         partition.check_end_known()
-        # With `own`: a disk that is too full for messages has room for a seal, which moves them to
-        # another broker.
+        # `own` is set because a disk that is too full for messages has room for a seal, which moves
+        # them to another broker.
         self.commit.check_room(OWN_RECORD_BYTES, own=True)
 
     # ── consumer groups ───────────────────────────────────────────────────────────────────────────
@@ -412,12 +416,14 @@ class Store:
         return self.commit.submit(entry)
 
     def save_progress(self, partition: HostedPartition, group: Group) -> asyncio.Future[None]:
-        """As `save_progress_then`, with a future that is resolved when it is durable."""
+        """Save like `save_progress_then`, and return a future that is resolved when the progress is
+        durable.
+        """
         durable, _ = self.commit.waited_for(partial(self.save_progress_then, partition, group))
         return durable
 
     def save_progress_then(self, partition: HostedPartition, group: Group, ended: Ended) -> None:
-        """Make a group's progress durable with the next commit, which tells `ended`."""
+        """Make a group's progress durable with the next commit, which calls `ended`."""
         self.state.touch(partition)
         self.commit.add_late(
             (partition.partition_id, group.name),
@@ -428,7 +434,7 @@ class Store:
     def _late_progress(self, partition: HostedPartition, group: Group) -> Entry:
         known = self.state.partitions.get(partition.partition_id) is partition
         if not known or partition.groups.get(group.name) is not group:
-            return Entry(b"")  # dropped or forgotten since
+            return Entry(b"")  # it was dropped or forgotten meanwhile
         return self._progress(partition, group)
 
     def _progress(
@@ -438,7 +444,7 @@ class Store:
         *,
         undo: Callable[[], object] | None = None,
     ) -> Entry:
-        """A record of a group's present progress."""
+        """Return a record of a group's present progress."""
         body = group.cursor_body()
         return Entry(
             encode_body(partition.partition_id, body),
@@ -473,8 +479,8 @@ class Store:
         self, partition: HostedPartition, offset: int, *, bytes_max: int
     ) -> tuple[bytes, int]:
         """
-        Read durable batches from the batch that has `offset` on; returns them and one past their
-        last offset.
+        Read durable batches, beginning with the batch that contains `offset`. Return them and the
+        offset after their last message.
 
         Raises:
             CorruptLogError: the first batch is damaged on the disk.
@@ -506,25 +512,27 @@ class Store:
     def cached(
         self, partition: HostedPartition, offset: int, *, bytes_max: int
     ) -> tuple[list[Buffer], int]:
-        """As `read`, in pieces, of what is in memory; none if the first batch is not."""
+        """Read like `read`, but only from memory, and return the bytes in pieces. There are none if
+        the first batch is not in memory.
+        """
         return self._cache.read(partition.partition_id, offset, bytes_max=bytes_max)
 
     async def offset_at(
         self, partition: HostedPartition, at_ms: int, bound: TimeBound
     ) -> int | None:
         """
-        The offset of a message by the time at which it was stored.
+        Return the offset of a message by the time at which it was stored.
 
-        LOWER: the first message at this time or later.  UPPER: the last message at this time or
-        earlier.  None: there is no such message.  Messages that are being written are waited for:
-        they have their times, so a range that ends at a time has all of them, or the one that
-        begins there.
+        LOWER finds the first message at this time or later, UPPER the last message at this time or
+        earlier. None means that there is no such message. Messages that are being written are
+        awaited: they already have their times, so a range that ends at a time contains all of them,
+        or the message with which it begins.
 
         Raises:
             CorruptLogError: the index is damaged there.
         """
         if partition.next_offset > partition.readable_offset:
-            with contextlib.suppress(KeylaneError):  # then they are not stored
+            with contextlib.suppress(KeylaneError):  # in that case they are not stored
                 await self.commit.waited_for(self.commit.when_flushed)[0]
         first, end = partition.first_offset, partition.readable_offset
         number = partition.partition_id
@@ -542,7 +550,7 @@ class Store:
 
     async def head(self, partition: HostedPartition) -> Unit | None:
         """
-        The batch with the first message that is stored; None if there is no message.
+        Return the batch with the first stored message, or None if there is no message.
 
         Raises:
             CorruptLogError: the index is damaged there.

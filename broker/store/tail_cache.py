@@ -1,9 +1,9 @@
-"""A cache of the newest batches of all partitions, so that consumers that keep up need no disk
-reads.  Pure.
+"""Caches the newest batches of all partitions, so that consumers that keep up need no disk reads.
+Pure.
 
 Invariants
-    The cache has durable batches only, with the bytes of the log.  It never exceeds its budget of
-    bytes.
+    The cache has durable batches only, with the same bytes as the log. It never exceeds its budget
+    of bytes.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from ..storage.append_file import Buffer
 
 ENTRY_BYTES = 512
-"""Memory that a batch takes besides its own bytes, about."""
+"""The memory in bytes, approximately, that a batch takes besides its own bytes."""
 COPIED_BYTES_MAX = 4 << 10
 """
-A body up to this size is copied: that takes 0.1 µs.
+The largest body, in bytes, that is copied, which takes 0.1 µs.
 
 Views of thousands of small batches, and the entries that hold them, would lengthen every full
 garbage collection.
 """
 
 _Cached = tuple[int, int, "Buffer", "Buffer"]
-"""(next offset, length, header, body)"""
+"""(next offset, length, header, body)."""
 
 
 class TailCache:
@@ -60,12 +60,12 @@ class TailCache:
 
     def read(self, partition_id: int, offset: int, *, bytes_max: int) -> tuple[list[Buffer], int]:
         """
-        Batches from the batch that begins at `offset` on: at least one, and up to `bytes_max`
-        bytes.
+        Return the batches from the one that begins at `offset` on: at least one, and up to
+        `bytes_max` bytes.
 
         Returns:
-            Their headers and bodies in order, and one past their last offset.  If the cache lacks
-            the first batch, an empty list and `offset`.
+            Their headers and bodies in order, and the offset after their last message. If the cache
+            lacks the first batch, an empty list and `offset`.
         """
         pieces: list[Buffer] = []
         batches = self._partitions.get(partition_id)

@@ -1,11 +1,12 @@
-"""Counts what a broker stores and hands out, by subject, since its start or the subject's.  Pure.
+"""Counts what a broker stores and hands out, by subject, since the start of the broker or the
+creation of the subject.  Pure.
 
     a partition is dropped ─▶ `note_left` ─▶ GONE_MS later, if the broker hosts none of its subject
         ─▶ `free`
 
-A subject that was deleted is scraped for GONE_MS more, so that its last messages are seen.  Then
-its series end.  A subject of the same name goes on with them if it is made before that, else it
-begins at 0.
+A deleted subject is still exported for GONE_MS, so that its last messages are seen. Then its series
+end. If a subject of the same name is created before that, it continues them; otherwise it begins at
+0.
 """
 
 from __future__ import annotations
@@ -15,16 +16,18 @@ from collections.abc import Collection
 from ...rpc.operating.histogram import Histogram
 
 SUBJECTS_MAX = 10_000
-"""Subjects that are counted apart; what further ones send and get counts under OTHER."""
+"""The number of subjects that are counted separately. The messages of further subjects are counted
+under OTHER.
+"""
 OTHER = "(other)"
 GONE_MS = 300_000
-"""How long the series of a subject stay after its last partition went: Prometheus looks back 5
-minutes as well.
+"""The time in milliseconds for which the series of a subject stay after its last partition was
+dropped. Prometheus looks back 5 minutes as well.
 """
 
 
 class Flow:
-    """Messages and bytes that went one way."""
+    """Messages and bytes that went in one direction."""
 
     __slots__ = ("batches", "bytes", "messages")
 
@@ -39,19 +42,19 @@ class Traffic:
 
     def __init__(self) -> None:
         self.stored: dict[str, Flow] = {}
-        """Subject → what became durable."""
+        """Subject → the messages that became durable."""
         self.handed: dict[str, Flow] = {}
-        """Subject → what answers of pulls and reads held."""
+        """Subject → the messages in answers to pulls and reads."""
         self._left_ms: dict[str, int] = {}
-        """Subject → when a partition of it was last dropped; bounded, since what is due is taken
-        out of it.
+        """Subject → the time of the boot clock, in milliseconds, at which a partition of it was
+        last dropped. It is bounded, because subjects that are due are removed.
         """
         self.appends = Histogram()
-        """From the arrival of an append to its ack, the wait for room included."""
+        """The times from the arrival of an append to its ack, including the wait for room."""
         self.commits = Histogram()
-        """Write and sync of a commit."""
+        """The times that writing and syncing a commit took."""
         self.fences = 0
-        """Fences that were raised: partitions that got a new owner, or had a reset."""
+        """The number of fences that were raised: a partition got a new owner, or was reset."""
 
     def note_stored(self, subject: str, *, messages: int, size_bytes: int) -> None:
         """Count a durable batch."""
@@ -68,16 +71,18 @@ class Traffic:
         flow.bytes += size_bytes
 
     def note_left(self, subject: str, now_ms: int) -> None:
-        """Note that a partition of a subject was dropped; `now_ms` is of the boot-time clock."""
+        """Note that a partition of a subject was dropped; `now_ms` is a time of the boot clock."""
         if subject in self.stored or subject in self.handed:
             self._left_ms[subject] = now_ms
 
     def due(self, now_ms: int) -> set[str]:
-        """Subjects of which a partition was dropped GONE_MS ago, and none since."""
+        """Return the subjects of which a partition was dropped GONE_MS ago or earlier, and none
+        since.
+        """
         return {name for name, left_ms in self._left_ms.items() if now_ms - left_ms >= GONE_MS}
 
     def free(self, due: Collection[str], hosted: Collection[str]) -> None:
-        """End the series of the `due` subjects that are not `hosted` any more, so that others get
+        """End the series of the `due` subjects that are no longer `hosted`, so that others get
         their places.
         """
         for subject in due:

@@ -1,4 +1,4 @@
-"""`keylane consume`: print messages as a member of a consumer group; a message is acked after it is
+"""`keylane consume`: prints messages as a member of a consumer group, and acks each after it was
 printed.
 """
 
@@ -10,7 +10,7 @@ import string
 import sys
 from collections.abc import Callable
 
-from ...consumer import Consumer
+from ...consumer import Consumer, ConsumerSettings
 from ...protocol.errors import ConfigError, CorruptBatchError
 from ...protocol.ids import check_name
 from ...protocol.message import Message
@@ -39,9 +39,9 @@ FIELDS = (
 
 def parse_format(text: str) -> Callable[[Message], str]:
     """
-    A printer of messages from a template such as "{partition}:{offset} {key} {value}".
+    Return a function that formats messages by a template such as "{partition}:{offset} {key}".
 
-    Bytes are shown as UTF-8, with control characters escaped, so that a message cannot command the
+    Bytes are shown as UTF-8, with control characters escaped, so that a message cannot control the
     terminal.
 
     Raises:
@@ -68,7 +68,7 @@ def parse_format(text: str) -> Callable[[Message], str]:
 
 
 def message_facts(message: Message) -> dict[str, object]:
-    """A message as names and values to be shown, bytes as UTF-8 text."""
+    """Return a message as names and values to show, with bytes as UTF-8 text."""
     return {
         "subject": message.subject,
         "partition": message.partition_id,
@@ -88,7 +88,7 @@ def message_facts(message: Message) -> dict[str, object]:
 def _properties(message: Message) -> dict[str, str] | str:
     try:
         return shown_properties(message.properties)
-    except CorruptBatchError:  # only the sender looked at them
+    except CorruptBatchError:  # brokers do not check properties
         return message.packed_properties.decode(errors="backslashreplace")
 
 
@@ -110,11 +110,11 @@ async def consume(
     tags: list[str] | None = None,
 ) -> None:
     """
-    Print messages until `count` are printed, none comes for `idle_s` seconds, or an interrupt; then
-    leave the group.
+    Print messages until `count` are printed, none arrives for `idle_s` seconds, or an interrupt;
+    then leave the group.
 
     Raises:
-        KeylaneError: an impossible option, or the error that ended the consumer.
+        KeylaneError: an option is invalid, or the consumer ended with this error.
     """
     check_name("subject", subject)
     check_name("consumer group", group)
@@ -125,9 +125,11 @@ async def consume(
         meta,
         subject=subject,
         group=group,
-        ttl_ms=ttl_ms,
-        consume_strategy=ConsumeStrategy.SHARED if shared else ConsumeStrategy.EXCLUSIVE,
-        tags=tags or None,
+        settings=ConsumerSettings(
+            ttl_ms=ttl_ms,
+            consume_strategy=ConsumeStrategy.SHARED if shared else ConsumeStrategy.EXCLUSIVE,
+            tags=tags or None,
+        ),
     )
     async with open_admin(meta):  # waits for a metaserver, and a signal ends the command
         pass

@@ -1,7 +1,7 @@
-"""Deletions of subjects and consumer groups: confirmed on a terminal, begun, followed to their end.
+"""Confirms deletions of subjects and consumer groups on a terminal, begins them, and follows them.
 
-The metaserver does the work, whether the command watches or not: the same command again shows how
-far it is.
+The metaserver does the work, whether the command watches or not; repeat the command to see how far
+it is.
 """
 
 from __future__ import annotations
@@ -23,14 +23,12 @@ Deletion = SubjectDeletion | GroupDeletion
 
 
 def asks(*, yes: bool) -> bool:
-    """True if `confirm` asks: on a terminal, without --yes."""
+    """Return True if `confirm` will ask: on a terminal, without --yes."""
     return not yes and sys.stdin.isatty()
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask on a terminal; input from elsewhere needs no answer.  Exits with status 1 if the answer
-    is no.
-    """
+    """Ask on a terminal, and exit with status 1 if the answer is no; do not ask elsewhere."""
     if asks(yes=yes):
         typer.confirm(question, abort=True, err=True)
 
@@ -44,13 +42,13 @@ async def delete(
     wait: bool,
 ) -> None:
     """
-    Begin a deletion, and show how far it is until nothing is left.
+    Begin a deletion, and show its progress until it is done.
 
     Args:
-        what: the subject or the group, for people.
-        ask: the call of an admin client; its second argument is the id that the call before has
-            answered, at first 0.
-        wait: return when it is gone, not at once.
+        what: the name of the subject or the group, for people.
+        ask: calls an admin client; its second argument is the id in the answer of the earlier call,
+            or 0 at first.
+        wait: return only when the deletion is done.
     """
     shown = ""
     async with open_admin(meta) as admin:

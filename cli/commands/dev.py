@@ -1,4 +1,4 @@
-"""`keylane dev`: a whole cluster in this one process, on loopback, until Ctrl-C."""
+"""`keylane dev`: runs a whole cluster in this process, on the loopback interface, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -13,12 +13,7 @@ from ...broker.app import running_broker
 from ...broker.settings import BrokerSettings
 from ...metaserver.running import running_metaserver
 from ...metaserver.settings import MetaserverSettings
-from ...protocol.errors import (
-    AddressError,
-    DataFolderError,
-    KeylaneError,
-    NotEnoughBrokersError,
-)
+from ...protocol.errors import AddressError, DataFolderError, KeylaneError, Reason, UnavailableError
 from ...protocol.ids import check_name
 from ...protocol.text import PORT_MAX, counted
 from ...rpc.http_network import HttpNetwork
@@ -33,22 +28,21 @@ REGISTER_TIMEOUT_S = 20.0
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True):
-    """A running cluster, as it is shown."""
+    """The facts about a running cluster that are shown."""
 
     ready: bool = True
     metaserver: str
     brokers: dict[str, str]
-    """Broker group → address."""
+    """The addresses of the brokers, by broker group."""
     subjects: list[str]
     data: str
     seconds: float
-    """Time to start, in seconds."""
+    """The time of the start, in seconds."""
 
 
 def broker_count(data: Path, asked: int | None) -> int:
-    """
-    How many brokers to run: the number asked for, and at least one for each broker folder in
-    `data`.
+    """Return the number of brokers to run: the given number, but at least one for each broker
+    folder in `data`.
     """
     count = BROKERS_DEFAULT if asked is None else asked
     while (data / f"broker-{count + 1}").is_dir():
@@ -58,10 +52,10 @@ def broker_count(data: Path, asked: int | None) -> int:
 
 def prepare_data(data: Path) -> None:
     """
-    Make the data folder, and check that it is writable.
+    Create the data folder, and check that it is writable.
 
     Raises:
-        DataFolderError: it is not.
+        DataFolderError: the folder cannot be created or written.
     """
     try:
         data.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -114,7 +108,9 @@ async def _start(
             async with asyncio.timeout(REGISTER_TIMEOUT_S):
                 await available_brokers(admin, brokers)
         except TimeoutError:
-            raise NotEnoughBrokersError("the brokers did not report to the metaserver") from None
+            raise UnavailableError(
+                Reason.NOT_ENOUGH_BROKERS, "the brokers did not report to the metaserver"
+            ) from None
         for subject in subjects:
             await admin.create_subject(subject)
     return Cluster(
@@ -127,7 +123,7 @@ async def _start(
 
 
 def next_steps(cluster: Cluster) -> str:
-    """Addresses, and commands to copy."""
+    """Return the addresses, and commands to copy."""
     subject = cluster.subjects[0] if cluster.subjects else "flights"
     lines = [
         (
@@ -164,7 +160,7 @@ def run_dev(
     Run a cluster until SIGINT or SIGTERM.
 
     Returns:
-        The exit status: 1 if it could not start, after the error was shown.
+        The exit status; it is 1 if the cluster could not start, after the error was shown.
     """
     status = 0
 

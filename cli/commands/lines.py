@@ -1,4 +1,4 @@
-"""The lines of the input: how they are read, numbered, chosen and turned into messages."""
+"""Reads, numbers and chooses the lines of the input, and turns them into messages."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from ...protocol.http.message_json import read_message
 from ...protocol.limits import MESSAGE_BYTES_MAX
 
 LINE_BYTES_MAX = 8 * MESSAGE_BYTES_MAX
-"""A largest message written in JSON with every byte escaped still fits."""
+"""Longest line in bytes: it holds the largest message in JSON with every byte escaped."""
 STANDARD_INPUT = "standard input"
 CHUNK_BYTES = 1 << 18
 CHUNKS_AHEAD = 8
 RANGES_MAX = 200
-"""Ranges of lines in an answer; if there are more, the last one has no end."""
+"""Number of line ranges in an answer; if there are more, the last one has no end."""
 
 _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|.?)", re.DOTALL)
 _ESCAPES = {"t": b"\t", "0": b"\0", "\\": b"\\"}
 _RANGE = re.compile(r"([0-9]{1,18})(?:(-)([0-9]{1,18})?)?")
 
 Records = Callable[[AsyncIterator[tuple[int, bytes]]], AsyncIterator[tuple[int, bytes]]]
-"""Makes numbered records of numbered lines, which have their ends."""
+"""Turns numbered lines, with their line ends, into numbered records."""
 
 
 class Outgoing(NamedTuple):
@@ -38,25 +38,25 @@ class Outgoing(NamedTuple):
 
 
 class LineFormat(NamedTuple):
-    """How a line is a message: JSON, key and value with a separator between them, or a value
-    alone.
-    """
+    """The format of a line: JSON, key and value with a separator between them, or only a value."""
 
     separator: bytes | None = None
     as_json: bool = False
     keyless: bool = False
-    """With a separator: a line without a key is a message without order, and not an error."""
+    """True if a line without a key, where there is a separator, is a message without order; False
+    if it is an error.
+    """
 
 
 def parse_line(line: bytes, form: LineFormat) -> Outgoing:
     """
-    The message of one line, without its line end.
+    Parse one line, without its line end, into a message.
 
-    With a separator, the key is the text before its first occurrence.
-    In JSON: as `message_json.read_message` has it.
+    With a separator, the key is the text before its first occurrence.  `message_json.read_message`
+    reads JSON.
 
     Raises:
-        InvalidRequestError: not such an object, or a key is missing.
+        InvalidRequestError: the line is no valid object, or a key is missing.
     """
     if form.as_json:
         return Outgoing(*read_message(line))
@@ -72,17 +72,17 @@ def parse_line(line: bytes, form: LineFormat) -> Outgoing:
 
 
 def without_end(line: bytes) -> bytes:
-    r"""The line without its end, `\n` or `\r\n`; a `\r` alone is none."""
+    r"""Return the line without its end, `\n` or `\r\n`; a single `\r` is no line end."""
     return line[:-1].removesuffix(b"\r") if line.endswith(b"\n") else line
 
 
 def parse_separator(text: str) -> bytes:
     r"""
-    The bytes of a separator as a user types it: `\t` is a tab, `\0` a zero byte, `\\` a backslash,
-    `\x1f` that byte.
+    Return the bytes of a separator that a user typed: `\t` is a tab, `\0` a zero byte, `\\` a
+    backslash, `\x1f` that byte.
 
     Raises:
-        ConfigError: empty, an unknown escape, or a line end, which no line contains.
+        ConfigError: the separator is empty, or has an unknown escape or a line end.
     """
 
     def unescape(match: re.Match[str]) -> str:
@@ -98,17 +98,17 @@ def parse_separator(text: str) -> bytes:
     if not separator:
         raise ConfigError("an empty --key-separator")
     if b"\n" in separator:
-        raise ConfigError("a --key-separator with a line end is in no line")
+        raise ConfigError("a --key-separator cannot have a line end")
     return separator
 
 
 def parse_ranges(text: str) -> list[tuple[int, int | None]]:
     """
-    The lines that `text` names, numbered from 1: "3,7-9,26386-" is `[(3, 4), (7, 10), (26386,
-    None)]`, half-open.
+    Parse line numbers, counted from 1, into half-open ranges: "3,7-9,26386-" is
+    `[(3, 4), (7, 10), (26386, None)]`.
 
     Raises:
-        ConfigError: not such a list, or not in rising order.
+        ConfigError: the text is no such list, or not in ascending order.
     """
     ranges: list[tuple[int, int | None]] = []
     for part in text.split(","):
@@ -118,15 +118,15 @@ def parse_ranges(text: str) -> list[tuple[int, int | None]]:
         previous = ranges[-1][1] if ranges else 1
         if match is None or previous is None or start < previous or (stop or start) < start:
             raise ConfigError(
-                f"--lines {text[:80]!r}: rising line numbers from 1, such as 3,7-9,26386-"
+                f"--lines {text[:80]!r}: give ascending line numbers from 1, such as 3,7-9,26386-"
             )
         ranges.append((start, None if stop is None else stop + 1))
     return ranges
 
 
 def show_ranges(ranges: Sequence[tuple[int, int | None]]) -> str:
-    """The text from which `parse_ranges` gives `ranges`; of more than RANGES_MAX the last shown has
-    no end.
+    """Return the text that `parse_ranges` parses into `ranges`; if there are more than RANGES_MAX,
+    the last range has no end.
     """
     shown = list(ranges[:RANGES_MAX])
     if len(ranges) > RANGES_MAX:
@@ -139,10 +139,10 @@ def show_ranges(ranges: Sequence[tuple[int, int | None]]) -> str:
 
 class NumberedLines:
     """
-    The lines of a stream with their numbers from 1; `count` of them were read so far.
+    The lines of a stream with their numbers from 1; `count` lines were read so far.
 
     Args:
-        with_ends: as `read_lines` has it.
+        with_ends: see `read_lines`.
     """
 
     def __init__(self, stream: BinaryIO, name: str, *, with_ends: bool) -> None:
@@ -169,16 +169,16 @@ async def numbered_lines(
     name: str = STANDARD_INPUT,
 ) -> AsyncIterator[tuple[int, bytes]]:
     """
-    The lines of `stream` that `ranges` name (all, if it is empty), with their numbers from 1.
+    Yield the lines of `stream` that are in `ranges` (all, if it is empty), with numbers from 1.
 
     Args:
-        records: makes records of lines; the number of a record is that of its first line.
-        name: of the stream, in errors.
+        records: turns lines into records; the number of a record is that of its first line.
+        name: the name of the stream, for errors.
 
     Raises:
-        MessageTooLargeError, InputError: as `read_lines`; the detail `line` says in which line.
-        InputError: the input ends before the last line that was asked for by its number.
-        KeylaneError: as `records` raises it.
+        MessageTooLargeError, InputError: see `read_lines`; the detail `line` is the line's number.
+        InputError: the input ends before the last line in `ranges`.
+        KeylaneError: an error of `records`.
     """
     wanted = list(ranges or [(1, None)])
     lines = NumberedLines(stream, name, with_ends=records is not None)
@@ -192,7 +192,7 @@ async def numbered_lines(
     last = max((end - 1 for _, end in ranges if end is not None), default=0)
     if last > lines.count:
         raise InputError(
-            f"line {last} was asked for, and the input has {lines.count}", line=lines.count + 1
+            f"line {last} was requested, and the input has {lines.count}", line=lines.count + 1
         )
 
 
@@ -200,21 +200,21 @@ async def read_lines(
     stream: BinaryIO, name: str = STANDARD_INPUT, *, with_ends: bool = False
 ) -> AsyncIterator[bytes]:
     """
-    The lines of `stream` without their ends, as they come; read by a thread that may be left
-    waiting.
+    Yield the lines of `stream` as they arrive; a thread reads them, which may be abandoned.
 
     Args:
-        with_ends: the lines have their ends, which a quoted field of CSV keeps.
+        with_ends: yield lines with their ends, which are part of a quoted field of CSV.
 
     Raises:
-        MessageTooLargeError: a line over LINE_BYTES_MAX.
-        InputError: the system refuses to read on.
+        MessageTooLargeError: a line has more than LINE_BYTES_MAX bytes.
+        InputError: the system reports a read error.
     """
     loop = asyncio.get_running_loop()
     chunks: asyncio.Queue[bytes | OSError] = asyncio.Queue()
     ahead = threading.Semaphore(CHUNKS_AHEAD)
 
-    # Below the buffer, whose lock a thread that still waits would hold while the interpreter ends.
+    # The raw stream: a thread that still waits would hold the lock of the buffer when the
+    # interpreter ends.
     source = getattr(stream, "raw", stream)
 
     def read() -> None:
@@ -228,7 +228,7 @@ async def read_lines(
             if not data or isinstance(data, OSError):
                 return
 
-    # A daemon: an interrupted command must not wait for input from an idle terminal.
+    # A daemon thread, because an interrupted command must not wait for input from a terminal.
     threading.Thread(target=read, name=name, daemon=True).start()
     rest = b""
     while data := await chunks.get():
@@ -247,11 +247,11 @@ async def read_lines(
 
 
 def _read_some(source: Any) -> bytes | OSError:
-    """The next bytes, none at the end, or the error; waits also for a `source` that does not
-    block.
+    """Wait for the next bytes, also of a non-blocking `source`; return them, none at the end, or
+    the error.
     """
     try:
-        while (data := source.read(CHUNK_BYTES)) is None:  # it does not block, and has nothing now
+        while (data := source.read(CHUNK_BYTES)) is None:  # non-blocking, and nothing to read yet
             # select.select takes no file number above 1,023.
             with selectors.DefaultSelector() as ready:
                 ready.register(source, selectors.EVENT_READ)

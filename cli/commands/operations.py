@@ -1,7 +1,7 @@
-"""Changes of partitions: begun, watched, listed, canceled.
+"""Begins, watches, lists and cancels changes of partitions.
 
-The metaserver does the work, whether the command watches or not: an interrupted command's operation
-is shown by `keylane subject operations NAME`.
+The metaserver does the work, whether the command watches or not; `keylane subject operations NAME`
+shows the operation of an interrupted command.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ def change_partitions(
     wait: bool,
 ) -> None:
     """
-    Begin operations and show what becomes of them; exit status 1 if a subject stays on an evacuated
+    Begin operations and show their results; the exit status is 1 if a subject stays on an evacuated
     broker group.
 
     Args:
-        begin: the call of an admin client.
-        planned: it is a dry run: there is nothing to wait for.
-        wait: return when the routes have changed, not at once.
+        begin: calls an admin client.
+        planned: True for a dry run, where there is nothing to wait for.
+        wait: return only when the routes have changed.
     """
     stays: list[str] = []
 
@@ -71,7 +71,7 @@ def change_partitions(
 
 
 def confirm_loss(meta: str, output: OutputFormat, group: str, *, yes: bool) -> None:
-    """Before the loss of a broker group is accepted on a terminal: show what is given up, and ask,
+    """Show what the loss of a broker group gives up, and ask on a terminal before it is accepted,
     unless `yes`.
     """
     if not asks(yes=yes):
@@ -89,13 +89,15 @@ def confirm_loss(meta: str, output: OutputFormat, group: str, *, yes: bool) -> N
 
     run(output, show())
     confirm(
-        f"Give up what only broker group {group} has, and refuse its data folder for ever?", yes=yes
+        f"Give up the messages that only broker group {group} has, and refuse its data folder "
+        "forever?",
+        yes=yes,
     )
 
 
 def _show_left(answer: OperationList, output: OutputFormat) -> None:
-    """What stays on an evacuated broker group, and that it is cordoned; beside the JSON, not in
-    it.
+    """Show what stays on an evacuated broker group, and that it is cordoned; with JSON output on
+    standard error.
     """
     errors = output is OutputFormat.JSON
     for left in answer.busy:
@@ -110,7 +112,7 @@ def _cordoned(group: str) -> str:
 
 
 async def _watch(admin: Admin, view: OperationView, output: OutputFormat) -> OperationView:
-    """Follow an operation until its route has changed, showing each state and problem once."""
+    """Follow an operation until its route has changed, and show each state and problem once."""
     shown = ("", "")
     while True:
         try:
@@ -164,7 +166,9 @@ def _loss(subject: str, loss: LossView, *, planned: bool) -> str:
 
 
 def most_lost(*numbers: int | None) -> str:
-    """What a group loses at most with partitions, in words; None: of one it is not known."""
+    """Return how many messages a group loses at most, in words; None stands for a partition where
+    it is not known.
+    """
     known = [number for number in numbers if number is not None]
     unknown = len(numbers) - len(known)
     if not known:
@@ -174,7 +178,7 @@ def most_lost(*numbers: int | None) -> str:
 
 
 def _show_group_losses(views: list[OperationView], *, errors: bool = False) -> None:
-    """What each group loses in all, of planned operations."""
+    """Show the total that each group would lose by planned operations."""
     left: dict[tuple[str, str], list[int | None]] = {}
     for view in views:
         for loss in view.losses:
@@ -206,8 +210,8 @@ def _show_children(view: OperationView, what: str) -> None:
 
 
 async def list_operations(meta: str, output: OutputFormat, subject: str) -> None:
-    """Show the operations of a subject, the newest first, and what groups have not acked of what
-    they sealed.
+    """Show the operations of a subject, the newest first, and the sealed partitions that groups
+    have not fully acked.
     """
     async with open_admin(meta) as admin:
         operations = await admin.list_operations(subject)
@@ -240,7 +244,7 @@ async def list_operations(meta: str, output: OutputFormat, subject: str) -> None
 def _of_sealed(
     view: OperationView, undrained: Sequence[UndrainedPartition]
 ) -> list[UndrainedPartition]:
-    """The undrained partitions that an operation has sealed."""
+    """Return the undrained partitions that an operation has sealed."""
     return [part for part in undrained if part.partition_id in view.sealed]
 
 
@@ -251,13 +255,8 @@ def _waits(part: UndrainedPartition) -> str:
     return at if part.failing is None else f"{at}, {part.failing.kind}"
 
 
-async def cancel_operation(meta: str, output: OutputFormat, operation_id: int) -> None:
-    """Cancel an operation, and show its state."""
-    async with open_admin(meta) as admin:
-        view = await admin.cancel(operation_id)
-    if output is OutputFormat.JSON:
-        show_json(view)
-        return
+def show_canceled(view: OperationView) -> None:
+    """Show the state of an operation that was canceled."""
     show_line(f"{view.kind} of {view.subject}: {view.state}")
     if view.cordoned:
         show_line(_cordoned(view.cordoned))

@@ -1,7 +1,10 @@
-"""`keylane produce`: send one message, or one for each line or row of the input, and tell what is
-stored.
+"""`keylane produce`: sends one message, or one for each line or row of the input, and shows where
+they are stored.
 
-line ─▶ message ─▶ future ─▶ receipt        after a failed line no more is read; lines that were sent are waited for
+    line ─▶ message ─▶ future ─▶ receipt
+
+After a failed line nothing more is read, and the command waits for the receipts of all lines that
+were sent.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import msgspec
 
 from ...producer import Producer, ScheduledFuture, SendFuture
 from ...protocol.clock import SystemClock
-from ...protocol.errors import ConfigError, Fate, InputError, InputUnfinishedError, KeylaneError
+from ...protocol.errors import ConfigError, Fate, InputError, KeylaneError, Reason
 from ...protocol.ids import check_name
 from ...protocol.message import Receipt
 from ...protocol.scheduled.deliver_at import AHEAD_MS_MAX, read_deliver_at, shown
@@ -45,12 +48,12 @@ Sending = SendFuture | ScheduledFuture
 CLOCK = SystemClock()
 FUTURES_AHEAD = 10_000
 INTERRUPT_FLUSH_S = 5.0
-"""After an interrupt, what is queued has this long to be stored."""
+"""Seconds after an interrupt in which queued messages may still be stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendOptions:
-    """What the user typed."""
+    """The options that the user typed."""
 
     subject: str
     value: str | None = None
@@ -68,18 +71,20 @@ class SendOptions:
 
 
 class SendInput(NamedTuple):
-    """How the input becomes messages."""
+    """How input is turned into messages."""
 
     parse: Callable[[bytes], Outgoing]
     records: Records | None
     key: bytes
     properties: Mapping[str, str]
     deliver_at: Callable[[], int | None]
-    """When a message is delivered, in milliseconds since 1970; None: at once."""
+    """Returns the delivery time of a message that is sent now, in milliseconds since 1970; None:
+    at once.
+    """
 
 
 class ReceiptTally:
-    """Receipts, shown as they come (JSON) or counted at the end (table)."""
+    """Receipts, which are shown as they arrive (JSON) or counted at the end (table)."""
 
     def __init__(self, form: OutputFormat) -> None:
         self._json = form is OutputFormat.JSON
@@ -87,13 +92,13 @@ class ReceiptTally:
         self.count = 0
         self._reordered = 0
         self._possible = 0
-        """Messages that may be stored twice."""
+        """Number of messages that may be stored twice."""
         self._partitions: set[int] = set()
         self._groups: set[str] = set()
         """Broker groups that keep messages for a later delivery."""
 
     def add(self, receipt: Receipt | ScheduledReceipt, line: int | None = None) -> None:
-        """Count a receipt, and show it in JSON; `line` is the number of its line in the input."""
+        """Count a receipt, and show it as JSON; `line` is the number of its line in the input."""
         self.count += 1
         self._first = self._first or receipt
         if isinstance(receipt, ScheduledReceipt):
@@ -108,7 +113,7 @@ class ReceiptTally:
 
     @property
     def declared(self) -> str:
-        """What receipts declare, as the end of a sentence; empty if they declare nothing."""
+        """The declarations of the receipts, as the end of a sentence; empty if there are none."""
         reordered = f", {self._reordered} of them reordered" if self._reordered else ""
         return reordered + (f", {self._possible} maybe stored twice" if self._possible else "")
 
@@ -143,9 +148,9 @@ async def produce(meta: str, form: OutputFormat, options: SendOptions) -> None:
     Send the value, or each line or row of the input, and show where it is stored.
 
     Raises:
-        InputUnfinishedError: not all lines are stored; it says which are not.
+        InputError: not all lines are stored; the error names the others.
         InputError: the file cannot be opened.
-        KeylaneError: the value is not stored, or an option is impossible.
+        KeylaneError: the value is not stored, or an option is invalid.
     """
     check_name("subject", options.subject)
     source = _input_of(options)
@@ -165,7 +170,7 @@ async def produce(meta: str, form: OutputFormat, options: SendOptions) -> None:
 
 
 def _send(producer: Producer, subject: str, message: Outgoing, source: SendInput) -> Sending:
-    """Queue a message, or have a broker keep it."""
+    """Queue a message, or schedule it at a broker."""
     key = message.key or source.key
     properties = {**source.properties, **(message.properties or {})}
     deliver_at = source.deliver_at()
@@ -177,7 +182,9 @@ def _send(producer: Producer, subject: str, message: Outgoing, source: SendInput
 
 
 def _deliver_at(options: SendOptions) -> Callable[[], int | None]:
-    """Says when a message is delivered that is sent now; raises DeliverAtError."""
+    """Return a function for the delivery time of a message that is sent now; raise
+    InvalidRequestError.
+    """
     if options.deliver_at is not None:
         at_ms = read_deliver_at(options.deliver_at, now_ms=CLOCK.wall_ms())
         return lambda: at_ms
@@ -188,7 +195,7 @@ def _deliver_at(options: SendOptions) -> Callable[[], int | None]:
 
 
 def _input_of(options: SendOptions) -> SendInput:
-    """How these options send the input; raises ConfigError if they do not fit together."""
+    """Return how these options send the input; raise ConfigError if they exclude each other."""
     form = InputFormat.JSON if options.as_json else options.format or format_of(options.file)
     rows = form in {InputFormat.CSV, InputFormat.NDJSON}
     own_key = options.separator is not None or options.key_field is not None
@@ -211,8 +218,8 @@ def _input_of(options: SendOptions) -> SendInput:
             options.deliver_at is not None and options.delay_s is not None
         ),
         "--delay is over 366 days": (options.delay_s or 0) * 1000 > AHEAD_MS_MAX,
-        "--key is empty: leave it out to send without a key, which has no order": options.key == "",
-        "the key is in each line: leave --key out": (
+        "--key is empty: remove it to send without a key, which has no order": options.key == "",
+        "the key is in each line: remove --key": (
             options.key is not None and (own_key or form is InputFormat.JSON)
         ),
         "--keyless is for lines with a --key-separator or a --key-field": (
@@ -241,7 +248,7 @@ def _opened(path: Path, files: contextlib.ExitStack) -> BinaryIO:
 
 
 class _Lines:
-    """Sends the lines or rows of the input and records which are stored."""
+    """Sends the lines or rows of the input, and records which are stored."""
 
     def __init__(
         self,
@@ -257,23 +264,23 @@ class _Lines:
         self._source = source
         self._numbered = lines
         self._sent: asyncio.Queue[tuple[int, Sending] | None] = asyncio.Queue()
-        """Lines whose receipts are waited for, in their order; None behind the last."""
+        """Lines that wait for their receipts, in order; None after the last."""
         self._ahead = asyncio.Semaphore(FUTURES_AHEAD)
         self._next_line = 1
         """The first line that was not sent."""
         self._failed: list[int] = []
-        """Lines that were sent and are not known to be stored."""
+        """Lines that failed, so that they are not known to be stored."""
         self._cause: KeylaneError | None = None
-        """Of the first line that failed."""
+        """The error of the first line that failed."""
         self._doubtful = False
-        """Some failed line may be stored."""
+        """True if a failed line may be stored."""
 
     async def run(self, ranges: Sequence[tuple[int, int | None]], form: OutputFormat) -> None:
         """
         Send the lines in `ranges` (all, if it is empty) until one fails.
 
         Raises:
-            InputUnfinishedError: a line failed; what was sent before is settled.
+            InputError: a line failed; the results of all lines that were sent are known.
         """
         self._next_line = ranges[0][0] if ranges else 1
         reader = asyncio.create_task(self._send(ranges), name="read lines")
@@ -313,7 +320,7 @@ class _Lines:
             self._sent.put_nowait(None)
 
     async def _settle(self, reader: asyncio.Task[None]) -> None:
-        """Take the receipts in the order of the lines; nothing more is read after a failure."""
+        """Take the receipts in the order of the lines, and stop reading after a failure."""
         while (sent := await self._sent.get()) is not None:
             number, future = sent
             try:
@@ -331,8 +338,8 @@ class _Lines:
         self._doubtful = self._doubtful or error.fate is Fate.UNKNOWN
 
     async def _abort(self, reader: asyncio.Task[None], settler: asyncio.Task[None]) -> None:
-        """Let what is queued be stored within INTERRUPT_FLUSH_S, give the rest up, and settle all
-        of it.
+        """Wait until queued messages are stored, for INTERRUPT_FLUSH_S at most, give up the others,
+        and take all receipts.
         """
         reader.cancel()
         with contextlib.suppress(TimeoutError, KeylaneError):
@@ -341,9 +348,7 @@ class _Lines:
         await self._producer.close(flush=False)
         await asyncio.wait([reader, settler])
 
-    def _unfinished(
-        self, cause: str, ranges: Sequence[tuple[int, int | None]]
-    ) -> InputUnfinishedError:
+    def _unfinished(self, cause: str, ranges: Sequence[tuple[int, int | None]]) -> InputError:
         failed = sorted(self._failed)
         rest = [
             (max(start, self._next_line), end)
@@ -353,7 +358,8 @@ class _Lines:
         shown = show_ranges(_joined([*((number, number + 1) for number in failed), *rest]))
         text = f"line {failed[0]}: {cause}" if failed else cause
         doubt = "; some of them may be stored" if self._doubtful else ""
-        error = InputUnfinishedError(
+        error = InputError(
+            Reason.INPUT_UNFINISHED,
             f"{text}. Lines stored: {self._tally.count}{self._tally.declared}; lines not stored: "
             f"{shown}{doubt}",
             stored=self._tally.count,
@@ -367,7 +373,7 @@ class _Lines:
 
 
 def _joined(ranges: Sequence[tuple[int, int | None]]) -> list[tuple[int, int | None]]:
-    """Ascending ranges, adjacent ones joined."""
+    """Join adjacent ranges of an ascending list."""
     joined: list[tuple[int, int | None]] = []
     for start, end in ranges:
         if joined and joined[-1][1] == start:
@@ -379,7 +385,7 @@ def _joined(ranges: Sequence[tuple[int, int | None]]) -> list[tuple[int, int | N
 
 @contextlib.contextmanager
 def _cancelled_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends the input as SIGINT does: the stored lines are reported."""
+    """Let SIGTERM end the input as SIGINT does, so that the stored lines are reported."""
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
     assert task is not None
@@ -391,5 +397,5 @@ def _cancelled_by_sigterm() -> Iterator[None]:
 
 
 def _bytes(text: str) -> bytes:
-    """What the user typed, byte for byte, whatever its encoding."""
+    """Return the bytes that the user typed, whatever their encoding."""
     return text.encode(errors="surrogateescape")

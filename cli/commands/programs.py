@@ -1,8 +1,7 @@
-"""`keylane broker run`, `keylane metaserver run` and `keylane config show`: programs of their own,
-and their settings.
+"""`keylane broker run`, `keylane metaserver run` and `keylane config show`: the server programs and
+their settings.
 
-The flags are those of the settings themselves, which the programs declare; so every setting can be
-given.
+The programs declare their settings, and each setting is a flag.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from ..options import OutputFormat, OutputOption
 from ..screen import make_table, show_json, show_table
 
 RUN_CONTEXT = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
-"""The program reads its flags, `--help` too."""
+"""Settings with which the program itself reads its flags, including `--help`."""
 
 
 class ServerProgram(enum.StrEnum):
@@ -43,7 +42,7 @@ def add_run(app: typer.Typer, program: ServerProgram) -> None:
         raise typer.Exit(_main_of(program)(context.args, prog=f"keylane {program} run"))
 
     run.__doc__ = f"Run a {program} until SIGTERM or SIGINT; --help lists its settings."
-    # Typer has read the docstring already where it decorates, so the help is set on its record.
+    # Typer has read the docstring when it decorated, so the help is set on its record.
     app.registered_commands[-1].help = run.__doc__
 
 
@@ -69,20 +68,20 @@ add_run(metaserver_app, ServerProgram.METASERVER)
 @config_app.command("show", context_settings=RUN_CONTEXT | {"help_option_names": ["-h", "--help"]})
 def config_show(
     context: typer.Context,
-    program: Annotated[ServerProgram, typer.Argument(help="Whose settings.")],
+    program: Annotated[ServerProgram, typer.Argument(help="The server program.")],
     *,
     config: Annotated[
-        Path | None, typer.Option(metavar="FILE.toml", help="The file that the program gets.")
+        Path | None, typer.Option(metavar="FILE.toml", help="The program's settings file.")
     ] = None,
     origin: Annotated[
-        bool, typer.Option("--origin", help="Show also where each value comes from.")
+        bool, typer.Option("--origin", help="Also show where each value comes from.")
     ] = False,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """
-    Show the settings that a program would run with; further flags are those of the program.
+    Show the settings with which a program would run; it takes the flags of the program too.
 
-    Nothing is started.  All mistakes are told at once.
+    Nothing is started.  All mistakes are reported at once.
     """
     sources = _sources_of(program)
     flags = vars(sources.parser(f"keylane config show {program}", "").parse_args(context.args))
@@ -101,7 +100,7 @@ def config_show(
 
 
 def _plain(setting: Setting) -> object:
-    """The value as JSON has it; the password of a database is not shown."""
+    """Return the value for JSON, without the password of a database."""
     value = setting.value
     if setting.name == "database_url" and isinstance(value, str):
         return without_password(value)

@@ -1,4 +1,4 @@
-"""`keylane read`: print messages of a subject by time, offset and key; no group, no lock, no
+"""`keylane read`: prints messages of a subject by time, offset and key; no group, no lock, no
 acks.
 """
 
@@ -19,10 +19,10 @@ TEXT = "{partition}:{offset} {key} {value}"
 
 def parse_bound(text: str) -> str | int | datetime:
     """
-    What --from and --to say: a word or how long ago as it is, an offset, or a time.
+    Parse the value of --from or --to: return a word or an age unchanged, an offset, or a time.
 
     Raises:
-        ConfigError: none of them.
+        ConfigError: the text is none of these.
     """
     if text in {"earliest", "latest"} or ago_ms(text) is not None:
         return text

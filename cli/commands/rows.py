@@ -1,9 +1,9 @@
-"""Rows of CSV and NDJSON input as messages: the value is a JSON object, and a field of it is the
-order key.
+"""Turns rows of CSV and NDJSON input into messages: the value is a JSON object, and one of its
+fields is the order key.
 
 CSV is UTF-8, with commas, `"` around fields that need it, and a header.  A row may have several
-lines, whose ends in a quoted field are kept, and its number is that of the first.  Blank lines are
-passed over.
+lines; line ends in a quoted field are kept, and the number of a row is that of its first line.
+Blank lines are skipped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BY_SUFFIX = {".csv": InputFormat.CSV, ".ndjson": InputFormat.NDJSON, ".jsonl": I
 
 
 def format_of(path: Path | None) -> InputFormat:
-    """The format that the suffix of a file's name says; LINES for any other, and for standard
+    """Return the format for the suffix of a file's name; LINES for all others and for standard
     input.
     """
     return (
@@ -36,11 +36,11 @@ def format_of(path: Path | None) -> InputFormat:
 
 class Ndjson:
     """
-    Each line is a JSON object, and is sent as it is.
+    Each line is a JSON object, and is sent unchanged.
 
     Args:
-        key_field: the field of the order key; None: messages have no key of their own.
-        keyless: a row without a key is a message without order, and not an error.
+        key_field: the field with the order key; None: lines have no key of their own.
+        keyless: a row without a key is a message without order; otherwise it is an error.
     """
 
     def __init__(self, key_field: str | None, *, keyless: bool = False) -> None:
@@ -50,7 +50,7 @@ class Ndjson:
     async def records(
         self, lines: AsyncIterator[tuple[int, bytes]]
     ) -> AsyncIterator[tuple[int, bytes]]:
-        """The lines that are not blank, with their numbers."""
+        """Yield the lines that are not blank, with their numbers."""
         async for number, line in lines:
             text = without_end(line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line)
             if text.strip():
@@ -58,11 +58,11 @@ class Ndjson:
 
     def message(self, line: bytes) -> Outgoing:
         """
-        The message of one line.
+        Return the message of one line.
 
         Raises:
-            InvalidRequestError: no JSON object, or its key is missing, or neither text nor a whole
-                number.
+            InvalidRequestError: the line is no JSON object, or its key is missing, or is neither
+                text nor a whole number.
         """
         try:
             fields = msgspec.json.decode(line, type=dict[str, object])
@@ -81,11 +81,11 @@ class Ndjson:
 
 class CsvTable:
     """
-    Each row is sent as a JSON object of texts, by the names of the header.
+    Each row is sent as a JSON object of texts, with the names in the header.
 
     Args:
-        key_field: the column of the order key; None: messages have no key of their own.
-        keyless: a row without a key is a message without order, and not an error.
+        key_field: the column with the order key; None: rows have no key of their own.
+        keyless: a row without a key is a message without order; otherwise it is an error.
     """
 
     def __init__(self, key_field: str | None, *, keyless: bool = False) -> None:
@@ -98,11 +98,11 @@ class CsvTable:
         self, lines: AsyncIterator[tuple[int, bytes]]
     ) -> AsyncIterator[tuple[int, bytes]]:
         """
-        The rows behind the header, with the numbers of their first lines.
+        Yield the rows after the header, with the numbers of their first lines.
 
         Raises:
             InputError: the input ends in a quoted field, or the header is missing or wrong.
-            MessageTooLargeError: a row over LINE_BYTES_MAX.
+            MessageTooLargeError: a row has more than LINE_BYTES_MAX bytes.
         """
         row: list[bytes] = []
         size = start = 0
@@ -150,11 +150,11 @@ class CsvTable:
 
     def message(self, record: bytes) -> Outgoing:
         """
-        The message of one row.
+        Return the message of one row.
 
         Raises:
-            InvalidRequestError: no UTF-8, a wrong quote, another number of fields than the header
-                has, or no key.
+            InvalidRequestError: the row is not UTF-8, has a wrong quote, another number of fields
+                than the header, or no key.
         """
         fields = _fields(record)
         if len(fields) != len(self._columns):
@@ -171,10 +171,10 @@ class CsvTable:
 
 def ends_in_quotes(line: bytes, *, inside: bool) -> bool:
     """
-    True if a line of CSV ends in a quoted field, so that the next line continues its row.
+    Return True if a line of CSV ends in a quoted field, so that the next line continues its row.
 
     Args:
-        inside: the line begins in a quoted field.
+        inside: True if the line begins in a quoted field.
     """
     at = 0
     while True:
@@ -197,7 +197,7 @@ def ends_in_quotes(line: bytes, *, inside: bool) -> bool:
 
 
 def _fields(record: bytes) -> list[str]:
-    if record.endswith(b"\r"):  # Python would pass over it
+    if record.endswith(b"\r"):  # Python would ignore it
         raise InvalidRequestError("not a row of CSV: a carriage return at its end is in no quotes")
     try:
         rows = list(csv.reader([record.decode()], strict=True))

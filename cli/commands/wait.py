@@ -1,4 +1,4 @@
-"""`keylane wait`: wait until a metaserver is ready and enough broker groups are available, for
+"""`keylane wait`: waits until a metaserver is ready and enough broker groups are available; for
 scripts.
 """
 
@@ -10,10 +10,11 @@ import time
 from ...admin import Admin
 from ...protocol.errors import (
     KeylaneError,
-    NotEnoughBrokersError,
     OutcomeUnknownError,
+    Reason,
     RetryRule,
     StorageError,
+    UnavailableError,
 )
 from ...protocol.text import counted, listed
 from ..options import OutputFormat
@@ -26,14 +27,14 @@ async def wait_for_servers(
     meta: str, output: OutputFormat, *, brokers: int, timeout_s: float
 ) -> None:
     """
-    Wait until a metaserver is ready and `brokers` broker groups are available, at most `timeout_s`
-    seconds.
+    Wait until a metaserver is ready and `brokers` broker groups are available, for at most
+    `timeout_s` seconds.
 
     Raises:
-        NotSentError, OutcomeUnknownError: no metaserver answers after this time.
-        StorageError, NotEnoughBrokersError: one answers and is not ready, or too few broker groups
-            are available.
-        KeylaneError: at once, an answer that does not change by waiting, as that of another
+        NotSentError, OutcomeUnknownError: no metaserver has answered in this time.
+        StorageError, UnavailableError: the metaserver is not ready, or too few broker groups
+            are available, after this time.
+        KeylaneError: raised at once for an answer that will not change, for example of another
             program.
     """
     started = time.monotonic()
@@ -63,7 +64,9 @@ async def wait_for_servers(
 
 
 async def _available(admin: Admin, count: int) -> list[str]:
-    """The available broker groups, by name; raises what is missing."""
+    """Return the names of the available broker groups; raise the error that says what is
+    missing.
+    """
     health = await admin.health()
     if not health.ready:
         raise StorageError(f"the metaserver is not ready: {health.reason}")
@@ -79,5 +82,8 @@ async def _available(admin: Admin, count: int) -> list[str]:
             if view.broker_group not in names
         ]
         others = f"; {listed(lack)}" if lack else ""
-        raise NotEnoughBrokersError(f"{len(names)} of {groups} available: {listed(names)}{others}")
+        raise UnavailableError(
+            Reason.NOT_ENOUGH_BROKERS,
+            f"{len(names)} of {groups} available: {listed(names)}{others}",
+        )
     return names

@@ -1,1 +1,1 @@
-"""`keylane demo`: the main job on real flights, with a consumer and a broker killed on the way."""
+"""`keylane demo`: the main job on real flights, during which a consumer and a broker are killed."""

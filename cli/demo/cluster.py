@@ -27,7 +27,7 @@ TTL_MS = 2_000
 
 
 class DemoCluster:
-    """The processes of the demo, with one folder.  Make it inside a running event loop."""
+    """The processes of the demo, in one folder; create it inside a running event loop."""
 
     def __init__(self, folder: Path, meta_address: str, admin: Admin) -> None:
         self.folder = folder
@@ -43,7 +43,7 @@ class DemoCluster:
         )
         self.brokers = [self._broker(number, port="0") for number in range(1, BROKERS + 1)]
         self.runs = dict.fromkeys(range(1, BROKERS + 1), 0)
-        """Broker number → how often it was restarted."""
+        """The number of restarts of each broker, by its number."""
         self.consumers: dict[str, Program] = {}
         self.tails: dict[str, RecordTail] = {}
         for number in range(1, CONSUMERS + 1):
@@ -89,8 +89,8 @@ class DemoCluster:
         )
 
     async def start_servers(self, on_ready: Callable[[Program], None]) -> None:
-        """Start metaserver and brokers; `on_ready` is called for each that is ready.  Raises as
-        `Program.ready`.
+        """Start metaserver and brokers, and call `on_ready` for each that is ready; raise the
+        errors of `Program.ready`.
         """
         servers = [self.metaserver, *self.brokers]
         for server in servers:
@@ -104,10 +104,10 @@ class DemoCluster:
 
     async def create_subject(self) -> None:
         """
-        Create the subject on both broker groups, when both have reported themselves.
+        Create the subject on both broker groups, after both have reported themselves.
 
         Raises:
-            InternalError: its partitions are not spread evenly.
+            InternalError: the partitions are not spread evenly.
         """
         await available_brokers(self.admin, BROKERS)
         created = await self.admin.create_subject(
@@ -119,7 +119,7 @@ class DemoCluster:
             raise InternalError(f"the partitions are spread as {dict(spread)}")
 
     async def start_consumers(self) -> None:
-        """Start the consumers; returns when they share the partitions."""
+        """Start the consumers, and wait until they share the partitions."""
         for consumer in self.consumers.values():
             consumer.start()
         await asyncio.gather(*(consumer.ready() for consumer in self.consumers.values()))
@@ -131,11 +131,11 @@ class DemoCluster:
             await asyncio.sleep(0.05)
 
     async def group(self) -> GroupDescription:
-        """The group with its owners."""
+        """Return the group with its owners."""
         return await self.admin.describe_group(SUBJECT, GROUP)
 
     def busiest_consumer(self, group: GroupDescription) -> tuple[str, dict[int, int]]:
-        """The consumer with the most partitions, and for each of these its fencing token."""
+        """Return the consumer with the most partitions, and its fencing token for each of them."""
         name, _count = _partitions_held(group).most_common(1)[0]
         return name, {
             partition.partition_id: partition.token
@@ -144,10 +144,10 @@ class DemoCluster:
         }
 
     async def statuses(self) -> list[tuple[int, PartitionStatusList]]:
-        """(run, partitions) of each broker that answers."""
+        """Return the run and the partitions of each broker that answers."""
         statuses = []
         for number, broker in enumerate(self.brokers, start=1):
-            # Read before asking: a late answer of a killed run is not counted as one of the next.
+            # Read first: a late answer of a killed run must not count as one of the next run.
             run = self.runs[number]
             try:
                 status = await BrokerClient(self.network, broker.address).partitions()
@@ -157,8 +157,8 @@ class DemoCluster:
         return statuses
 
     async def restart_broker(self, number: int) -> None:
-        """SIGKILL the broker, start it again on the same port and folder, wait until it is
-        ready.
+        """Kill the broker with SIGKILL, start it again on the same port and folder, and wait until
+        it is ready.
         """
         old = self.brokers[number - 1]
         self.runs[number] += 1
@@ -174,11 +174,11 @@ class DemoCluster:
             program.check()
 
     async def stop_consumers(self) -> None:
-        """Let the consumers leave."""
+        """Let the consumers leave the group and end."""
         await asyncio.gather(*(consumer.stop() for consumer in self.consumers.values()))
 
     async def stop(self, *, keep_servers: bool) -> None:
-        """End every process, but the servers if they are to be kept, and the network."""
+        """End all processes, except the servers if `keep_servers`, and close the network."""
         await asyncio.gather(self.spark.stop(), self.stop_consumers())
         if not keep_servers:
             await asyncio.gather(*(broker.stop() for broker in self.brokers))
@@ -187,5 +187,5 @@ class DemoCluster:
 
 
 def _partitions_held(group: GroupDescription) -> Counter[str]:
-    """Consumer → how many partitions it holds."""
+    """Return the number of partitions of each consumer."""
     return Counter(partition.owner for partition in group.partitions if partition.owner is not None)

@@ -1,7 +1,7 @@
-"""One consumer of the demo, a process of its own: records each message before it is acked.
+"""A consumer of the demo in its own process, which records each message before it is acked.
 
-A record is handed to the kernel before the handler returns, and an ack goes out only after that: so
-a SIGKILL may cost an ack, and never a record of a message that was acked.
+A record is given to the kernel before the handler returns, and the ack is sent only after that.  So
+SIGKILL may lose an ack, but never the record of an acked message.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ...consumer import Consumer
+from ...consumer import Consumer, ConsumerSettings
 from ...protocol.clock import SystemClock
 from ...protocol.message import Message
 from ...rpc.program import run_program, say_ready
@@ -22,7 +22,7 @@ CONCURRENCY = 16
 
 
 async def consume(options: argparse.Namespace) -> None:
-    """Handle messages until a signal, or until the consumer ends with an error, which is raised."""
+    """Handle messages until a signal; raise the error if the consumer ends with one."""
     boot_ms = SystemClock.boot_ms
     with options.file.open("ab", buffering=0) as file:
         write = file.write
@@ -43,9 +43,9 @@ async def consume(options: argparse.Namespace) -> None:
             subject=options.subject,
             group=options.group,
             handler=handle,
-            concurrency=CONCURRENCY,
-            ttl_ms=options.ttl_ms,
-            name=options.name,
+            settings=ConsumerSettings(
+                concurrency=CONCURRENCY, ttl_ms=options.ttl_ms, name=options.name
+            ),
         )
         with StopSignals():  # a signal during the opening reaches `run`
             async with consumer:

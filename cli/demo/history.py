@@ -1,11 +1,12 @@
-"""The demo's run as a history for the checker: rows sent, logs read back, records of consumers,
-cursors seen.  Pure.
+"""Judges the demo's run with the checker, from rows sent, logs, records of consumers and cursors.
+Pure.
 
-    source rows ──▶ log of each partition ──▶ records of each consumer by time, cursors seen at the brokers
+    source rows ──▶ log of each partition ──▶ records of each consumer by time,
+                                              cursors seen at the brokers
 
-The value of a message is the number of its row; with another key or value it is a value of its own.
-Records are ordered by the boot-time clock, which all processes share: a consumer writes a record
-before its ack, so those of the next owner come later.
+The value of a message is the number of its row; a message with another key or value gets a value of
+its own.  Records are ordered by the boot-time clock, which all processes share: a consumer writes a
+record before its ack, so the records of the next owner are later.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _PRODUCER = "demo"
 
 @dataclass(frozen=True, slots=True)
 class SentRows:
-    """What was sent: row i has `keys[i]` (b"" for none) and a value with the digest
+    """The rows that were sent: row i has `keys[i]` (b"" for none) and a value with the digest
     `digests[i]`.
     """
 
@@ -36,7 +37,7 @@ class SentRows:
 
 @dataclass(frozen=True, slots=True)
 class PartitionLog:
-    """One partition as read back: entry i is the message at `first_offset + i`."""
+    """The messages of one partition: entry i is the message at `first_offset + i`."""
 
     rows: Sequence[int]
     keys: Sequence[bytes]
@@ -45,7 +46,7 @@ class PartitionLog:
 
 
 class Record(NamedTuple):
-    """One handled message, as its consumer recorded it."""
+    """A handled message, recorded by its consumer."""
 
     order_key: bytes
     row: int
@@ -53,7 +54,7 @@ class Record(NamedTuple):
     offset: int
     token: int
     at_ms: int
-    """Boot-time clock, milliseconds."""
+    """The time by the boot-time clock, in milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +63,15 @@ class Judged:
 
     findings: Findings
     stored: int
-    """Rows of the source that the log holds."""
+    """Number of rows of the source in the log."""
     handled: int
-    """Rows of the source that at least one consumer handled."""
+    """Number of rows of the source that at least one consumer handled."""
     redelivered: int
-    """Records beyond the first of each message."""
+    """Number of records beyond the first of each message."""
 
     @property
     def lost(self) -> int:
-        """Rows that are not stored, and stored messages that no consumer handled."""
+        """The number of rows that are not stored, and of stored messages that nobody handled."""
         return self.findings.counts["lost"] + self.findings.counts["starvation"]
 
 
@@ -84,10 +85,10 @@ def judge_run(
     Judge a finished run, in which no partition was changed and everything was handled.
 
     Args:
-        source: what was sent, in order of sending.
-        log: each partition by its id, read back whole.
-        records: consumer → its records, in the order of writing.
-        cursors: cursors seen during the run; those of one partition in order of time.
+        source: the rows that were sent, in order of sending.
+        log: all messages of each partition, by its id.
+        records: the records of each consumer, in the order of writing.
+        cursors: cursors seen during the run; those of one partition are in order of time.
     """
     judge = Judge(partitions_fixed=True)
     for row, key in enumerate(source.keys):
@@ -122,14 +123,14 @@ def _by_time(lines: Sequence[Record], name: str) -> list[tuple[Record, str]]:
 
 
 def _when(line: tuple[Record, str]) -> tuple[int, int]:
-    """A consumer's own records stay in their order: of one millisecond, those of the older grant
-    first.
+    """Return the time and the token of a record; within a millisecond, records of the older lease
+    come first.
     """
     return line[0].at_ms, line[0].token
 
 
 def _read_log(judge: Judge, source: SentRows, log: Mapping[int, PartitionLog]) -> int:
-    """Add the logs to the history; returns how many rows of the source they hold."""
+    """Add the logs to the history, and return the number of rows of the source in them."""
     stored = bytearray(len(source.keys))
     for partition_id, part in log.items():
         for offset, (row, key, digest) in enumerate(
@@ -146,5 +147,7 @@ def _read_log(judge: Judge, source: SentRows, log: Mapping[int, PartitionLog]) -
 
 
 def _value(source: SentRows, row: int, key: bytes) -> Value:
-    """The value that identifies a message: its row, if the source has that row with this key."""
+    """Return the value that identifies a message: its row, if this row of the source has the
+    key.
+    """
     return row if 0 <= row < len(source.keys) and source.keys[row] == key else (row, key)

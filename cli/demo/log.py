@@ -1,4 +1,4 @@
-"""Reads a partition back, straight from its broker's log: no group, no lock, no Spark."""
+"""Reads a partition directly from its broker's log, without a group, a lock, or Spark."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ UNKNOWN_ROW = -1
 
 async def read_log(network: Network, partition: Partition) -> PartitionLog:
     """
-    Every message that `partition` holds now.
+    Return all messages of `partition`.
 
     Raises:
-        UnreachableError, RefusedError: the broker's answer, or none.
-        InternalError: offsets with a gap: the log contradicts itself.
+        UnreachableError, RefusedError: the broker does not answer, or refuses.
+        InternalError: the offsets have a gap.
     """
     assert partition.address is not None
     rows: list[int] = []

@@ -1,4 +1,4 @@
-"""The processes of the demo: started, watched, killed, restarted and stopped."""
+"""Starts, watches, kills and stops the processes of the demo."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ LOG_TAIL_CHARS = 1_500
 
 class Program:
     """
-    One of our own programs as a process: its first line on standard output says that it is ready.
+    A process with one of our own programs, whose first line on standard output says that it is
+    ready.
 
-    A plain child process: the event loop would kill its own ones when it ends, and some have to
-    outlive it.
+    It is a plain child process: the event loop would kill its own child processes when it ends, and
+    some have to outlive it.
     """
 
     def __init__(self, name: str, module: str, arguments: list[str], log: Path) -> None:
@@ -51,8 +52,8 @@ class Program:
         Wait for the ready line.
 
         Raises:
-            InternalError: no ready line in time, or the program ended; its last words are in the
-                message.
+            InternalError: there was no ready line in time, or the program ended; the message has
+                the end of its log.
         """
         line = await self.line(timeout_s)
         try:
@@ -61,14 +62,14 @@ class Program:
             raise InternalError(f"{self.name} said {line[:200]!r} instead of being ready") from None
 
     async def line(self, timeout_s: float) -> bytes:
-        """The next line of its standard output.  Raises as `ready`."""
+        """Return the next line of its standard output; raise the errors of `ready`."""
         stdout = self._started.stdout
         assert stdout is not None
         try:
             async with asyncio.timeout(timeout_s):
                 line = await asyncio.to_thread(stdout.readline)
         except TimeoutError:
-            # Ends the thread as well, which waits for the same line.
+            # This also ends the thread, which waits for the same line.
             self._started.kill()
             raise InternalError(
                 f"{self.name} said nothing for {timeout_s:.0f} s{self.last_words()}"
@@ -82,7 +83,7 @@ class Program:
         """Write a line to its standard input."""
         stdin = self._started.stdin
         assert stdin is not None
-        with suppress(BrokenPipeError):  # it has ended; its next line, or `check`, says so
+        with suppress(BrokenPipeError):  # it has ended: `line` or `check` will raise the error
             stdin.write(line.encode() + b"\n")
             stdin.flush()
 
@@ -94,28 +95,28 @@ class Program:
             )
 
     def last_words(self) -> str:
-        """The end of its log, for an error message."""
+        """Return the end of its log, for an error message."""
         text = self._log.read_text(errors="replace").strip() if self._log.exists() else ""
         return f"; its log ends: {text[-LOG_TAIL_CHARS:]}" if text else "; its log is empty"
 
     @property
     def pid(self) -> int:
-        """Process id."""
+        """The process id."""
         return self._started.pid
 
     @property
     def running(self) -> bool:
-        """True from start to end."""
+        """True while the process runs."""
         return self._process is not None and self._process.poll() is None
 
     async def kill(self) -> None:
-        """SIGKILL; the process has ended when this returns."""
+        """Send SIGKILL, and wait until the process has ended."""
         self._killed = True
         self._started.kill()
         await self._gone()
 
     async def stop(self) -> None:
-        """SIGTERM; SIGKILL after STOP_TIMEOUT_S."""
+        """Send SIGTERM, and SIGKILL if the process has not ended after STOP_TIMEOUT_S."""
         if not self.running:
             return
         self._started.terminate()
@@ -141,10 +142,10 @@ class Program:
 
 def free_port() -> int:
     """
-    A port that is free now.
+    Return a port that is free now.
 
     Raises:
-        AddressError: the machine has none to give.
+        AddressError: the machine has no free port.
     """
     with socket.socket() as probe:
         try:

@@ -1,4 +1,4 @@
-"""The file in which a consumer of the demo writes down what it handled, one line a message.
+"""The file in which a consumer of the demo records the messages that it handled, one per line.
 
 tail number,row,partition,offset,fencing token,boot-time milliseconds
 """
@@ -11,13 +11,13 @@ from .history import Record
 
 
 def encode_record(record: Record) -> bytes:
-    """A record as its line."""
+    """Return the line of a record."""
     key, row, partition_id, offset, token, at_ms = record
     return b"%b,%d,%d,%d,%d,%d\n" % (key, row, partition_id, offset, token, at_ms)
 
 
 def parse_records(data: bytes) -> list[Record]:
-    """The whole lines of `data`; a last line cut short was never acked and is left out."""
+    """Parse the whole lines of `data`; an incomplete last line was never acked, and is ignored."""
     whole = data[: data.rfind(b"\n") + 1]
     return [
         Record(key, int(row), int(partition_id), int(offset), int(token), int(at_ms))
@@ -33,13 +33,13 @@ class RecordTail:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.records: list[Record] = []
-        """Every whole line so far."""
+        """The records of all whole lines so far."""
         self.first_at_ms: dict[tuple[int, int], int] = {}
-        """(partition id, token) → when its first record was written, boot-time milliseconds."""
+        """The time of the first record by partition id and token, in boot-time milliseconds."""
         self._read = 0
 
     def poll(self) -> None:
-        """Take in what was added since the last time."""
+        """Read the lines that were added since the last call."""
         try:
             with self.path.open("rb") as file:
                 file.seek(self._read)

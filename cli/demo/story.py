@@ -1,12 +1,12 @@
-"""The main job as a story: flights go in, a consumer and a broker are killed on the way, everything
-is checked.
+"""The main job as a story: flights are sent, a consumer and a broker are killed, and everything is
+checked.
 
-    servers ─▶ subject ─▶ consumers ─▶ a third handled: one consumer dies ─▶ two thirds sent: one
-        broker dies
-            ─▶ all handled ─▶ Spark, the log and the records against the file ─▶ verdict
+    servers ─▶ subject ─▶ consumers ─▶ a third handled: kill a consumer
+            ─▶ two thirds sent: kill a broker ─▶ all handled
+            ─▶ compare Spark, the log and the records with the file ─▶ verdict
 
-The sending pauses at the half and at five sixths until the deaths have happened, so that they
-happen in the middle of the traffic however fast the machine and however few the rows.
+Sending pauses at the half and at five sixths until the processes were killed, so that this happens
+during the traffic, however fast the machine is and however few rows there are.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from .spark_job import SparkResult
 
 FAILOVER_LIMIT_S = TTL_MS / 1000 + 1.0
 STEP_TIMEOUT_S = 120.0
-"""Any one wait of the story: far more than a slow machine needs, and not for ever."""
+"""Time limit of each wait in seconds, far more than a slow machine needs."""
 SPARK_TIMEOUT_S = 180.0
 WATCH_S = 0.1
 BROKER_TO_KILL = 2
 
 
 class Story:
-    """One run; `meta_address` and the processes stay valid after it if they are kept."""
+    """One run of the demo."""
 
     def __init__(self, rows: int, cluster: DemoCluster, screen: Screen) -> None:
         self.rows = rows
@@ -66,10 +66,10 @@ class Story:
 
     async def run(self) -> Verdict:
         """
-        The whole story.
+        Run the whole story, and return the verdict.
 
         Raises:
-            KeylaneError: a part could not do its work at all.
+            KeylaneError: a part of it failed.
         """
         cluster, say = self.cluster, self.screen.say
         path = flights_file()
@@ -110,7 +110,7 @@ class Story:
 
     # ── sending ───────────────────────────────────────────────────────────────────────────────────
     async def _send(self, path: Path) -> None:
-        """Send every row in the order of the file, as fast as there is room."""
+        """Send every row in the order of the file, as fast as the queue has room."""
         producer, ledger = self._producer, self.ledger
         gates = {
             self.rows // 2: self._consumer_killed,
@@ -157,8 +157,8 @@ class Story:
         say(f"{broker.name} serves again")
 
     def _taken_over(self, dead: str, held: dict[int, int]) -> list[int]:
-        """When each partition of the dead consumer was first handled under a higher token, if it
-        was.
+        """Return the times at which partitions of the dead consumer were first handled under a
+        higher token.
         """
         first: dict[int, int] = {}
         for name, tail in self.cluster.tails.items():
@@ -176,7 +176,7 @@ class Story:
 
     # ── watching ──────────────────────────────────────────────────────────────────────────────────
     async def _watch(self) -> None:
-        """Progress, cursors and health, several times a second."""
+        """Read progress, cursors and health several times a second."""
         while True:
             self._look()
             for run, status in await self.cluster.statuses():
@@ -256,7 +256,7 @@ class Story:
         )
 
     async def _ask_spark(self) -> SparkResult:
-        """What Spark finds in the subject."""
+        """Let Spark read the subject, and return its result."""
         program = self.cluster.spark
         with self.screen.working("Spark reads the subject"):
             await program.ready(SPARK_TIMEOUT_S)
@@ -268,7 +268,7 @@ class Story:
             raise InternalError(f"Spark's answer is unreadable: {error}") from error
 
     async def _check(self) -> tuple[Judged, dict[int, PartitionLog]]:
-        """The log and the records against the file; in a thread, so that the screen keeps
+        """Compare the log and the records with the file, in a thread, so that the screen keeps
         moving.
         """
         cluster = self.cluster

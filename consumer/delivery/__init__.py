@@ -1,1 +1,1 @@
-"""Messages as consumers have them: decoded, and acked by hand."""
+"""Messages at consumers: decoded, and acked by hand."""

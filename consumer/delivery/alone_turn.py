@@ -1,5 +1,5 @@
-"""The turn of a consumer's messages that may end its process: one of them runs at a time, of
-whichever partition.
+"""The turn of a consumer's messages that may end its process: one of them runs at a time, across
+all partitions.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 
 class AloneTurn:
-    """If the process ends during a turn, the message whose turn it is has probably ended it."""
+    """A turn; if the process ends during it, the message whose turn it is has probably ended it."""
 
     def __init__(self) -> None:
         self._lock: asyncio.Lock | None = None
@@ -19,7 +19,7 @@ class AloneTurn:
     @asynccontextmanager
     async def taken(self, limit_s: float) -> AsyncIterator[None]:
         """Wait for the turn, in the order of the calls; it ends with the block, or after `limit_s`,
-        so that none waits for ever.
+        so that no caller waits for ever.
         """
         loop = asyncio.get_running_loop()
         if self._lock is None or self._loop is not loop:

@@ -1,4 +1,4 @@
-"""Some of the messages of a pull client, which are handled and end in a way of their own: stated
+"""A part of a pull client's messages that is handled and ends in its own way; this module states
 once what such a delivery is.
 """
 
@@ -13,7 +13,7 @@ from .user_acks import UserAcks
 
 
 class DeliveringClient(Protocol):
-    """What a delivery needs of its pull client."""
+    """A pull client, as seen by a delivery."""
 
     deadline_ns: int
     group: str
@@ -25,18 +25,20 @@ class DeliveringClient(Protocol):
 
     @property
     def cursor(self) -> int:
-        """The group's cursor."""
+        """Return the group's cursor."""
         ...
 
     @property
     def note_failed(self) -> Callable[[Message, Failure], None]:
-        """Has the broker keep how often a message has failed, and show why."""
+        """Return a callable that has the broker record how often a message has failed, and show
+        why.
+        """
         ...
 
     @property
     def note_hangs(self) -> Callable[[Message, Failure, int], None]:
-        """Has the broker show that a message has been with its handler, or the program, for a
-        number of milliseconds.
+        """Return a callable that has the broker show for how many milliseconds a message has been
+        with its handler or the program.
         """
         ...
 
@@ -49,7 +51,7 @@ class DeliveringClient(Protocol):
         ...
 
     def park(self, message: Message, failure: Failure, waiting: list[Message]) -> None:
-        """Set a message aside, with those of its key that wait behind it."""
+        """Set a message aside, with those of its key that wait after it."""
         ...
 
     def bury(self, message: Message, failure: Failure) -> None:
@@ -63,11 +65,11 @@ class DeliveringClient(Protocol):
 
 class ClientDelivery(UserAcks):
     """
-    A delivery of a pull client beside the client itself: a hand-out, a window of redriven messages,
-    suspects.
+    A delivery of a pull client other than the client itself: a hand-out, a window of redriven
+    messages, or suspects.
 
-    What never changes of the client is copied; what happens to a message is told to the client,
-    unless the delivery does something else.
+    Constant attributes of the client are copied; the outcome of a message is reported to the
+    client, unless the delivery does something else.
     """
 
     __slots__ = ("client", "codec", "exclusive", "group", "leased_id", "logic_start", "queue")
@@ -86,12 +88,12 @@ class ClientDelivery(UserAcks):
 
     @property
     def deadline_ns(self) -> int:
-        """No handler starts after it."""
+        """Return the time after which no handler starts."""
         return self.client.deadline_ns
 
     @property
     def cursor(self) -> int:
-        """The offset below which the broker has an ack of every message."""
+        """Return the offset below which the broker has an ack of every message."""
         return self.client.cursor
 
     def done(self, offset: int) -> None:
@@ -103,23 +105,21 @@ class ClientDelivery(UserAcks):
         self.client.forget(count)
 
     def note_failed(self, message: Message, failure: Failure) -> None:
-        """Have the broker keep how often a message has failed, and show why."""
+        """Have the broker record how often a message has failed, and show why."""
         self.client.note_failed(message, failure)
 
     def note_hangs(self, message: Message, why: Failure, running_ms: int) -> None:
-        """Have the broker show that a message has been with its handler, or the program, for so
-        long.
-        """
+        """Have the broker show for how long a message has been with its handler or the program."""
         self.client.note_hangs(message, why, running_ms)
 
     def park(self, message: Message, failure: Failure, waiting: list[Message]) -> None:
-        """Set a message aside that failed too often, with those of its key that wait behind it."""
+        """Set a message aside that failed too often, with those of its key that wait after it."""
         self.client.park(message, failure, waiting)
 
     def bury(self, message: Message, failure: Failure) -> None:
-        """Set a message aside alone: later ones of its key go on."""
+        """Set a message aside alone, so that later ones of its key continue."""
         self.client.bury(message, failure)
 
     def retry(self, message: Message, failure: Failure, pause_ms: int) -> None:
-        """Set a message aside alone until its next try: later ones of its key go on."""
+        """Set a message aside alone until its next try, so that later ones of its key continue."""
         self.client.retry(message, failure, pause_ms)

@@ -1,4 +1,4 @@
-"""What a copy of a delivered message knows of its delivery in another process.  Pure."""
+"""The delivery of a copied message in another process. Pure."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ...protocol.message import Delivery, Message
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class CopiedDelivery:
     """
-    The delivery of a message that was pickled: what the real one said then, without the client that
-    takes acks.
+    The delivery of a message that was pickled: the state of the real one at that time, without the
+    client that takes acks.
 
-    A sink keeps what it knows of a delivery for as long as that lives, so it is compared by
-    identity.
+    A sink keeps its state of a delivery for as long as the delivery lives, so deliveries are
+    compared by identity.
     """
 
     queue: int
@@ -31,7 +31,7 @@ class CopiedDelivery:
 
     @property
     def is_copied(self) -> bool:
-        """As Delivery says."""
+        """Return True; see `Delivery`."""
         return True
 
     def refusal(self, message: Message) -> ClosedError:
@@ -46,17 +46,17 @@ class CopiedDelivery:
         return error
 
     def ack(self, message: Message) -> Coroutine[Any, Any, None]:
-        """Refuse: raises ClosedError."""
+        """Refuse the ack: raise ClosedError."""
         raise self.refusal(message)
 
     def nack(self, message: Message, after_s: float) -> Coroutine[Any, Any, None]:
-        """Refuse: raises ClosedError."""
+        """Refuse the return of the message: raise ClosedError."""
         raise self.refusal(message)
 
 
 def copied_delivery(delivery: Delivery) -> tuple[type[CopiedDelivery], tuple[Any, ...]]:
-    """What `__reduce_ex__` of `delivery` returns; a codec that cannot be pickled raises its own
-    error.
+    """Return the result of `__reduce_ex__` for `delivery`; a codec that cannot be pickled raises
+    its own error.
     """
     return CopiedDelivery, (
         delivery.queue,

@@ -1,4 +1,4 @@
-"""The messages of a batch, decoded from its columns.  Pure."""
+"""Decodes the messages of a batch from its columns. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def decode_messages(
     delivery: Delivery,
 ) -> list[Message[Any]]:
     """
-    Every message of a batch, by offset.
+    Return every message of a batch, by offset.
 
     Args:
         batch: the columns of the batch; keys, values and properties are slices of `batch.blob`.

@@ -1,12 +1,12 @@
-"""Which messages a consumer wants: by tags, by equal properties, or by a function of the program.
-Pure but for that.
+"""Decides which messages a consumer wants: by tags, by equal properties, or by a function of the
+program. Pure except for that function.
 
     pulled ─▶ matches? ─┬─ yes ─▶ handled
                         ├─ no ──▶ counts as handled: it is acked without a handler
-                        ╰─ the function raised ─▶ FilterError: a failed try, as of a handler
+                        ╰─ the function raised ─▶ FilterError: a failed try, as in a handler
 
 Invariant
-    A message counts as handled without a handler only if the filter has said so of this message.
+    A message counts as handled without a handler only if the filter has rejected this message.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from ...protocol.errors import ConfigError, CorruptBatchError, FilterError
 from ...protocol.limits import FILTER_CHARS_MAX, TAG_BYTES_MAX, TAGS_WANTED_MAX
 from ...protocol.message import Message
 from ...protocol.text import items_of
+from ..settings import Filter, PropertyFilter
 
-PropertyFilter = Mapping[str, str | bytes]
-Filter = PropertyFilter | Callable[[Message[Any]], object]
 _SHORT = FILTER_CHARS_MAX - 40
 
 
@@ -34,18 +33,18 @@ class MessageFilter:
     Args:
         tags: a message needs one of them; None: any message passes.
         wanted: properties that a message needs with these values, or a plain function of a message;
-            None: none.
+            None: no condition.
 
     Raises:
         ConfigError: a tag or a property that no message can have, or a function that cannot be
-            called so.
+            called with one.
     """
 
     __slots__ = ("_predicate", "_properties", "_tag_bytes", "tags", "text")
 
     def __init__(self, tags: Collection[str] | None = None, wanted: Filter | None = None) -> None:
         self.tags = () if tags is None else check_tags(tags)
-        """Those that a message needs one of, sorted."""
+        """The tags of which a message needs one, sorted."""
         self._tag_bytes = tuple(tag.encode() for tag in self.tags)
         self._properties: dict[str, str | bytes] = {}
         self._predicate: Callable[[Message[Any]], object] | None = None
@@ -59,9 +58,8 @@ class MessageFilter:
                 )
             self._predicate = wanted
         self.text = self._described()
-        """
-        The same for two filters that leave the same messages out, as far as can be told of a
-        function: by its name; a lambda has none, and is told by its code.
+        """A text that is equal for two filters that leave the same messages out, as far as a
+        function can be identified: by its name, or a lambda by its code.
         """
 
     def _described(self) -> str:
@@ -77,11 +75,11 @@ class MessageFilter:
 
     def matches(self, message: Message[Any]) -> bool:
         """
-        Whether the consumer wants a message.
+        Return whether the consumer wants a message.
 
         Raises:
-            FilterError: it cannot be told: the function raised, or the properties of the message
-                are not readable.
+            FilterError: the answer is unknown: the function raised, or the properties of the
+                message are not readable.
         """
         if self._tag_bytes and not any(tag in message.packed_properties for tag in self._tag_bytes):
             return False
@@ -108,7 +106,7 @@ class MessageFilter:
         return bool(kept)
 
     def rejects(self, message: Message[Any]) -> bool:
-        """True if the consumer certainly does not want a message."""
+        """Return True if the consumer certainly does not want a message."""
         try:
             return not self.matches(message)
         except FilterError:
@@ -116,17 +114,17 @@ class MessageFilter:
 
 
 def filter_of(tags: Collection[str] | None, wanted: Filter | None) -> MessageFilter | None:
-    """The filter that a program gave; None: it gave none.  Raises ConfigError."""
+    """Return the filter that a program gave, or None if it gave none. Raises ConfigError."""
     return None if tags is None and wanted is None else MessageFilter(tags, wanted)
 
 
 def check_tags(tags: Collection[str]) -> tuple[str, ...]:
     """
-    The wanted tags, sorted, each once.
+    Return the wanted tags, sorted, each once.
 
     Raises:
-        ConfigError: no collection of texts without commas; none; more than TAGS_WANTED_MAX; one
-            over TAG_BYTES_MAX.
+        ConfigError: the tags are not a collection of texts without commas, are empty or more than
+            TAGS_WANTED_MAX, or one is over TAG_BYTES_MAX.
     """
     listed = items_of(tags)
     for tag in listed:
@@ -143,11 +141,11 @@ def check_tags(tags: Collection[str]) -> tuple[str, ...]:
 
 def _name_of(function: Callable[..., object]) -> str:
     """
-    The name of a function; with a digest of its code if it is a lambda, whose name is that of all
-    lambdas.
+    Return the name of a function, with a digest of its code if it is a lambda, because all lambdas
+    share a name.
 
-    The digest is the same wherever the lambda stands.  It is another one in another minor version
-    of Python, and does not know the values that the lambda takes from around it.
+    The digest does not depend on the place of the lambda. It differs in another minor version of
+    Python, and does not include the values that the lambda takes from its surroundings.
     """
     name: str = getattr(function, "__qualname__", type(function).__qualname__)
     code = getattr(function, "__code__", None)
@@ -160,7 +158,7 @@ def _name_of(function: Callable[..., object]) -> str:
 
 
 def _code_text(code: CodeType) -> str:
-    """What the code of a function does, without its place and the order of its sets."""
+    """Return the text of a function's code, without its place and the order of its sets."""
     constants = [
         _code_text(each)
         if isinstance(each, CodeType)
@@ -181,7 +179,7 @@ def _fits(tag: str) -> bool:
 
 
 def _checked(properties: PropertyFilter) -> dict[str, str | bytes]:
-    """Raises ConfigError."""
+    """Return the properties, checked. Raises ConfigError."""
     for name, value in properties.items():
         if not isinstance(name, str) or not isinstance(value, str | bytes):
             raise ConfigError(

@@ -1,5 +1,5 @@
-"""What a program has in hand while nothing else is: a message, or several that were taken together.
-Pure.
+"""The hand of a program while it is the only thing in hand: one message, or several that were taken
+together. Pure.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from ...protocol.message import Message
 
 class Hand:
     """
-    What one program took while it had nothing else in hand: no lane and no delivery has noted it.
+    The messages that one program took while it had nothing else in hand: no lane and no delivery
+    has noted them.
 
     Most messages are acked before the next ones are taken, and cost no more than this.
 
@@ -25,11 +26,11 @@ class Hand:
     def __init__(self, note: Callable[[list[Message]], None]) -> None:
         self._note = note
         self.message: Message | None = None
-        """The only one, which an iteration gave."""
+        """The only message, which an iteration gave."""
         self.messages: list[Message] | None = None
-        """Those that were taken together."""
+        """The messages that were taken together."""
         self.runs: list[tuple[Any, list[Message]]] = []
-        """The same by delivery, each by offset."""
+        """The same messages by delivery, each by offset."""
 
     def spread(self) -> None:
         """Note the messages in their lanes and at their deliveries, before anything else is done
@@ -54,7 +55,7 @@ class Hand:
         Forget the messages and the lanes: the consumer is closed.
 
         A delivery refers to its hand and a message to its delivery, and the garbage collector does
-        not look into messages.
+        not track messages.
         """
         self.message = None
         self.messages = None
@@ -63,4 +64,4 @@ class Hand:
 
 
 def _note_nothing(messages: list[Message]) -> None:
-    """Of a hand whose consumer is closed."""
+    """Note nothing, for a hand whose consumer is closed."""

@@ -1,7 +1,7 @@
-"""A batch as its broker stored it, pulled and not opened yet, and which of its messages are to be
-handed out.  Pure.
+"""A batch as its broker stored it, pulled but not yet opened, with the offsets of the messages to
+be handed out. Pure.
 
-It is opened when it is known what the program wants: messages, or Arrow columns.
+It is opened when it is known whether the program wants messages or Arrow columns.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class BatchOpener(Protocol):
     partition_id: int
 
     def decode(self, record: memoryview, header: Header) -> list[Message[Any]]:
-        """Every message of a batch."""
+        """Return every message of a batch."""
         ...
 
 
@@ -29,9 +29,9 @@ class PulledBatch:
     A batch of a partition.
 
     Args:
-        client: pulled it.
-        record: header and body.
-        ranges: half-open, sorted, inside of the batch: the offsets that were neither pulled before
+        client: the pull client that pulled it.
+        record: the header and the body.
+        ranges: half-open, sorted and inside the batch: the offsets that were neither pulled before
             nor acked.
     """
 
@@ -47,7 +47,7 @@ class PulledBatch:
         self.count = sum(end - start for start, end in ranges)
 
     def cut(self, end: int) -> PulledBatch:
-        """Take the messages below `end` out, as a batch of their own."""
+        """Take the messages below `end` out, as a separate batch."""
         below = [(low, min(high, end)) for low, high in self.ranges if low < end]
         self.ranges = [(max(low, end), high) for low, high in self.ranges if high > end]
         part = PulledBatch(self.client, self.record, self.header, below)
@@ -55,16 +55,16 @@ class PulledBatch:
         return part
 
     def keep(self, messages: list[Message[Any]]) -> None:
-        """Leave the others out; `messages` are some of the batch's, by offset."""
+        """Keep only `messages`, which are some of the batch's, by offset."""
         self.ranges = list(IntervalSet((each.offset, each.offset + 1) for each in messages))
         self.count = len(messages)
 
     def messages(self) -> list[Message[Any]]:
-        """The messages to be handed out, by offset."""
+        """Return the messages to be handed out, by offset."""
         return self.wanted(self.client.decode(self.record, self.header))
 
     def wanted(self, messages: list[Message[Any]]) -> list[Message[Any]]:
-        """Those of all messages of the batch that are to be handed out."""
+        """Return those of all messages of the batch that are to be handed out."""
         return _inside(messages, self.header, self.ranges)
 
 
@@ -72,7 +72,7 @@ class CutOpener(Protocol):
     """The pull client of a cut batch."""
 
     def open_cut(self, batch: CutBatch) -> list[Message[Any]]:
-        """The messages of a batch to be handled now."""
+        """Return the messages of a batch to be handled now."""
         ...
 
 
@@ -81,7 +81,7 @@ class CutBatch:
     A batch for handlers, whose columns are checked and whose messages are made when they are next.
 
     Attributes:
-        is_plain: all its messages are first tries, once it is opened.
+        is_plain: whether all its messages are first tries, once it is opened.
     """
 
     __slots__ = ("client", "columns", "count", "header", "is_plain", "ranges")
@@ -99,18 +99,18 @@ class CutBatch:
         self.is_plain = False
 
     def wanted(self, messages: list[Message[Any]]) -> list[Message[Any]]:
-        """Those of all messages of the batch that were neither pulled before nor acked."""
+        """Return those of all messages of the batch that were neither pulled before nor acked."""
         return _inside(messages, self.header, self.ranges)
 
     def messages(self) -> list[Message[Any]]:
-        """The messages to be handled, by offset."""
+        """Return the messages to be handled, by offset."""
         return self.client.open_cut(self)
 
 
 def _inside(
     messages: list[Message[Any]], header: Header, ranges: list[Range]
 ) -> list[Message[Any]]:
-    """Those of all messages of a batch whose offsets are inside of the ranges."""
+    """Return those of all messages of a batch whose offsets are inside the ranges."""
     base = header.base_offset
     if ranges == [(base, header.next_offset)]:
         return messages

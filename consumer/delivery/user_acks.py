@@ -15,45 +15,47 @@ from .copied import copied_delivery
 from .hand import Hand
 
 LYING_S = 30.0
-"""A refused ack is waited for so long, and once more, while a message lies ready that the program
-does not take.
+"""The seconds for which a refused ack is waited for, and once more, while a message lies ready that
+the program does not take.
 """
 
 
 class UserAcks(ABC):
     """
-    What was taken of a delivery: of a pull client, a hand-out of a shared group, or a window of
-    redriven messages.
+    The messages that were taken from a delivery: a pull client, a hand-out of a shared group, or a
+    window of redriven messages.
 
-    Each counts for itself, because their messages may come from several partitions.
+    Each delivery counts separately, because their messages may come from several partitions.
     """
 
-    # A sink keeps what it knows of a delivery for as long as that lives.
+    # A sink keeps its state of a delivery for as long as the delivery lives.
     __slots__ = ("__weakref__", "_given_back", "_taken", "hand", "takes_hand")
 
     client: Any
     """The pull client whose messages end together."""
     is_apart = False
-    """Messages are of another account than what the client has pulled: they were parked, and are
-    handled again.
+    """True if the messages are accounted for separately from those that the client has pulled: they
+    were parked, and are handled again.
     """
     is_copied = False
-    """As Delivery says."""
+    """True for a copy; see `Delivery`."""
     is_loose = False
-    """Each message is for itself, whatever its key is."""
+    """True if each message stands alone, whatever its key is."""
 
     def __init__(self) -> None:
         self._taken: set[int] = set()
-        """Offsets that iteration gave to the user and the user has not acked."""
+        """The offsets that the iteration gave to the user and the user has not acked."""
         self._given_back: set[int] = set()
-        """Offsets that the user gave back, and was not given again."""
+        """The offsets that the user gave back and was not given again."""
         self.hand: Hand | None = None
-        """May have messages that the user has and that are not in `_taken`."""
+        """The hand that may have messages which the user has and which are not in `_taken`."""
         self.takes_hand = self.runs
-        """A message may be in a hand: none was given back that the user was not given again."""
+        """True if a message may be in a hand: the user was given again every message that was given
+        back.
+        """
 
     def __reduce_ex__(self, _protocol: object) -> Any:
-        # A handler may pass its message to a pool of processes, where no client is.
+        # A handler may pass its message to a pool of processes, where there is no client.
         delivery: Any = self  # each subclass is a Delivery
         return copied_delivery(delivery)
 
@@ -64,8 +66,8 @@ class UserAcks(ABC):
         return self
 
     runs = False
-    """It has `deadline_s`, and messages that are handled one after another may be told to
-    `done_all` together.
+    """True if it has `deadline_s`, and messages that are handled one after another may be reported
+    to `done_all` together.
     """
 
     @abstractmethod
@@ -85,7 +87,7 @@ class UserAcks(ABC):
             self.takes_hand = self.runs and not self._given_back
 
     def taken_all(self, messages: list[Message]) -> None:
-        """As `taken`, of each."""
+        """Note that the iteration gave several messages to the user."""
         offsets = [message.offset for message in messages]
         self._taken.update(offsets)
         if self._given_back:
@@ -97,25 +99,23 @@ class UserAcks(ABC):
             self.hand.spread()
 
     def has_taken(self, message: Message) -> bool:
-        """True if the user has the message, neither acked nor given back."""
+        """Return True if the user has the message, neither acked nor given back."""
         self._spread()
         return message.offset in self._taken
 
     def ack(self, message: Message) -> Coroutine[Any, Any, None]:
         """
-        Take the user's ack; a second ack only waits, if it has to, until the first is durable.
+        Take the user's ack; a second ack only waits, if necessary, until the first is durable.
 
         Raises:
-            InvalidRequestError: a handler has the message.  It is raised before the wait: a handler
-                that is no coroutine cannot await, and its ack would be left out in silence.
+            InvalidRequestError: a handler has the message. It is raised before the wait, because a
+                handler that is not a coroutine cannot await, and its ack would be silently lost.
         """
         check_by_hand(message)
         return self._take_ack(message)
 
     def nack(self, message: Message, after_s: float) -> Coroutine[Any, Any, None]:
-        """Hand a message out again that the user has.  Raises InvalidRequestError, as `ack`
-        does.
-        """
+        """Hand out again a message that the user has. Raises InvalidRequestError, as `ack` does."""
         check_by_hand(message)
         return self._take_back(message, after_s)
 
@@ -125,7 +125,7 @@ class UserAcks(ABC):
 
         Raises:
             InvalidRequestError: the message was given back.
-            LeaseLostError: it is delivered to another consumer.
+            LeaseLostError: the message is delivered to another consumer.
         """
         client, offset = self.client, message.offset
         client.check_takes_acks(offset)
@@ -148,24 +148,27 @@ class UserAcks(ABC):
             await self.acked_each([message])
 
     async def acked(self, offset: int) -> bool:
-        """Wait until the ack of a message that is handled is durable; False if it never will be."""
+        """Wait until the ack of a handled message is durable, and return False if it never
+        will be.
+        """
         durable: bool = await self.client.acks.durable(offset)
         return durable
 
     async def answered(self, offset: int) -> bool:
-        """Wait for the broker's answer to the ack; False if it is not durable now."""
+        """Wait for the broker's answer to the ack, and return False if it is not durable now."""
         durable: bool = await self.client.acks.answered(offset)
         return durable
 
     async def acked_each(self, messages: list[Message]) -> None:
         """
-        Wait until messages that are handled are acked durably, and only then let later ones of
-        their keys be handed out.
+        Wait until handled messages are acked durably, and only then let later ones of their keys be
+        handed out.
 
-        They are let go at that time also if this wait is cancelled, or raises OverloadedError.
+        The later ones are released at that time even if this wait is cancelled, or raises
+        OverloadedError.
 
         Raises:
-            LeaseLostError: they are delivered to another consumer.
+            LeaseLostError: the messages are delivered to another consumer.
             OverloadedError: the broker takes no more ranges, and the program takes none of the
                 messages that could make room.
         """
@@ -185,8 +188,8 @@ class UserAcks(ABC):
         return durable
 
     def take_acks(self, messages: list[Message]) -> bool:
-        """Take acks of messages that were not given back; False if all of them were acked
-        before.
+        """Take acks of messages that were not given back, and return False if all of them were
+        acked before.
         """
         self._spread()
         offsets = {message.offset for message in messages}
@@ -206,7 +209,9 @@ class UserAcks(ABC):
         return True
 
     def check_not_given_back(self, messages: Iterable[Message]) -> None:
-        """Raises InvalidRequestError: the user gave a message back, and it comes again."""
+        """Raise InvalidRequestError if the user gave a message back, so that it is delivered
+        again.
+        """
         if not self._given_back:
             return
         for message in messages:
@@ -217,8 +222,8 @@ class UserAcks(ABC):
                 )
 
     async def _take_back(self, message: Message, after_s: float) -> None:
-        """Hand a message out again that no handler has.  Raises InvalidRequestError,
-        LeaseLostError, ConfigError.
+        """Hand out again a message that no handler has. Raises InvalidRequestError, LeaseLostError,
+        ConfigError.
         """
         client = self.client
         client.check_takes_acks(message.offset)
@@ -257,7 +262,9 @@ def _no_room(partition_id: int, offset: int) -> OverloadedError:
 
 
 def check_by_hand(message: Message) -> None:
-    """Raises InvalidRequestError: a handler was given the message, whose return acks it."""
+    """Raise InvalidRequestError if a handler was given the message, because the handler's return
+    acks it.
+    """
     delivery: Any = message.delivery
     if delivery.client.owner.by_hand:
         return
@@ -274,8 +281,8 @@ def check_by_hand(message: Message) -> None:
 
 
 def are_parked_together(failed: Message, other: Message) -> bool:
-    """True if `other`, of the same key, is set aside with a failed message: it was handed out in
-    the same way.
+    """Return True if `other`, of the same key, is set aside with a failed message: it was handed
+    out in the same way.
     """
     first: UserAcks = failed.delivery  # type: ignore[assignment]
     second: UserAcks = other.delivery  # type: ignore[assignment]

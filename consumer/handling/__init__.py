@@ -1,1 +1,1 @@
-"""Messages handed to the user's handler or loop, in order, and again where it fails."""
+"""Hands messages to the user's handler or loop, in order, and again where a try fails."""

@@ -2,10 +2,9 @@
 raises.
 
     taken ─▶ acked, durably ─▶ handler ─▶ returned
-                                   ╰─ raised, or cancelled: the messages are lost, and the log says
-                                       so
+                                   ╰─ raised, or cancelled: the messages are lost, which is logged
 
-The workers see a handler that always returns, so that they try nothing again.
+The workers see a handler that always returns, so they try nothing again.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from .handlers import await_result
 
 log = logging.getLogger("keylane.consumer")
 LOG_MS = 1_000
-"""Between two lines about lost messages; those between are counted."""
+"""Milliseconds between two lines about lost messages; messages lost between them are counted."""
 
 
 class AckedFirst:
@@ -33,7 +32,7 @@ class AckedFirst:
     A handler whose messages are acked before it is called.
 
     Args:
-        handler: the user's, of a message or of several.
+        handler: the user's handler, for one message or for several.
         boot_ms: the boot clock.
     """
 
@@ -41,11 +40,11 @@ class AckedFirst:
         self._handler = handler
         self._boot_ms = boot_ms
         self.timed_out: Callable[[], HandlerTimeoutError | None] = lambda: None
-        """The error of the handler in the running task, if it was cancelled because it took too
-        long; given once.
+        """A callable that gives, once, the error of the handler in the running task if it was
+        cancelled because it took too long.
         """
         self._lost = 0
-        """Messages since the last line."""
+        """The number of messages lost since the last line."""
         self._silent_until_ms = 0
 
     async def handle(self, message: Message) -> None:

@@ -14,20 +14,20 @@ from ..pulling.pull_client import PullClient
 from .not_acked import asked_wait_ms, wait_ms_of
 
 BATCH_BYTES_MAX = 2 << 20
-"""Bytes of the stored batches of an Arrow batch of several, at most: it is made of a copy, which
-larger ones make of fresh memory.
+"""The most bytes of several stored batches in one Arrow batch: they are copied, and a larger copy
+needs fresh memory.
 """
 
 
 class ArrowOwner(Protocol):
-    """Knows where the batches of a consumer are."""
+    """The owner of the batches of a consumer, which knows their state."""
 
     def has(self, batch: ArrowBatch) -> bool:
-        """True if the batch is in hand."""
+        """Return True if the batch is in hand."""
         ...
 
     def is_given_back(self, batch: ArrowBatch) -> bool:
-        """True if the batch was given back, and has not come again."""
+        """Return True if the batch was given back, and has not been handed out again."""
         ...
 
     def acked(self, batch: ArrowBatch) -> None:
@@ -35,7 +35,7 @@ class ArrowOwner(Protocol):
         ...
 
     def give_back(self, batch: ArrowBatch, wait_ms: int) -> None:
-        """Take the batch in hand back, for `wait_ms` at least."""
+        """Take the batch in hand back, for at least `wait_ms`."""
         ...
 
 
@@ -46,15 +46,15 @@ class ArrowBatch:
     Attributes:
         record_batch: a `pyarrow.RecordBatch` with columns `offset` (int64), `key` and `value`
             (binary), `timestamp` (sent, in UTC) and `properties` (map of texts; bytes come as
-            base64); a row for each message, by offset.
+            base64); there is a row for each message, by offset.
         partition_id: the partition.
         queue: the number of its logic queue.
         start_offset: the offset of the first row.
         next_offset: one past the offset of the last row.
-        lease: the lease under which the messages were delivered, as of `Message`; None without a
+        lease: the lease under which the messages were delivered, see `Message`; None without a
             group.
-        fencing_token: its token.
-        attempt: how often the batch was handed out, this time included.
+        fencing_token: the token of the lease.
+        attempt: the number of times that the batch was handed out, this time included.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class ArrowBatch:
         self._client = _client
         self._owner = _owner
         self._acking: asyncio.Task[bool] | None = None
-        """Waits until the ack is durable, where the next batch waits for that."""
+        """The task that waits until the ack is durable, where the next batch waits for that."""
 
     def __len__(self) -> int:
         return self.next_offset - self.start_offset
@@ -89,13 +89,13 @@ class ArrowBatch:
 
     async def ack(self) -> None:
         """
-        Ack all messages of the batch; the next batch of its partition may come then.  A repeated
-        ack is harmless.
+        Ack all messages of the batch; after that the next batch of its partition may be handed out.
+        A repeated ack is harmless.
 
         Raises:
             LeaseLostError: another consumer owns the partition now, and the messages are delivered
                 to it again.
-            InvalidRequestError: the batch was given back, and comes again.
+            InvalidRequestError: the batch was given back, and will be handed out again.
         """
         client = self._client
         client.check_takes_acks(self.start_offset)
@@ -112,8 +112,8 @@ class ArrowBatch:
             raise InvalidRequestError(f"{self!r} was given back; ack it when it comes again")
 
     async def _let_go_later(self) -> bool:
-        """Once the ack is durable, let the next batch be handed out; also if the wait for that was
-        cancelled.
+        """Wait until the ack is durable, and then let the next batch be handed out, even if the
+        wait was cancelled.
         """
         durable = await self._client.acked(self.next_offset - 1)
         if durable and self._owner.has(self):
@@ -122,16 +122,16 @@ class ArrowBatch:
 
     async def nack(self, *, after_s: float = 0) -> None:
         """
-        Give the batch back: it comes again before any later message of its partition.
+        Give the batch back: it is handed out again before any later message of its partition.
 
         Args:
-            after_s: seconds until it comes again, at the earliest; up to a day.
+            after_s: the least seconds until it is handed out again; up to a day.
 
         Raises:
-            InvalidRequestError: the batch is acked, or given back already.
+            InvalidRequestError: the batch is already acked or given back.
             LeaseLostError: another consumer owns the partition now, and the messages are delivered
                 to it again.
-            InvalidRequestError: `after_s` is no such number.
+            InvalidRequestError: `after_s` is not such a number.
         """
         self._client.check_takes_acks(self.start_offset)
         wait_ms = asked_wait_ms(wait_ms_of(after_s), self.attempt)
@@ -141,7 +141,7 @@ class ArrowBatch:
 
 
 def check_arrow() -> None:
-    """Raises ConfigError: pyarrow or numpy is not installed."""
+    """Raise ConfigError if pyarrow or numpy is not installed."""
     try:
         from ...arrow import columns  # noqa: F401 - it needs both
     except ImportError as error:
@@ -152,11 +152,11 @@ def check_arrow() -> None:
 
 def arrow_batch_of(batches: list[PulledBatch], owner: ArrowOwner) -> tuple[ArrowBatch, int]:
     """
-    The first messages of some batches of one partition, up to a gap between them, or to
+    Return the first messages of some batches of one partition, up to a gap between them or to
     BATCH_BYTES_MAX.
 
     Returns:
-        The Arrow batch, and how many of the stored batches it has whole; what is left of the next
+        The Arrow batch, and the number of stored batches that it has whole; the rest of the next
         one is in its `ranges`.
 
     Raises:

@@ -1,8 +1,8 @@
-"""Which Arrow batch comes next: of each partition one at a time, by offset.
+"""Chooses the next Arrow batch: one of each partition at a time, by offset.
 
     put ─▶ stored, by partition ─▶ take ─▶ in hand ─acked─▶ the next of the partition
                                     ▲         │
-                                    ╰─────────╯ give_back: it comes first, once it is due
+                                    ╰─────────╯ give_back: it is the next one, once it is due
 
 Invariant
     While a batch of a partition is in hand, no later message of the partition is handed out.
@@ -26,7 +26,7 @@ class _Partition:
         self.in_hand: ArrowBatch | None = None
         self.given_back: ArrowBatch | None = None
         self.due_ns = 0
-        """When `given_back` comes again, at the earliest."""
+        """The earliest time, on the boot clock, at which `given_back` is handed out again."""
 
 
 class ArrowStream:
@@ -35,7 +35,7 @@ class ArrowStream:
 
     Args:
         boot_ns: the boot clock.
-        wake: called when a batch may be there to take.
+        wake: called when a batch may be available.
     """
 
     def __init__(self, *, boot_ns: Callable[[], int], wake: Callable[[], None]) -> None:
@@ -46,11 +46,13 @@ class ArrowStream:
 
     @property
     def waiting(self) -> int:
-        """Messages that are not in hand."""
+        """Return the number of messages that are not in hand."""
         return sum(map(_waiting, self._partitions.values()))
 
     def put(self, batch: PulledBatch) -> None:
-        """Add a batch; those of one partition come by offset.  Rows of parked keys are parked."""
+        """Add a batch; the batches of one partition are added by offset. Rows of parked keys are
+        parked.
+        """
         client: PullClient = batch.client  # type: ignore[assignment]
         client.leave_out_parked(batch)
         if not batch.count:
@@ -61,8 +63,8 @@ class ArrowStream:
         self._partitions[client].stored.append(batch)
 
     def put_all(self, batches: deque[PulledBatch]) -> None:
-        """Add the batches one after another, and take them out of `batches`; one whose parked rows
-        cannot be read stays, and raises.
+        """Add the batches one after another, and take them out of `batches`; a batch whose parked
+        rows cannot be read stays, and the error is raised.
         """
         while batches:
             self.put(batches[0])
@@ -70,10 +72,10 @@ class ArrowStream:
 
     def take(self) -> ArrowBatch | None:
         """
-        The next batch, which is then in hand; None if there is none now.
+        Return the next batch, which is then in hand; None if there is none now.
 
         Raises:
-            CorruptBatchError: the next one of a partition does not unpack; it stays before the
+            CorruptBatchError: the next batch of a partition does not unpack; it stays before the
                 later ones.
         """
         now_ns = self._boot_ns()
@@ -108,8 +110,8 @@ class ArrowStream:
         return batch
 
     def next_ns(self) -> int | None:
-        """When a batch that was given back comes again; None if none does, or only after the pause
-        of its partition.
+        """Return the time at which a batch that was given back is handed out again; None if there
+        is none, or only after the pause of its partition.
         """
         return min(
             (
@@ -121,12 +123,12 @@ class ArrowStream:
         )
 
     def has(self, batch: ArrowBatch) -> bool:
-        """True if the batch is in hand."""
+        """Return True if the batch is in hand."""
         partition = self._partitions.get(batch._client)
         return partition is not None and partition.in_hand is batch
 
     def is_given_back(self, batch: ArrowBatch) -> bool:
-        """True if the batch was given back, and has not come again."""
+        """Return True if the batch was given back, and has not been handed out again."""
         partition = self._partitions.get(batch._client)
         return partition is not None and partition.given_back is batch
 
@@ -136,7 +138,7 @@ class ArrowStream:
         self._wake()
 
     def give_back(self, batch: ArrowBatch, wait_ms: int) -> None:
-        """Take the batch in hand back, for `wait_ms` at least."""
+        """Take the batch in hand back, for at least `wait_ms`."""
         partition = self._partitions[batch._client]
         partition.in_hand = None
         partition.given_back = batch
@@ -144,8 +146,8 @@ class ArrowStream:
         self._wake()
 
     def put_back(self, batch: ArrowBatch) -> None:
-        """Take a batch back that the program never saw: it comes again at once, and this time does
-        not count.
+        """Take back a batch that the program never saw: it is handed out again at once, and this
+        time does not count.
         """
         if self.has(batch):
             self.give_back(batch, 0)

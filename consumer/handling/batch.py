@@ -1,8 +1,10 @@
-"""Messages of one partition that a handler gets together, which workers hold as they hold one
-message.  Pure.
+"""Messages of one partition that a handler gets together, and that workers hold like one message.
+Pure.
 
-    workers ask a message for:   partition_id  offset  key  attempt  delivery.deadline_ns  delivery.done  delivery.forget
-    a batch answers for:         all its messages; the offset and the digest of the key are those of the first
+    workers read of a message:   partition_id  offset  key  attempt
+                                 delivery.deadline_ns  delivery.done  delivery.forget
+    a batch answers for:         all its messages; its offset and the digest of its key are
+                                 those of the first message
 
 Invariant
     Messages are in the order of their offsets.
@@ -31,8 +33,8 @@ class BatchClient(Protocol):
 
 
 class BatchKey(bytes):
-    """The key of the first message, and the batch: lanes find it when workers say that its key is
-    finished.
+    """The key of the first message, with its batch: lanes find the batch when workers report that
+    the key is finished.
     """
 
     batch: Batch
@@ -44,12 +46,12 @@ class Batch:
 
     Args:
         messages: by offset; at least one.
-        keys: those of the messages, without b""; empty if they have no order; None: found when they
-            are asked for.
-        one_delivery: all messages end with the same lease.
-        acked_each: messages are acked and forgotten at their deliveries; False: together, at their
-            pull client.
-        attempt: how often the batch was tried, its next time included.
+        keys: the keys of the messages, without b""; empty if they have no order; None: found on
+            demand.
+        one_delivery: whether all messages end with the same lease.
+        acked_each: whether messages are acked and forgotten at their deliveries; False: together,
+            at their pull client.
+        attempt: the number of tries of the batch, its next one included.
     """
 
     __slots__ = ("_attempt", "_keys", "_one_delivery", "acked_each", "client", "messages")
@@ -76,8 +78,8 @@ class Batch:
 
     @property
     def key(self) -> BatchKey:
-        """The key of the first message, which knows its batch; the batch does not keep it, so that
-        its end frees the messages.
+        """Return the key of the first message, which refers to its batch; the batch does not keep
+        it, so that its end frees the messages.
         """
         key = BatchKey(self.messages[0].key)
         key.batch = self
@@ -85,37 +87,37 @@ class Batch:
 
     @property
     def keys(self) -> set[bytes]:
-        """The keys of the messages, without b""; empty if they have no order."""
+        """Return the keys of the messages, without b""; empty if they have no order."""
         if self._keys is None:
             self._keys = {message.key for message in self.messages if message.key}
         return self._keys
 
     @property
     def subject(self) -> str:
-        """The subject of the messages."""
+        """Return the subject of the messages."""
         return self.messages[0].subject
 
     @property
     def partition_id(self) -> int:
-        """The partition of the messages."""
+        """Return the partition of the messages."""
         return self.messages[0].partition_id
 
     @property
     def leased_id(self) -> int:
-        """The partition whose pull client handed the messages out."""
+        """Return the partition whose pull client handed the messages out."""
         first: Any = self.messages[0].delivery
         leased_id: int = first.leased_id
         return leased_id
 
     @property
     def offset(self) -> int:
-        """The offset of the first message."""
+        """Return the offset of the first message."""
         return self.messages[0].offset
 
     @property
     def attempt(self) -> int:
-        """How often the batch was tried, its next time included; each of its messages may have been
-        tried more often.
+        """Return the number of tries of the batch, its next one included; each of its messages may
+        have been tried more often.
         """
         return self._attempt
 
@@ -129,23 +131,23 @@ class Batch:
     # ── as the delivery of its messages ───────────────────────────────────────────────────────────
     @property
     def delivery(self) -> Batch:
-        """What takes note of the end of the messages: the batch itself."""
+        """Return the object that is notified of the end of the messages: the batch itself."""
         return self
 
     @property
     def group(self) -> str:
-        """The consumer group of the messages: log lines name it."""
+        """Return the consumer group of the messages, which log lines name."""
         return self.messages[0].group
 
     @property
     def is_loose(self) -> bool:
-        """True if no message waits for these: log lines say so."""
+        """Return True if no message waits for these, which log lines mention."""
         first: Any = self.messages[0].delivery
         return bool(first.is_loose)
 
     @property
     def deadline_ns(self) -> int:
-        """The handler does not start after it."""
+        """Return the time after which the handler does not start."""
         first: Any = self.messages[0].delivery
         if self._one_delivery:
             return int(first.deadline_ns)
@@ -162,30 +164,32 @@ class Batch:
             message.delivery.done(message.offset)  # type: ignore[union-attr]
 
     async def answered(self, _offset: int) -> bool:
-        """Wait for the broker's answer to the acks of all messages; False if some are not durable
-        now.
+        """Wait for the broker's answer to the acks of all messages, and return False if some are
+        not durable now.
         """
         lasts = self._last_offsets().items()
         return all([await delivery.answered(offset) for delivery, offset in lasts])
 
     async def acked(self, _offset: int) -> bool:
-        """Wait until the acks of all messages are durable; False if some never will be."""
+        """Wait until the acks of all messages are durable, and return False if some never
+        will be.
+        """
         lasts = self._last_offsets().items()
         return all([await delivery.acked(offset) for delivery, offset in lasts])
 
     def _last_offsets(self) -> dict[Any, int]:
-        """By delivery the offset of its last message."""
+        """Return the offset of the last message of each delivery."""
         return {message.delivery: message.offset for message in self.messages}
 
     def note_failed(self, _message: Message, failure: Failure) -> None:
-        """Have the broker keep how often each message has failed, and show why."""
+        """Have the broker record how often each message has failed, and show why."""
         for message in self.messages:
             own = replace(failure, attempts=message.attempt)
             message.delivery.note_failed(message, own)  # type: ignore[union-attr]
 
     def note_hangs(self, _message: Message, why: Failure, running_ms: int) -> None:
-        """Have the broker show of the first message that the batch has been with its handler for so
-        long.
+        """Have the broker show, at the first message, for how long the batch has been with its
+        handler.
         """
         first = self.messages[0]
         first.delivery.note_hangs(first, replace(why, attempts=first.attempt - 1), running_ms)  # type: ignore[union-attr]

@@ -1,9 +1,10 @@
-"""Lanes for batches decide which messages a handler gets together next.  Pure.
+"""Lanes for batches: they decide which messages a handler gets together next. Pure.
 
     put_batch ─▶ stored, opened once less than a batch is ready
                    ▼
-    put ─▶ ready, by partition ──take──▶ a running batch ──finish─▶ what was held for its keys is ready again
-             ▲        │                        ╰─ fail: waits in `Retries`, and its keys stay busy ─▶ put_first
+    put ─▶ ready, by partition ──take──▶ a running batch ──finish─▶ held messages are ready again
+             ▲        │                        ╰─ fail: waits in `Retries`, and its keys stay busy
+             │        │                             ─▶ put_first
              │        ╰─▶ held, if their key is in a running or failed batch
              ╰─ finish, release, drop: the keys are free again
 
@@ -13,9 +14,9 @@ Invariants
     messages of one partition, by offset, and at most `max_records` of them.  Redriven ones are in
     batches of their own. Messages without a key (b"") have no order and never wait for each other.
     While a batch's worth of messages is held for running batches of a partition, no further batch
-    of it is begun; what is held for failed ones does not count. A batch whose keys are all free
-    costs no Python code for each message.  The keys of one that ends before anything else is taken
-    are not looked at.
+    of it is begun; messages held for failed batches do not count. A batch whose keys are all free
+    costs no Python code for each message.  The keys of a batch that ends before anything else is
+    taken are not checked.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ from .batch import Batch, BatchKey
 from .lanes import UnopenedBatch
 
 _QueueKey = tuple[int, Any]
-"""Partition, and the delivery of redriven messages; None: of all others."""
+"""The partition, and the delivery of redriven messages; None for all other messages."""
 _by_offset = attrgetter("offset")
 
 WHOLE_TRIES = 2
-"""A batch that failed so often is halved."""
+"""The number of failures after which a batch is halved."""
 PART_BITS = 4
-"""One whose messages failed so often under earlier owners comes in 16 parts, after one more try in
-256, and so on.
+"""The bits by which a batch is split whose messages failed so often under earlier owners: into 16
+parts, after one more try into 256, and so on.
 """
 
 
@@ -65,36 +66,38 @@ class _Queue:
 
     def __init__(self, partition_id: int, *, lasts: bool) -> None:
         self.partition_id = self.leased_id = partition_id
-        """`leased_id` is that of the partition whose pull client hands the messages out: redriven
-        ones may be an ancestor's.
+        """`leased_id` is the id of the partition whose pull client hands the messages out: redriven
+        ones may belong to an ancestor.
         """
         self.lasts = lasts
-        """More messages will come; False: it ends when it is empty."""
+        """True if more messages will be added; False: the queue ends when it is empty."""
         self.acked_each = False
-        """Some messages may have a delivery other than their pull client."""
+        """True if some messages may have a delivery other than their pull client."""
         self.ready: list[Message] = []
         self.stored: deque[UnopenedBatch] = deque()
-        """Pulled after all that is ready."""
+        """The batches that were pulled after all ready messages."""
         self.stored_count = 0
         self.held = 0
-        """Messages that wait for running batches."""
+        """The number of messages that wait for running batches."""
         self.ripe = False
-        """A batch may be smaller than `max_records`: the oldest message has waited for long
-        enough.
+        """True if a batch may be smaller than `max_records`, because the oldest message has waited
+        for long enough.
         """
         self.number = 0
-        """Counts the waits, so that the end of an earlier one is told apart."""
+        """The number of waits so far, which distinguishes the end of an earlier one."""
         self.waits = False
-        """The last of them has not ended."""
+        """True while the last of them has not ended."""
         self.wait_upto = 0
-        """It is for the messages that were put before this number of them."""
+        """The end of the messages for which the wait is: those that were put before this number of
+        them.
+        """
         self.put_count = 0
         self.unsorted = False
-        """Some messages lie before older ones."""
+        """True if some messages lie before older ones."""
 
     @property
     def count(self) -> int:
-        """Messages that no batch has, and that wait for none."""
+        """Return the number of messages that no batch has, and that wait for none."""
         return len(self.ready) + self.stored_count
 
     def put(self, messages: list[Message]) -> None:
@@ -103,28 +106,28 @@ class _Queue:
         self.put_count += len(messages)
 
     def add(self, messages: list[Message]) -> None:
-        """Add messages to those that are ready; they are by offset."""
+        """Add messages, by offset, to those that are ready."""
         ready = self.ready
         if ready and messages and ready[-1].offset > messages[0].offset:
             self.unsorted = True
         ready += messages
 
     def put_batch(self, batch: UnopenedBatch) -> None:
-        """Add a batch behind all others."""
+        """Add a batch after all others."""
         self.stored.append(batch)
         self.stored_count += batch.count
         self.put_count += batch.count
 
     def begin_wait(self) -> int:
-        """Begin a wait for others beside the messages that are here; returns its number."""
+        """Begin a wait for others beside the messages that are here, and return its number."""
         self.number += 1
         self.waits = True
         self.wait_upto = self.put_count
         return self.number
 
     def end_wait(self) -> int:
-        """End the wait: what is here may be a smaller batch; or, if all it was for is gone, begin
-        the next one.
+        """End the wait: the messages here may form a smaller batch; or, if all that it was for are
+        gone, begin the next one.
         """
         self.waits = False
         if not self.count:
@@ -135,8 +138,8 @@ class _Queue:
         return 0
 
     def open(self, count: int) -> None:
-        """Open batches until `count` messages are ready, or all are; those of parked keys are left
-        out.
+        """Open batches until `count` messages are ready, or all are; messages of parked keys are
+        left out.
         """
         while self.stored and len(self.ready) < count:
             batch = self.stored.popleft()
@@ -144,15 +147,15 @@ class _Queue:
             self.add(batch.messages())
 
     def keep(self, kept: Callable[[Message], bool]) -> int:
-        """Leave out the messages that are not `kept`, but for those of stored batches; returns how
-        many were left out.
+        """Leave out the messages that are not `kept`, except those of stored batches, and return
+        how many were left out.
         """
         before = len(self.ready)
         self.ready = [message for message in self.ready if kept(message)]
         return before - len(self.ready)
 
     def drop_batches(self, client: Any) -> int:
-        """Forget the stored batches of a pull client; returns how many messages they have."""
+        """Forget the stored batches of a pull client, and return how many messages they have."""
         before = self.stored_count
         self.stored = deque(batch for batch in self.stored if batch.client is not client)
         self.stored_count = sum(batch.count for batch in self.stored)
@@ -165,11 +168,11 @@ class BatchLanes:
     them.
 
     Args:
-        max_records: messages of a batch, at most.
-        waits: a batch of fewer messages is taken only after `ripen`.
+        max_records: the most messages of a batch.
+        waits: whether a batch of fewer messages is taken only after `ripen`.
         ordered: False: every message is treated as one without a key.
-        wake: called when more batches may be there to take than the one for the worker that freed
-            the keys.
+        wake: called when more batches may be available than the one for the worker that freed the
+            keys.
     """
 
     def __init__(
@@ -182,43 +185,43 @@ class BatchLanes:
     ) -> None:
         self.alone = self
         self.may_run = self.may_be_alone = False
-        """As of `Lanes`, which they never do: workers take batches in no shorter way."""
+        """False, see `Lanes`: workers take batches in no shorter way."""
         self._wake = wake
         self._max = max_records
         self._waits = waits
         self._ordered = ordered
         self._queues: dict[_QueueKey, _Queue] = {}
         self._turns: deque[_QueueKey] = deque()
-        """Those of the queues, the one whose turn is next first."""
+        """The keys of the queues, with the one whose turn is next first."""
         self._paused: set[int] = set()
-        """Partitions whose messages do not run."""
+        """The partitions whose messages do not run."""
         self._again: deque[Batch] = deque()
-        """Failed batches whose next try is due."""
+        """The failed batches whose next try is due."""
         self._busy: set[bytes] = set()
         """The keys of running and failed batches."""
         self._failed: set[bytes] = set()
-        """Those of failed ones, until `finish` or `release`."""
+        """The keys of failed batches, until `finish` or `release`."""
         self._held: dict[bytes, list[Message]] = {}
-        """For busy keys: the messages that wait for them."""
+        """The messages that wait for busy keys, by key."""
         self._lone: Batch | None = None
         """A running batch whose keys are not among the busy ones yet: nothing was taken since, and
         no other batch has keys.
         """
 
     def take_only(self) -> None:
-        """As of `Lanes`: none."""
+        """Return None; see `Lanes`."""
 
     def note_alone(self) -> None:
-        """Nothing: a batch is noted when it is taken."""
+        """Do nothing: a batch is noted when it is taken."""
 
     @property
     def arrived(self) -> bool:
-        """True if a batch may be there to take."""
+        """Return True if a batch may be available."""
         return bool(self._again) or any(map(self._is_due, self._queues.values()))
 
     @property
     def has_waiting(self) -> bool:
-        """As `arrived`."""
+        """Return True if a batch may be available."""
         return self.arrived
 
     def _is_due(self, queue: _Queue) -> bool:
@@ -229,11 +232,10 @@ class BatchLanes:
 
     def put(self, messages: list[Message]) -> int:
         """
-        Add messages of one partition, in the order of their offsets, before the batches that are
-        stored.
+        Add messages of one partition, in the order of their offsets, before the stored batches.
 
         Returns:
-            The number of a wait that begins now, and which `ripen` should end; 0 if none does.
+            The number of a wait that begins now and that `ripen` should end; 0 if none begins.
         """
         if not messages:
             return 0
@@ -244,7 +246,7 @@ class BatchLanes:
         return self._wait(queue, ripe=alone)
 
     def put_batch(self, batch: UnopenedBatch) -> int:
-        """As `put`, of a batch that is opened when its messages are next."""
+        """Add a batch that is opened when its messages are next, and return as `put` does."""
         if not batch.count:
             return 0
         partition_id: int = batch.client.partition_id
@@ -278,17 +280,17 @@ class BatchLanes:
 
     def ripen(self, partition_id: int, number: int) -> int:
         """
-        End a wait: what is there of its partition since it began may be taken now, however little
-        it is.
+        End a wait: the messages that its partition has had since it began may be taken now, however
+        few they are.
 
         Returns:
-            As `put`: the number of a wait that begins now, for messages that came later.
+            The number of a wait that begins now, for messages that arrived later; 0 if none begins.
         """
         queue = self._queues.get((partition_id, None))
         return 0 if queue is None or queue.number != number else queue.end_wait()
 
     def pause(self, partition_id: int) -> None:
-        """Let no message of a partition run until `resume`, but for batches that are due again: see
+        """Let no message of a partition run until `resume`, except batches that are due again, see
         `take_due`.
         """
         self._paused.add(partition_id)
@@ -300,7 +302,7 @@ class BatchLanes:
         return taken
 
     def resume(self, partition_id: int) -> bool:
-        """Let the messages of a partition run again; True if any waits."""
+        """Let the messages of a partition run again, and return True if any waits."""
         self._paused.discard(partition_id)
         return any(
             queue.count for queue in self._queues.values() if queue.leased_id == partition_id
@@ -311,7 +313,7 @@ class BatchLanes:
         self._again.extend(batches)
 
     def take(self) -> Batch | None:
-        """Take the next batch; it counts as running.  None if there is none."""
+        """Take the next batch, which counts as running, or return None if there is none."""
         self._note_lone()
         if self._again:
             return self._again.popleft()
@@ -330,8 +332,8 @@ class BatchLanes:
         return None
 
     def _fill(self, queue: _Queue) -> Batch | None:
-        """A batch of ready messages; None if all that were looked at are parked, or their keys are
-        busy.
+        """Return a batch of ready messages; None if all that were checked are parked, or their keys
+        are busy.
         """
         queue.open(self._max)
         most = self._most(queue)
@@ -366,9 +368,10 @@ class BatchLanes:
 
     def _most(self, queue: _Queue) -> int:
         """
-        Messages of the next batch, at most; fewer, if the first one failed under earlier owners.
+        Return the most messages of the next batch; fewer if the first one failed under earlier
+        owners.
 
-        A batch that ends its consumer each time would never be halved otherwise.
+        Otherwise a batch that ends its consumer each time would never be halved.
         """
         if not queue.ready or self._key(queue.ready[0])[1] is not None:  # none, or redriven ones
             return self._max
@@ -399,7 +402,7 @@ class BatchLanes:
         return free
 
     def finish(self, key: bytes) -> None:
-        """Note that the batch of `key` ended: what was held for its keys is ready again."""
+        """Note that the batch of `key` ended: messages held for its keys are ready again."""
         assert isinstance(key, BatchKey)
         if key.batch is self._lone:
             self._lone = None
@@ -407,7 +410,7 @@ class BatchLanes:
             self.release(key.batch)
 
     def hold_for_ack(self, batch: Batch) -> None:
-        """Nothing: the keys of a batch are busy until `release`."""
+        """Do nothing: the keys of a batch are busy until `release`."""
 
     def release(self, batch: Batch) -> None:
         """Free the keys of a batch that ended, or is not tried again."""
@@ -451,15 +454,15 @@ class BatchLanes:
         self._failed |= batch.keys
 
     def split(self, batch: Batch) -> Batch | None:
-        """Halve a failed batch; returns the other half, if it may be tried beside this one: its
-        keys are others.
+        """Halve a failed batch, and return the other half if its keys differ, so that it may be
+        tried beside this one.
         """
         self._note_lone()
         rest = batch.split()
         if not rest:
             return None
         keys = {message.key for message in rest if message.key} if self._ordered else set()
-        if keys & batch.keys:  # the one key that there is
+        if keys & batch.keys:  # the only key
             (key,) = batch.keys
             self._held[key] = rest + self._held.get(key, [])
             if key not in self._failed:
@@ -470,7 +473,7 @@ class BatchLanes:
         return Batch(rest, keys, one_delivery=alike, acked_each=each, attempt=batch.attempt)
 
     def collect(self, failed: Batch, ours: Callable[[Message], bool]) -> list[Message]:
-        """Take out the messages that are `ours` and wait behind a failed batch of one key, which is
+        """Take out the messages that are `ours` and wait for a failed batch of one key, which is
         not tried again here.
         """
         self._note_lone()
@@ -496,7 +499,7 @@ class BatchLanes:
         Forget the waiting messages that are `ours`; running batches are not affected.
 
         Args:
-            partition_id: a partition that is paused no longer; `ours` may be of others as well.
+            partition_id: a partition that is no longer paused; `ours` may also include others.
 
         Returns:
             The number of messages that no batch had, and the failed batches that were due.
@@ -524,14 +527,12 @@ class BatchLanes:
         return count, due
 
     def drop_batches(self, client: Any) -> int:
-        """Forget the batches of a pull client that are not opened; returns how many messages they
-        have.
-        """
+        """Forget the unopened batches of a pull client, and return how many messages they have."""
         return sum(queue.drop_batches(client) for queue in self._queues.values())
 
     @property
     def runnable(self) -> int:
-        """As of `Lanes`."""
+        """Return the number of runnable messages; see `Lanes`."""
         queues = (each for each in self._queues.values() if each.partition_id not in self._paused)
         return sum(queue.count for queue in queues) + sum(map(len, self._again))
 
@@ -541,6 +542,6 @@ class BatchLanes:
 
 
 def _is_plain(message: Message) -> bool:
-    """True if the message's delivery is its pull client."""
+    """Return True if the message's delivery is its pull client."""
     delivery: Any = message.delivery
     return delivery.client is delivery

@@ -1,9 +1,10 @@
-"""Runs batch handlers: workers that take batches in place of messages, and try failed ones again,
-whole or in halves.
+"""Runs batch handlers: workers take batches in place of messages, and try failed ones again, whole
+or in halves.
 
     batch fails ─▶ once more, whole ─▶ fails again ─▶ two halves, by key ─▶ … ─▶ one message
-         │                                                                       ╰─ failed too often: set aside
-         ╰─ asks for another try (`Retry`, NACK): always whole; under RETRY each of its messages is set aside for that try
+         │                                                failed too often: set aside ◀─╯
+         ╰─ asks for another try (`Retry`, NACK): always whole; under RETRY each of its
+             messages is set aside for that try
 
 Invariants
     Messages of a batch are acked together, when its handler has returned.
@@ -38,9 +39,9 @@ class BatchWorkers(Workers):
     `concurrency` workers over one set of lanes, each with a batch at a time.
 
     Args:
-        max_records: messages of a batch, at most.
-        max_wait_ms: the time that a message may wait for others of its batch.
-        others: as of `Workers`.
+        max_records: the most messages of a batch.
+        max_wait_ms: the milliseconds that a message may wait for others of its batch.
+        others: see `Workers`.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class BatchWorkers(Workers):
         self._work.wake_all()
 
     def _wait(self, partition_id: int, number: int) -> None:
-        """Have a wait of the lanes end in time; 0: none has begun."""
+        """Let a wait of the lanes end in time; 0: none has begun."""
         if number:
             loop = asyncio.get_running_loop()
             loop.call_later(self._max_wait_s, self._ripen, partition_id, number)
@@ -145,12 +146,12 @@ class BatchWorkers(Workers):
         batch = cast(Batch, message)
         if len(batch) == 1:
             return super()._set_aside(message, error)
-        for each in batch.messages:  # under RETRY alone: none of them holds its key
+        for each in batch.messages:  # under RETRY each alone: none of them holds its key
             super()._set_aside(each, error)
         return False
 
     def _try_soon(self, batch: Batch) -> None:
-        """Have the other half of a failed batch tried again after the shortest pause."""
+        """Try the other half of a failed batch again after the shortest pause."""
         now_ns = self._boot_ns()
         due_ns = now_ns + self._backoff.wait_ms(1, self._rng) * 1_000_000
         tried = cast(Message, batch)

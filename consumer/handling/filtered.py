@@ -1,4 +1,6 @@
-"""Messages that a consumer does not want: they count as handled, and its handler is not called."""
+"""Skips messages that a consumer does not want: they count as handled, and its handler is not
+called.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from .handlers import Handler, is_async
 
 @dataclass(frozen=True, slots=True)
 class Filtering:
-    """Which messages a loop wants, and the pauses between tries of a filter that fails."""
+    """The filter of a loop, and the pauses between tries of a filter that fails."""
 
     wanted: MessageFilter
     backoff: Backoff
@@ -22,8 +24,8 @@ class Filtering:
 
 
 def filtered(handler: Handler[Any], wanted: MessageFilter) -> Handler[Any]:
-    """The handler, of the messages that are wanted; a filter that fails is an error of the
-    handler.
+    """Return a handler that gets only the wanted messages; a failure of the filter is an error of
+    the handler.
     """
     matches = wanted.matches
 
@@ -37,7 +39,7 @@ def filtered(handler: Handler[Any], wanted: MessageFilter) -> Handler[Any]:
 
 
 def filtered_batches(handler: Any, wanted: MessageFilter) -> Any:
-    """As `filtered`, of a handler of several messages; it is not called if none of them is
+    """Return a batch handler that gets only the wanted messages; it is not called if none is
     wanted.
     """
 

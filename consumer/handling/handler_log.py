@@ -1,5 +1,5 @@
-"""Words the lines about failing and hanging messages; the log filter says how often they are
-logged.  Pure.
+"""Composes the lines about failing and hanging messages; the log filter decides how often they are
+logged. Pure.
 
     failed, running ─▶ a line at once ─▶ again after 10, 20, 40 … s ─▶ over: a last line
                  ╰─▶ above LINES_PER_MINUTE: counted in a summary line, at growing intervals
@@ -24,8 +24,8 @@ from ..log_names import consumer_name, message_name
 
 LINES_PER_MINUTE = 10
 TRACEBACK_EVERY_MS = 60_000
-"""The first failure of a kind of error is logged with its traceback, and then one failure in this
-time.
+"""The interval, in milliseconds, between tracebacks: the first failure of a kind of error is logged
+with its traceback, and then one failure in this time.
 """
 KINDS_TOLD = 5
 TEXT_CHARS_MAX = 200
@@ -46,14 +46,14 @@ class LogLine:
 
 @dataclass(slots=True)
 class _Trouble:
-    """A message that failed, or whose handler runs for long."""
+    """A message that failed, or whose handler has been running for long."""
 
     message: Message
     repeats: Repeats
     kind: str = ""
-    """Kind of the last error; empty while the first try runs."""
+    """The kind of the last error; empty while the first try runs."""
     hangs: bool = False
-    """Its handler was running for long at the last check."""
+    """True if its handler had been running for long at the last check."""
 
 
 class HandlerLog:
@@ -64,8 +64,8 @@ class HandlerLog:
     Args:
         runner: the words for what handles messages.
         done: the words for a message that is handled.
-        ordered: later messages of a key wait for one that fails; False: no message waits for
-            another.
+        ordered: whether later messages of a key wait for one that fails; False: no message waits
+            for another.
     """
 
     def __init__(
@@ -79,11 +79,11 @@ class HandlerLog:
         self._lines = LineLimit(lines)
         self._tracebacks = LineLimit(Allowance(1, 1000 / TRACEBACK_EVERY_MS), lines)
         self._name = ""
-        """Of the consumer, as its messages know it."""
+        """The name of the consumer, as its messages know it."""
         self._summed = 0
-        """Troubles without a line of their own."""
+        """The number of troubles without a line of their own."""
         self._handled = self._given_up = 0
-        """Of these, the numbers of handled and given up messages since the last summary."""
+        """The numbers of handled and given-up messages among these since the last summary."""
         self._summary: Repeats | None = None
 
     def failed(
@@ -102,10 +102,10 @@ class HandlerLog:
         `wait_ms`.
 
         Args:
-            text: the error's own.
-            asked_for: the reason, maybe empty, of a handler that asked for another try; None: it
+            text: the text of the error.
+            asked_for: the reason, possibly empty, of a handler that asked for another try; None: it
                 failed.
-            sealed: the message's partition is sealed, so that those that continue it wait for the
+            sealed: whether the message's partition is sealed, so that its children wait for the
                 message.
         """
         trouble = self._trouble(message, now_ms)
@@ -149,8 +149,8 @@ class HandlerLog:
         )
 
     def stopped(self, message: Message, now_ms: int) -> LogLine | None:
-        """Note that the handler that was `running` has left `message`; a failure was logged
-        already.
+        """Note that the handler that was `running` has left `message`; a failure is already
+        logged.
         """
         trouble = self._troubles.get(_where(message))
         return self.handled(message, now_ms) if trouble is not None and trouble.hangs else None
@@ -170,11 +170,12 @@ class HandlerLog:
         asked_for: bool = False,
     ) -> LogLine | None:
         """
-        Note that a message is set aside, and `with_key`: that later ones of its key wait with it.
+        Note that a message is set aside, and, if `with_key`, that later ones of its key wait with
+        it.
 
         Args:
-            pause_ms: milliseconds until it is tried again by itself; None: it is not.
-            asked_for: the handler has asked for another try, so that there is no traceback.
+            pause_ms: milliseconds until it is tried again automatically; None: it is not.
+            asked_for: whether the handler has asked for another try, so that there is no traceback.
         """
         known = self._troubles.pop(_where(message), None)
         if known is not None and not known.repeats.open:
@@ -196,29 +197,31 @@ class HandlerLog:
 
     @property
     def in_trouble(self) -> bool:
-        """True while any message has failed or hung, and is not over."""
+        """Return True while any message that has failed or hung is not over."""
         return bool(self._troubles)
 
     def given_up_all(self, ours: Callable[[Message], bool], now_ms: int) -> list[LogLine]:
-        """As `given_up`, of each message that is `ours`."""
+        """Note each message that is `ours` as given up; see `given_up`."""
         messages = [each.message for each in self._troubles.values() if ours(each.message)]
         lines = [self._over(message, now_ms, handled=False) for message in messages]
         return [line for line in lines if line is not None]
 
     def given_up(self, message: Message, now_ms: int) -> LogLine | None:
-        """Note that a message is not tried again here; None if it neither failed nor hung."""
+        """Note that a message is not tried again here, and return None if it neither failed nor
+        hung.
+        """
         return self._over(message, now_ms, handled=False)
 
     def summary(self, now_ms: int, *, last: bool = False) -> LogLine | None:
-        """The messages without a line of their own, if a summary is due; with `last` at once.  Call
-        it every second or so.
+        """Return the messages without a line of their own, if a summary is due; with `last`, at
+        once. Call it about every second.
         """
         if not self._summed and not self._handled and not self._given_up:
             self._summary = None
             return None
         if self._summary is None:
             self._summary = Repeats(now_ms)
-            self._summary.logged(now_ms)  # the first lines of their own stand for it
+            self._summary.logged(now_ms)  # their own first lines stand for it
         if now_ms < self._summary.due_ms and not last:
             return None
         self._summary.logged(now_ms)
@@ -237,7 +240,7 @@ class HandlerLog:
         return LogLine(text)
 
     def _worst(self, now_ms: int) -> str:
-        """The errors of the messages without a line of their own, and the oldest of these
+        """Return the errors of the messages without a line of their own, and the oldest of these
         messages.
         """
         summed = [trouble for trouble in self._troubles.values() if not trouble.repeats.open]
@@ -255,8 +258,8 @@ class HandlerLog:
         )
 
     def _behind(self, message: Message, mark: str) -> str:
-        """What waits for a message: nothing if it has no key, or is handled apart from the others
-        of it.
+        """Return the messages that wait for a message: none if it has no key, or is handled apart
+        from the others of its key.
         """
         waits = self._ordered and message.key and not getattr(message.delivery, "is_loose", False)
         return f"{mark} later messages of its key wait" if waits else ""
@@ -296,7 +299,7 @@ class HandlerLog:
 
 
 def _told(text: str) -> str:
-    """The text of an error, on one line."""
+    """Return the text of an error, on one line."""
     return f"; the error says: {printable(text.strip())[:TEXT_CHARS_MAX]}" if text.strip() else ""
 
 

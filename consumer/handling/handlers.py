@@ -1,8 +1,8 @@
-"""Which callables are handlers, and how their results are awaited.
+"""Decides which callables are handlers, and how their results are awaited.
 
 An awaitable result (a coroutine, a task, a future, a future of a thread pool) is awaited before the
-message is acked. A generator is an error: its body would run only if it were iterated; and so is
-the context manager that `contextlib.contextmanager` makes of one.  NACK asks for another try.  Any
+message is acked. A generator is an error, because its body would run only if it were iterated; so
+is a context manager that `contextlib.contextmanager` makes of one.  NACK asks for another try.  Any
 other result is ignored.
 """
 
@@ -26,7 +26,7 @@ Handler = Callable[[Message[V]], Awaitable[Any]] | Callable[[Message[V]], Any]
 _LISTS = frozenset({"list", "sequence", "mutablesequence", "iterable", "collection", "tuple"})
 """The annotations of a batch, in lower case."""
 AWAITED_MAX = 10
-"""The result of an awaitable may be awaitable too, up to this depth."""
+"""The depth up to which the result of an awaitable may be awaitable too."""
 
 
 @contextmanager
@@ -53,14 +53,14 @@ def check_handler(handler: object, takes: str = "one message") -> None:
     Check that the body of a handler runs when it is called or awaited.
 
     Args:
-        handler: what the user gave.
+        handler: the object that the user gave.
         takes: the one argument that it is called with, for the error.
 
     Raises:
-        HandlerTypeError: not callable; a class, whose call only makes an object, unless that can be
-            awaited; a generator function, whose body runs only while it is iterated; or a function
-            of other arguments than one message.  A handler whose arguments cannot be told, as of
-            some builtins, passes.
+        HandlerTypeError: the handler is not callable; a class, whose call only makes an object,
+            unless that can be awaited; a generator function, whose body runs only while it is
+            iterated; or a function that takes other arguments than one message. A handler whose
+            arguments are unknown, like some builtins, passes.
     """
     if not callable(handler):
         raise HandlerTypeError(f"handler is a function of {takes}, not {handler!r:.80}")
@@ -73,7 +73,7 @@ def check_handler(handler: object, takes: str = "one message") -> None:
         if inspect.isgeneratorfunction(function) and not _makes_awaitables(function):
             raise HandlerTypeError(f"handler {handler!r:.80} is a generator function")
     try:
-        # What a decorator returns is called, with its own arguments, and not the function that it
+        # The result of a decorator is called, with its own arguments, and not the function that it
         # wraps.
         signature = inspect.signature(handler, follow_wrapped=False)
     except (TypeError, ValueError):
@@ -88,7 +88,7 @@ def check_handler(handler: object, takes: str = "one message") -> None:
 
 
 def _check_annotation(handler: object, signature: inspect.Signature, takes: str) -> None:
-    """Raises HandlerTypeError: its argument is annotated as that of the other kind of handlers."""
+    """Raise HandlerTypeError if the argument is annotated for the other kind of handlers."""
     for parameter in signature.parameters.values():
         annotation = parameter.annotation
         if not isinstance(annotation, str):
@@ -108,19 +108,21 @@ def _check_annotation(handler: object, signature: inspect.Signature, takes: str)
 
 
 def is_async(handler: Handler[Any]) -> bool:
-    """True for `async def`, for an object whose `__call__` is one, and for a partial of either."""
+    """Return True for `async def`, for an object whose `__call__` is one, and for a partial of
+    either.
+    """
     return any(inspect.iscoroutinefunction(function) for function in _bodies(handler))
 
 
 async def await_result(result: object) -> None:
     """
-    Await what a handler returned, if it is awaitable.  Need not be called for None.
+    Await the result of a handler, if it is awaitable. It need not be called for None.
 
     Raises:
         HandlerTypeError: `result` is a generator, a context manager of one, or awaitables deeper
             than AWAITED_MAX.
-        Retry: it is, or was awaited to, NACK or a Retry.
-        BaseException: raised by the awaitable.
+        Retry: the result, or what it was awaited to, is NACK or a Retry.
+        BaseException: the awaitable raised it.
     """
     for _ in range(AWAITED_MAX):
         if isinstance(result, Future):
@@ -144,13 +146,13 @@ async def await_result(result: object) -> None:
         )
     if result is NACK or result is Retry:
         raise Retry
-    if isinstance(result, Retry):  # returned like NACK, and meant as raised
+    if isinstance(result, Retry):  # returned like NACK, but meant as raised
         raise result
 
 
 async def _ended(future: asyncio.Future[object]) -> object:
     """
-    As `await future`, but a task that ended with a GeneratorExit raises it here.
+    Await `future`, but raise a GeneratorExit of its task here.
 
     With a plain `await` the event loop would close every coroutine that awaits the task, up to the
     outermost one.
@@ -165,8 +167,8 @@ async def _ended(future: asyncio.Future[object]) -> object:
 
 
 def _bodies(handler: object) -> tuple[object, object]:
-    """The function behind the partials of a handler, and the `__call__` of that object: a call runs
-    one of them.
+    """Return the function inside the partials of a handler, and the `__call__` of that object: a
+    call runs one of them.
     """
     while isinstance(handler, partial):
         handler = handler.func
@@ -174,7 +176,7 @@ def _bodies(handler: object) -> tuple[object, object]:
 
 
 def _makes_awaitables(function: object) -> bool:
-    """True for a generator function decorated with `types.coroutine`."""
+    """Return True for a generator function decorated with `types.coroutine`."""
     function = getattr(function, "__func__", function)
     code = getattr(function, "__code__", None)
     return bool(code is not None and code.co_flags & inspect.CO_ITERABLE_COROUTINE)

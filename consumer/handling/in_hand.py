@@ -1,15 +1,16 @@
-"""The keys of which the user has messages in hand, or gave some back, and the later messages that
-wait behind these.  Pure.
+"""Tracks the keys of messages that the user has in hand or gave back, and the later messages that
+wait for them. Pure.
 
-    collect ─▶ in hand  ─acked─▶ the next of the lane             take: once it is due, and nothing of its lane is in hand
-                   │                                                ▲
-                   ╰─ give_back: with the later ones in hand ─▶ lane of the key, by offset ◀─ later messages that arrive
+    collect ─▶ in hand ─acked─▶ the next of the lane
+                   ╰─ give_back: with the later ones in hand
+                        ─▶ lane of the key, by offset ◀─ later messages that arrive
+                               ╰─▶ take: once it is due, and nothing of its lane is in hand
 
 Invariants
     While a message of a lane is in hand, no later one is handed out, unless both are handed out in
-    one call of `collect`. Messages of a lane are handed out by offset; one that is given back comes
-    again before all later ones. With a message that is given back or set aside, the user has none
-    any longer that was handed out behind it: a dead letter that is redriven may come behind a
+    one call of `collect`. Messages of a lane are handed out by offset; a message that is given back
+    is handed out again before all later ones. When a message is given back or set aside, the user
+    no longer has any that was handed out after it: a dead letter that is redriven may follow a
     message with a higher offset. A lane ends when its last message is acked.
 """
 
@@ -38,13 +39,15 @@ class _Lane:
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
-        """Waiting, by offset."""
+        """The waiting messages, by offset."""
         self.due_ns: dict[tuple[int, int], int] = {}
-        """By partition and offset of a message that was given back: when it is handed out again, at
-        the earliest.
+        """The earliest time at which a message that was given back is handed out again, by
+        partition and offset.
         """
         self.out: dict[int, Message] = {}
-        """By `id`: handed out, and neither acked nor given back; in the order of their hand-out."""
+        """The messages, by `id`, that are handed out and neither acked nor given back, in the order
+        of their hand-out.
+        """
 
 
 class InHand:
@@ -52,13 +55,17 @@ class InHand:
 
     def __init__(self, *, ordered: bool = True) -> None:
         self._lanes: dict[_Key, _Lane | Message] = {}
-        """A message stands for a lane of which it alone is in hand, and none waits: as most are."""
+        """The lanes by key; a message stands for a lane in which it alone is in hand and none
+        waits, the usual case.
+        """
         self._due: list[tuple[int, int, _Key]] = []
         self._number = 0
         self.waiting = 0
-        """Messages in the lanes that are not handed out."""
+        """The number of messages in the lanes that are not handed out."""
         self.hand = Hand(self._note_all)
-        """Has what is in hand alone, without a lane; all else spreads it first."""
+        """The hand with messages that are alone in hand, without a lane; every other method spreads
+        it first.
+        """
         self._ordered = ordered
 
     def __bool__(self) -> bool:
@@ -66,13 +73,13 @@ class InHand:
 
     @property
     def is_free(self) -> bool:
-        """True if nothing is in hand, and nothing waits to be handed out again."""
+        """Return True if nothing is in hand, and nothing waits to be handed out again."""
         hand = self.hand
         return not (self._lanes or self._due or hand.message is not None or hand.messages)
 
     def take_alone(self, arrived: deque[Message], boot_ns: Callable[[], int]) -> Message | None:
-        """The first message that arrived, into the hand; None: something else is in hand, or it
-        needs more than that.
+        """Take the first message that arrived into the hand, or return None if something else is in
+        hand or it needs more than that.
         """
         hand = self.hand
         if self._lanes or self._due or hand.message is not None or hand.messages or not arrived:
@@ -88,8 +95,8 @@ class InHand:
     def take_together(
         self, arrived: deque[Message], count: int, now_ns: int
     ) -> list[Message] | None:
-        """As `take_alone`, of up to `count` messages, which came by offset within each
-        partition.
+        """Take up to `count` messages, which arrived by offset within each partition, as
+        `take_alone` does for one.
         """
         if not arrived or not self.is_free:
             return None
@@ -110,8 +117,8 @@ class InHand:
         return messages.copy()
 
     def ack_hand(self, messages: list[Message]) -> bool:
-        """Ack what was taken together, if it is these messages; False: they are to be acked in
-        another way.
+        """Ack the messages that were taken together, if they are these; return False if they must
+        be acked in another way.
         """
         hand = self.hand
         if hand.messages is None or hand.messages != messages:
@@ -131,13 +138,13 @@ class InHand:
         return True
 
     def close(self) -> None:
-        """Forget what is in hand: the consumer is closed, and no ack is taken any more."""
+        """Forget the messages in hand: the consumer is closed, and no ack is taken any more."""
         self._lanes.clear()
         self._due.clear()
         self.hand.let_go()
 
     def _note_all(self, messages: list[Message]) -> None:
-        """Note what was in the hand, and with it nothing else, in lanes."""
+        """Note in lanes the messages of the hand, which alone are in hand."""
         lanes = self._lanes
         for message in messages if self._ordered else ():
             key = message.key
@@ -149,7 +156,7 @@ class InHand:
                 lanes[key] = message
 
     def _lane(self, key: _Key) -> _Lane:
-        """The lane of a key, which is made if there is none."""
+        """Return the lane of a key, which is made if there is none."""
         lane = self._lanes.get(key)
         if type(lane) is _Lane:
             return lane
@@ -164,7 +171,7 @@ class InHand:
         of its key.
 
         Returns:
-            The message, and those of its key that were handed out behind it, which are given back
+            The message, and those of its key that were handed out after it, which are given back
             with it.
         """
         self.hand.spread()
@@ -178,8 +185,8 @@ class InHand:
         return back
 
     def give_back_behind(self, failed: Message) -> list[Message]:
-        """Take the messages of its key back that were handed out behind `failed`; they are handed
-        out again once that has ended.
+        """Take back the messages of its key that were handed out after `failed`; they are handed
+        out again once it has ended.
         """
         self.hand.spread()
         key = _key(failed)
@@ -196,11 +203,11 @@ class InHand:
         self, failed: Message, ours: Callable[[Message], bool]
     ) -> tuple[list[Message], list[Message], list[Message]]:
         """
-        Take a message out that is not handed out again, with the later ones of its lane that are
+        Take out a message that is not handed out again, with the later ones of its lane that are
         `ours`.
 
         Returns:
-            Those that are in hand, the failed one first; others that were handed out behind it,
+            Those that are in hand, the failed one first; others that were handed out after it,
             which are given back; and those that wait and are `ours`.
         """
         self.hand.spread()
@@ -221,22 +228,22 @@ class InHand:
         return [failed, *later], others, waiting
 
     def _take_back(self, lane: _Lane, back: list[Message]) -> None:
-        """Have messages wait that were in hand."""
+        """Let messages wait that were in hand."""
         for each in back:
             lane.out.pop(id(each), None)
             insort(lane.messages, each, key=_by_offset)
         self.waiting += len(back)
 
     def _go_on(self, key: _Key, lane: _Lane) -> None:
-        """Hand out what waits in a lane, which ends if it is empty."""
+        """Hand out the waiting messages of a lane, which ends if it is empty."""
         if lane.messages:
             self._push(key, lane)
         elif not lane.out:
             del self._lanes[key]
 
     def take(self, now_ns: int) -> Message | None:
-        """The next message that is due; None if there is none.  It counts as in hand until `acked`
-        or `give_back`.
+        """Take the next message that is due, or None if there is none. It counts as in hand until
+        `acked` or `give_back`.
         """
         self.hand.spread()
         while self._due and self._due[0][0] <= now_ns:
@@ -265,14 +272,15 @@ class InHand:
         that arrived.
 
         Args:
-            arrived: by offset within each partition; what has to wait goes from here to its lane.
-            ordered: keys have an order; False: only messages that were given back make others of
-                their key wait.
+            arrived: by offset within each partition; messages that must wait move from here to
+                their lanes.
+            ordered: whether keys have an order; False: only messages that were given back make
+                others of their key wait.
         """
         self.hand.spread()
         taken = self._collect_due(count, now_ns)
         together: set[bytes] | None = None
-        """Keys of `taken`, from when a second message of a key comes."""
+        """The keys of `taken`, once a second message of a key arrives."""
         lanes = self._lanes
         while arrived and len(taken) < count:
             message = arrived.popleft()
@@ -295,7 +303,7 @@ class InHand:
         return taken
 
     def _collect_due(self, count: int, now_ns: int) -> list[Message]:
-        """Up to `count` messages that are due, several of a key together."""
+        """Take up to `count` messages that are due, several of a key together."""
         taken: list[Message] = []
         while len(taken) < count and (message := self.take(now_ns)) is not None:
             lane = self._lane(_key(message))
@@ -305,7 +313,7 @@ class InHand:
         return taken
 
     def first(self, arrived: deque[Message], now_ns: int, *, ordered: bool) -> Message | None:
-        """As `collect` of one message; None if there is none."""
+        """Take one message as `collect` does, or return None if there is none."""
         self.hand.spread()
         if self._due and self._due[0][0] <= now_ns and (message := self.take(now_ns)) is not None:
             return message
@@ -322,15 +330,15 @@ class InHand:
         return None
 
     def _hold(self, message: Message) -> None:
-        """Put a message that arrived behind an earlier one of its key, which waits or is in
-        hand.
+        """Put a message that arrived into its lane, after an earlier one of its key that waits or
+        is in hand.
         """
         insort(self._lane(_key(message)).messages, message, key=_by_offset)
         self.waiting += 1
 
     def hold(self, messages: list[Message]) -> list[Message]:
-        """Have messages that were paused wait in the lanes of their keys, where later ones may be;
-        returns those whose key has none.
+        """Put paused messages into the lanes of their keys, where later ones may be, and return
+        those whose key has no lane.
         """
         self.hand.spread()
         free = []
@@ -344,12 +352,12 @@ class InHand:
         return free
 
     def next_ns(self) -> int | None:
-        """When to call `take` again; None while nothing waits to be due."""
+        """Return the time to call `take` again; None while nothing waits to be due."""
         return self._due[0][0] if self._due else None
 
     def lying(self, now_ns: int) -> Message | None:
-        """The message that `take` would return: the same one at two looks was not asked for
-        between.
+        """Return the message that `take` would return: the same message at two checks was not
+        requested between them.
         """
         while self._due and self._due[0][0] <= now_ns:
             lane = self._lanes.get(self._due[0][2])
@@ -359,8 +367,8 @@ class InHand:
         return None
 
     def acked(self, message: Message) -> bool:
-        """Note that a message that was handed out is acked, or will not be; True if its lane has
-        another one.
+        """Note that a message that was handed out is acked, or will not be, and return True if its
+        lane has another one.
         """
         self.hand.spread()
         key = message.key or _place(message)
@@ -378,7 +386,7 @@ class InHand:
         return False
 
     def acked_all(self, messages: Iterable[Message]) -> bool:
-        """As `acked`, of each; True if any lane has another message."""
+        """Note the acks of several messages, and return True if any lane has another message."""
         self.hand.spread()
         lanes, more = self._lanes, False
         for message in messages:
@@ -389,7 +397,7 @@ class InHand:
         return more
 
     def in_the_way(self) -> Message | None:
-        """The message in hand for whose ack the most others wait; None if none waits."""
+        """Return the message in hand for whose ack the most others wait; None if none waits."""
         self.hand.spread()
         lanes = [
             lane
@@ -400,8 +408,8 @@ class InHand:
         return None if longest is None else next(iter(longest.out.values()))
 
     def out(self) -> Iterator[Message]:
-        """Messages in hand that have a key, or were given back, about in the order in which they
-        were handed out.
+        """Yield the messages in hand that have a key, or were given back, about in the order in
+        which they were handed out.
         """
         self.hand.spread()
         for lane in self._lanes.values():
@@ -411,7 +419,7 @@ class InHand:
                 yield from lane.out.values()
 
     def drop(self, ours: Callable[[Message], bool]) -> int:
-        """Forget the messages that are `ours`; returns how many of them waited in lanes."""
+        """Forget the messages that are `ours`, and return how many of them waited in lanes."""
         self.hand.spread()
         dropped = 0
         for key, lane in list(self._lanes.items()):
@@ -441,7 +449,7 @@ class InHand:
 
 
 def _runs(messages: list[Message]) -> list[tuple[Any, list[Message]]]:
-    """The messages by delivery, each by offset."""
+    """Return the messages by delivery, each by offset."""
     by_delivery: dict[Any, list[Message]] = {}
     for message in messages:
         by_delivery.setdefault(message.delivery, []).append(message)
@@ -449,8 +457,8 @@ def _runs(messages: list[Message]) -> list[tuple[Any, list[Message]]]:
 
 
 def _behind(lane: _Lane, message: Message) -> list[Message]:
-    """What was handed out behind a message of the lane; if it is of no lane, as in a shared group,
-    what has a higher offset.
+    """Return the messages of the lane that were handed out after a message; if it is in no lane, as
+    in a shared group, those with a higher offset.
     """
     out = list(lane.out.values())
     if id(message) not in lane.out:
@@ -459,7 +467,7 @@ def _behind(lane: _Lane, message: Message) -> list[Message]:
 
 
 def _key(message: Message) -> _Key:
-    """The lane of a message: that of its key, or one of its own if it has none."""
+    """Return the lane of a message: that of its key, or one of its own if it has no key."""
     return message.key or _place(message)
 
 

@@ -1,20 +1,21 @@
-"""Lanes, one for each order key, decide which message may be handled next.  Pure.
+"""Lanes, one for each order key: they decide which message may be handled next. Pure.
 
     put_batch ─▶ stored, opened once nothing else waits
                    ▼
     put ───────▶ arrived ──take──▶ running ──finish──▶ the next of its lane runs
-                   ▲   │              ╰─ failed: waits in `Retries` for its next try, and blocks its lane ─▶ put_first
+                   ▲   │              ╰─ failed: waits in `Retries` for its next try, and blocks
+                   │   │                   its lane ─▶ put_first
                    │   ╰─▶ lane of its key, if a message of that key runs or failed
                    ╰─ release, drop: the lane is free again
 
-    A batch is opened as late as that, because messages that were just made lie in the processor's
-    cache: each that is made early costs about as much again.
+    A batch is opened as late as possible, because messages that were just made are in the
+    processor's cache: making them early costs about as much again for each.
 
 Invariants
     At most one message of a key runs at a time, and messages of a key run in the order they were
     put: a message that failed and waits for its next try (`attempt` above 1) blocks its lane until
     `finish` or `release`. Messages without a key (b"") have no order and never wait for each other,
-    but for the ack of one that was refused.
+    except for the ack of one that was refused.
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ from typing import Any, Protocol
 from ...protocol.message import Message
 
 OPENED_MAX = 1_024
-"""Messages of several batches that are opened together: small batches share what a run costs."""
+"""The number of messages of several batches that are opened together, so that small batches share
+the cost of a run.
+"""
 RUN_MIN = 16
-"""Messages of the first run after a handler that waited, which opens one batch only."""
+"""The number of messages in the first run after a handler that waited; it opens only one batch."""
 _by_offset = attrgetter("offset")
 _consume = deque[object](maxlen=0).extend
 
@@ -41,10 +44,10 @@ class UnopenedBatch(Protocol):
     client: Any
     count: int
     is_plain: bool
-    """All its messages are first tries, once it is opened."""
+    """True if all its messages are first tries, once it is opened."""
 
     def messages(self) -> list[Message]:
-        """The messages to be handled, by offset."""
+        """Return the messages to be handled, by offset."""
         ...
 
 
@@ -53,12 +56,12 @@ class Run:
     Messages of one pull client that a worker handles one after another: none of their handlers has
     waited yet.
 
-    No lane is noted for them, and nothing is told of those that were handled.  A call that looks at
-    lanes ends the run, and so does a handler that waits.
+    No lane is noted for them, and handled ones are not reported yet. A call that checks lanes ends
+    the run, and so does a handler that waits.
 
     Args:
-        messages: the first of those that have arrived, with free keys.
-        holder: its `message` is the one that runs, once the run has ended with it.
+        messages: the first of the messages that have arrived, with free keys.
+        holder: the object whose `message` is the running one, once the run has ended with it.
     """
 
     __slots__ = ("client", "holder", "left", "messages")
@@ -71,12 +74,12 @@ class Run:
 
     @property
     def begun(self) -> int:
-        """The number of messages whose handlers were begun."""
+        """Return the number of messages whose handlers were begun."""
         left: int = self.left.__length_hint__()
         return len(self.messages) - left
 
     def tell(self) -> Message:
-        """Tell the pull client what was handled; returns the message that runs."""
+        """Report the handled messages to the pull client, and return the message that runs."""
         before = self.begun - 1
         running: Message = self.messages[before]
         self.holder.message = running
@@ -87,7 +90,7 @@ class Run:
 
 class Lanes:
     """
-    Messages waiting, by key; any number of workers of one event loop take from them.
+    The waiting messages by key; any number of workers of one event loop take from them.
 
     Args:
         ordered: False: every message is treated as one without a key.
@@ -96,62 +99,57 @@ class Lanes:
     def __init__(self, *, ordered: bool = True) -> None:
         self._ordered = ordered
         self.arrived: deque[Message] = deque()
-        """Messages that no worker has looked at yet, in the order they were put."""
+        """The messages that no worker has examined yet, in the order in which they were put."""
         self._plain: Any = None
         """The pull client whose first tries all of `arrived` are, by offset; None if they are of
         several kinds.
         """
         self._stored: dict[Any, deque[UnopenedBatch]] = {}
-        """
-        By pull client, the one first whose turn is next: pulled after all that has arrived.  Pull
-        clients take turns, so that a partition does not wait for all that was pulled of the others
-        before, which takes minutes where handlers are slow.
+        """The batches that were pulled after all arrived messages, by pull client, with the one
+        whose turn is next first. Pull clients take turns, so that a partition does not wait for all
+        messages pulled earlier from the others, which takes minutes where handlers are slow.
         """
         self.due: deque[Message] = deque()
-        """Messages whose next try is due: their lanes are their own, and they come before all
-        others.
-        """
+        """The messages whose next try is due: they own their lanes, and precede all others."""
         self.run: Run | None = None
         self.alone: Message | None = None
-        """
-        A running message whose lane is not noted yet: nothing was taken since, so none can run
-        beside it.  A call that looks at lanes notes it first; a handler that never waits ends
-        before, and costs no lane.
+        """A running message whose lane is not noted yet: nothing was taken since, so none can run
+        beside it. A call that checks lanes notes it first; a handler that never waits ends before
+        that, and costs no lane.
         """
         self.busy: dict[bytes, deque[Message] | None] = {}
-        """For each key of which a message runs or waits for its next try: the messages behind it;
-        None if none.
+        """The messages that wait for each key of which a message runs or waits for its next try;
+        None if none waits.
         """
         self._paused: dict[int, list[Message]] = {}
-        """By partition that is paused: its waiting messages, by offset."""
+        """The waiting messages of each paused partition, by offset."""
         self._unacked: dict[int, tuple[list[Message], list[Message]]] = {}
-        """By partition: messages without a key whose acks were refused, and those without a key
-        that wait for these acks.
+        """The messages without a key whose acks were refused, and those without a key that wait for
+        these acks, by partition.
         """
 
     @property
     def has_waiting(self) -> bool:
-        """True if a message may be there to take."""
+        """Return True if a message may be available."""
         return bool(self.arrived or self.due or self._stored)
 
     @property
     def may_be_alone(self) -> bool:
-        """True if a message has arrived, and none would be passed over if it is taken."""
+        """Return True if a message has arrived, and none would be passed over if it is taken."""
         return self.alone is None and self.run is None and not self.due and bool(self.arrived)
 
     @property
     def may_run(self) -> bool:
-        """True if `begin_run` may find messages."""
+        """Return True if `begin_run` may find messages."""
         if self.alone is not None or self.run is not None or self.due:
             return False
         return self._plain is not None if self.arrived else bool(self._stored)
 
     def put(self, messages: Sequence[Message]) -> None:
         """
-        Add messages of one partition, in the order of their offsets, before the batches that are
-        stored.
+        Add messages of one partition, in the order of their offsets, before the stored batches.
 
-        A suspect comes before all that has arrived, because nothing of its partition waits and all
+        A suspect is put before all arrived messages, because nothing of its partition waits and all
         other suspects wait for it.
         """
         if messages and getattr(messages[0].delivery, "goes_first", False) and not self._paused:
@@ -171,7 +169,7 @@ class Lanes:
 
     def _open(self, client: Any = None) -> None:
         """Open the next batch, or the next one of a pull client, while nothing else has arrived;
-        the other clients are next.
+        after it the other clients have their turn.
         """
         client = client or next(iter(self._stored))
         batches = self._stored.pop(client)
@@ -188,8 +186,8 @@ class Lanes:
 
     def take_only(self) -> Message | None:
         """
-        Take the message that alone waits, which counts as running; None if it is not plain, or not
-        the only one.
+        Take the only waiting message, which counts as running, or return None if it is not plain or
+        not the only one.
 
         It needs no run, whose callback would cost a turn of the event loop even if it is cancelled.
         """
@@ -205,8 +203,8 @@ class Lanes:
 
     @property
     def _goes_on(self) -> bool:
-        """True if the next batch is of the pull client of all that has arrived, and both together
-        are few messages.
+        """Return True if the next batch is of the pull client of all arrived messages, and both
+        together are few messages.
         """
         if self._plain is None:
             return False
@@ -214,8 +212,8 @@ class Lanes:
         return batches is not None and len(self.arrived) + batches[0].count <= OPENED_MAX
 
     def begin_run(self, most: int, holder: Any) -> Run | None:
-        """Let up to `most` messages that have arrived, and whose keys are free, run; None if there
-        are none.
+        """Begin a run of up to `most` messages that have arrived and whose keys are free, or return
+        None if there are none.
         """
         while not self.arrived and self._stored:
             self._open()
@@ -247,7 +245,7 @@ class Lanes:
             _consume(starmap(arrived.popleft, repeat((), count)))
 
     def _waits(self, message: Message) -> bool:
-        """Put a message into the lane of its key, if that is busy."""
+        """Put a message into the lane of its key, if that is busy, and return whether it is."""
         key, lanes = message.key, self.busy
         if key not in lanes:
             return False
@@ -267,7 +265,7 @@ class Lanes:
         self.due.extendleft(reversed(messages))
 
     def collect(self, failed: Message, ours: Callable[[Message], bool]) -> list[Message]:
-        """Take out the messages that are `ours` and wait behind a failed one of their key, which is
+        """Take out the messages that are `ours` and wait for a failed one of their key, which is
         not tried again here.
         """
         self.note_alone()
@@ -300,7 +298,9 @@ class Lanes:
             self.busy[message.key] = None
 
     def take(self) -> Message | None:
-        """Take the next message that may run; it counts as running.  None if there is none."""
+        """Take the next message that may run, which counts as running, or return None if there is
+        none.
+        """
         if self.alone is not None or self.run is not None:
             self.note_alone()
         if self.due:
@@ -325,8 +325,8 @@ class Lanes:
             self._open()
 
     def finish(self, key: bytes) -> Message | None:
-        """Note that the running message of `key` ended; returns the next of its lane, if any, which
-        counts as running.
+        """Note that the running message of `key` ended, and return the next of its lane, if any,
+        which counts as running.
         """
         if self.alone is not None or self.run is not None:
             self.note_alone()
@@ -339,13 +339,13 @@ class Lanes:
         return None
 
     def hold_for_ack(self, message: Message) -> None:
-        """Have messages of its key wait until `release`; without one: those of its partition that
-        have none.
+        """Let messages of its key wait until `release`; without a key, the messages of its
+        partition that have none.
         """
         self.note_alone()
         if not message.key and self._ordered:
             self._unacked.setdefault(leased_id_of(message), ([], []))[0].append(message)
-            self.busy[b""] = None  # so that each message is looked at
+            self.busy[b""] = None  # so that each message is checked
 
     def _waits_for_acks(self, message: Message) -> bool:
         unacked = self._unacked.get(leased_id_of(message))
@@ -368,8 +368,8 @@ class Lanes:
         self._put_back(waiting)
 
     def release(self, message: Message) -> None:
-        """Free the lane of a message that failed and is not tried again, or whose ack is durable at
-        last.
+        """Free the lane of a message that failed and is not tried again, or whose ack is finally
+        durable.
         """
         self.note_alone()
         if self._unacked and not message.key:
@@ -385,7 +385,7 @@ class Lanes:
         self._plain = None
 
     def pause(self, partition_id: int) -> None:
-        """Let no message of a partition run until `resume`, but for those that are due again: see
+        """Let no message of a partition run until `resume`, except those that are due again, see
         `take_due`.
         """
         if partition_id in self._paused:
@@ -394,15 +394,13 @@ class Lanes:
         self._paused[partition_id] = sorted(waiting, key=_by_offset)
 
     def take_due(self, partition_id: int) -> list[Message]:
-        """Take out the messages of a partition whose next try is due; their lanes stay their
-        own.
-        """
+        """Take out the messages of a partition whose next try is due; they keep their lanes."""
         taken = [message for message in self.due if leased_id_of(message) == partition_id]
         self.due = deque(each for each in self.due if leased_id_of(each) != partition_id)
         return taken
 
     def resume(self, partition_id: int) -> bool:
-        """Let the messages of a partition run again; True if any waits."""
+        """Let the messages of a partition run again, and return True if any waits."""
         self.note_alone()
         held = self._paused.pop(partition_id, [])
         self._put_back(held)
@@ -413,7 +411,7 @@ class Lanes:
         Forget and return the waiting messages that are `ours`; running messages are not affected.
 
         Args:
-            partition_id: a partition that is paused no longer; `ours` may be of others as well.
+            partition_id: a partition that is no longer paused; `ours` may also include others.
         """
         held = self._paused.pop(partition_id, [])
         dropped = self._take_out(ours) + held
@@ -424,14 +422,12 @@ class Lanes:
         return failed + dropped
 
     def drop_batches(self, client: Any) -> int:
-        """Forget the batches of a pull client that are not opened; returns how many messages they
-        have.
-        """
+        """Forget the unopened batches of a pull client, and return how many messages they have."""
         return sum(batch.count for batch in self._stored.pop(client, ()))
 
     def _take_out(self, ours: Callable[[Message], bool]) -> list[Message]:
         """Take the waiting messages that are `ours` out of the queue and the lanes."""
-        self.note_alone()  # whose worker goes on with the queue as it was
+        self.note_alone()  # its worker continues with the queue as it was
         dropped = [message for message in self.arrived if ours(message)]
         self.arrived = deque(message for message in self.arrived if not ours(message))
         for _, waiting in self._unacked.values():
@@ -446,7 +442,7 @@ class Lanes:
 
     @property
     def runnable(self) -> int:
-        """Messages of a shared group that wait for a worker."""
+        """Return the number of messages of a shared group that wait for a worker."""
         return len(self.arrived) + len(self.due)
 
     def __len__(self) -> int:
@@ -458,8 +454,8 @@ class Lanes:
 
 
 def leased_id_of(message: Message) -> int:
-    """The partition whose pull client handed a message out: that of a redriven one may have it from
-    an ancestor.
+    """Return the partition whose pull client handed a message out, which may have a redriven one
+    from an ancestor.
     """
     delivery: Any = message.delivery
     leased_id: int = delivery.leased_id
@@ -467,7 +463,7 @@ def leased_id_of(message: Message) -> int:
 
 
 def _plain_client(messages: Sequence[Message]) -> Any:
-    """The pull client whose first tries all these messages are; None: they are not."""
+    """Return the pull client whose first tries all these messages are; None if they are not."""
     client: Any = messages[0].delivery if messages else None
     if not getattr(client, "runs", False):
         return None

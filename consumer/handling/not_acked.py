@@ -1,5 +1,5 @@
-"""How a handler says that it does not ack its message: it raises `Retry`, or returns `NACK`; and
-what is no word of it.  Pure.
+"""The ways in which a handler does not ack its message: it raises `Retry`, or returns `NACK`.
+Pure.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from ...protocol.errors import InvalidRequestError
 
 AFTER_S_MAX = 86_400
 SHORTEST_MS_MAX = 1_000
-"""The shortest pause before a try that was asked for again and again: it grows to this."""
+"""The limit, in milliseconds, of the shortest pause before a try that is requested repeatedly: the
+pause grows to this.
+"""
 
 
 class Retry(Exception):  # noqa: N818 - a request of the handler, not an error
@@ -22,29 +24,31 @@ class Retry(Exception):  # noqa: N818 - a request of the handler, not an error
         raise keylane.Retry("the warehouse is closed", after_s=30)
 
     Args:
-        reason: for the log.
-        after_s: seconds until the next try, at the earliest; up to a day.  None: as after an error,
-            a pause that grows. A lease that ends before hands the message to the next owner, who
-            tries it at once.  0: at once; a message whose tries ask for it again and again waits 1
-            ms, 2 ms, 4 ms and so on, up to 1 s, so that it does not spin.
+        reason: the reason for the log.
+        after_s: the least seconds until the next try; up to a day. None: a growing pause, as after
+            an error. If the lease ends earlier, the next owner gets the message and tries it at
+            once.  0: at once; a message whose tries ask for it again and again waits 1 ms, 2 ms, 4
+            ms and so on, up to 1 s, so that it does not spin.
 
     Raises:
-        InvalidRequestError: `after_s` is no such number.
+        InvalidRequestError: `after_s` is not such a number.
     """
 
     def __init__(self, reason: str = "", *, after_s: float | None = None) -> None:
         super().__init__(reason)
         self.reason = reason
         self.wait_ms = None if after_s is None else wait_ms_of(after_s)
-        """Milliseconds until the next try; None: the pauses of the consumer's settings."""
+        """The milliseconds until the next try; None: the pauses of the consumer's settings."""
 
 
 SIGNALS_FROM = 128
-"""By convention a program that a signal ends exits with this and the number of the signal."""
+"""The exit code, by convention, of a program that a signal ends, without the number of the signal,
+which is added.
+"""
 
 
 def is_a_signal(error: BaseException) -> bool:
-    """True for an error that a signal raises, wherever it finds the program: it says nothing about
+    """Return True for an error that a signal raises, wherever the program is: it says nothing about
     the message there.
     """
     if isinstance(error, SystemExit):
@@ -54,8 +58,8 @@ def is_a_signal(error: BaseException) -> bool:
 
 
 def only_retry(error: BaseException) -> Retry | None:
-    """The Retry of a group of nothing else, as a TaskGroup raises it: the one with the longest
-    wait; else None.
+    """Return the Retry with the longest wait from a group that contains nothing else, as a
+    TaskGroup raises it; otherwise None.
     """
     if not isinstance(error, BaseExceptionGroup):
         return None
@@ -69,17 +73,17 @@ class _Nack:
         return "keylane.NACK"
 
     def __reduce__(self) -> str:
-        # A handler may return what a function of another process has returned: a copy would be
-        # ignored, and so an ack.
+        # A handler may return the result of a function in another process: a copy would be ignored,
+        # which would ack the message.
         return "NACK"
 
 
 NACK: Final = _Nack()
-"""Returned by a handler: as `raise Retry()`."""
+"""The result by which a handler asks for another try, like `raise Retry()`."""
 
 
 def wait_ms_of(after_s: Any) -> int:
-    """The milliseconds of `after_s`.  Raises InvalidRequestError."""
+    """Return `after_s` in milliseconds. Raises InvalidRequestError."""
     number = isinstance(after_s, int | float) and not isinstance(after_s, bool)
     if not number or not 0 <= after_s <= AFTER_S_MAX:
         raise InvalidRequestError(
@@ -89,7 +93,7 @@ def wait_ms_of(after_s: Any) -> int:
 
 
 def asked_wait_ms(wait_ms: int, attempt: int) -> int:
-    """The milliseconds until the next try, if try number `attempt` asked for `wait_ms`."""
+    """Return the milliseconds until the next try, if try number `attempt` asked for `wait_ms`."""
     if attempt < 2:
         return wait_ms
     return max(wait_ms, min(1 << min(attempt - 2, 10), SHORTEST_MS_MAX))

@@ -1,4 +1,4 @@
-"""Failed messages that wait for their next try, and which of them may be tried now.  Pure.
+"""Holds failed messages that wait for their next try, and decides which may be tried now. Pure.
 
     wait ─▶ waiting, by the time of the next try ─▶ take ─▶ under way ─begin─▶ running ─▶ end
                        ├─▶ drop
@@ -23,8 +23,8 @@ SHARE = 40
 WORKERS_PER_TRY = 4
 LONG_NS = 10_000_000_000
 BURST_NS = 10_000_000
-"""Retries may use this much of their share in advance, so that quick ones are not separated by
-timers.
+"""The part of their share, in nanoseconds, that retries may use in advance, so that quick ones are
+not separated by timers.
 """
 PAUSE_MAX_NS = 30_000_000_000
 
@@ -34,7 +34,7 @@ class Tried(Protocol):
 
     @property
     def delivery(self) -> Any:
-        """Knows the partition under whose lease it is handled."""
+        """Return the delivery, which knows the partition under whose lease it is handled."""
         ...
 
 
@@ -49,13 +49,13 @@ class Retries(Generic[T]):
         self.waiting: list[tuple[int, int, T]] = []
         """A heap of (time of the next try, number, message)."""
         self._held: dict[int, list[tuple[int, T]]] = {}
-        """By partition that is paused: the time of the next try, and the message."""
+        """The time of the next try and the message, by partition that is paused."""
         self._number = 0
         self._under_way: dict[int, int] = {}
-        """By `id(message)`: when its try began; 0 before it began."""
+        """The time at which the try of a message began, by `id(message)`; 0 before it began."""
         self._owed_until_ns = 0
-        """Until then the workers' time belongs to first tries, in return for the retries that
-        ran.
+        """The time until which the workers' time belongs to first tries, in return for the retries
+        that ran.
         """
 
     def __len__(self) -> int:
@@ -75,7 +75,7 @@ class Retries(Generic[T]):
         Take the messages to try now, the longest due first; each is under way until `end`.
 
         Args:
-            others_wait: first tries of other messages are waiting for a worker.
+            others_wait: whether first tries of other messages are waiting for a worker.
         """
         waiting, taken = self.waiting, []
         while waiting and self._free_at_ns(now_ns, others_wait=others_wait) <= now_ns:
@@ -85,13 +85,15 @@ class Retries(Generic[T]):
         return taken
 
     def next_ns(self, now_ns: int, *, others_wait: bool) -> int | None:
-        """The time to call `take` again unless a try ends before; None if a try must end first."""
+        """Return the time to call `take` again unless a try ends earlier; None if a try must end
+        first.
+        """
         free_at_ns = self._free_at_ns(now_ns, others_wait=others_wait) if self.waiting else NEVER
         return None if free_at_ns == NEVER else free_at_ns
 
     def _free_at_ns(self, now_ns: int, *, others_wait: bool) -> int:
-        """The time at which the first waiting message may be tried; NEVER: not before a try
-        ends.
+        """Return the time at which the first waiting message may be tried; NEVER if not before a
+        try ends.
         """
         free_at_ns = self.waiting[0][0]
         if others_wait:

@@ -1,12 +1,12 @@
-"""
-Messages for `async for`, `getmany` and `batches`: one queue, no handlers, acks by the user.
+"""Delivers messages to `async for`, `getmany` and `batches`: one queue, no handlers, acks by the
+user.
 
     pulled ─▶ stored, not opened ─▶ waiting ─▶ in hand ─▶ acked
-                 │                     ▲          ╰─ given back, or later messages of a key in hand: `InHand`
+                 │                     ▲          ╰─ given back, or later ones of a key: `InHand`
                  ╰─▶ Arrow batches     ╰──────────╯
 
-The hand-over of a partition waits until the messages taken of it are acked: for `handover_ms` in
-any case, and then for as long as the loop body runs, as it may still be working on them.  Messages
+The hand-over of a partition waits until the messages taken from it are acked: for `handover_ms` in
+any case, and then while the loop body runs, because it may still be working on them.  Messages
 passed over without an ack by then are redelivered.  When the consumer closes, unacked messages are
 redelivered at once.
 
@@ -29,12 +29,7 @@ from operator import attrgetter
 from typing import Any
 
 from ...protocol.clock import Clock
-from ...protocol.errors import (
-    ConfigError,
-    FilterError,
-    MixedUseError,
-    OtherTaskError,
-)
+from ...protocol.errors import ConfigError, FilterError, Reason, UsageError
 from ...protocol.message import Message
 from ...protocol.parked import Failure
 from ...protocol.text import counted
@@ -57,21 +52,23 @@ log = logging.getLogger("keylane.consumer")
 
 MESSAGES_PER_TURN = 256
 HANDOVER_WARN_MS = 5_000
-"""Log a warning if the loop body delays a hand-over by more than this after `handover_ms`."""
+"""The delay of a hand-over by the loop body, in milliseconds after `handover_ms`, beyond which a
+warning is logged.
+"""
 
 
 class Stream:
     """
-    Hands messages out, in the order of their offsets within each partition, but for those that wait
+    Hands messages out in the order of their offsets within each partition, except those that wait
     for their key.
 
     Args:
         handover_ms: the time that acks of taken messages have in any case when their partition is
             handed over.
-        check: raises if the caller runs in another event loop than the consumer.
-        ordered: False: only a message that was given back makes later ones of its key wait.
-        failing: when a message that is given back does not come again.
-        filtering: messages that are not wanted are acked in place of the user; None: all are
+        check: raises an error if the caller runs in another event loop than the consumer.
+        ordered: False: only messages that were given back make later ones of their key wait.
+        failing: decides when a message that is given back is not delivered again.
+        filtering: the filter: unwanted messages are acked in place of the user; None: all are
             wanted.
     """
 
@@ -89,46 +86,49 @@ class Stream:
         self._failing = failing or Failing()
         self._filtering = filtering
         self._held_back: set[int] = set()
-        """By `id`: messages collected in this call with an earlier one of their key whose filter
-        failed: they wait behind it.
+        """The `id` of messages collected in this call after an earlier one of their key whose
+        filter failed: they wait for it.
         """
         self._ordered = ordered
         self._manner = ""
-        """How messages are taken: for people."""
+        """A description, for people, of how messages are taken."""
         self._begun = asyncio.Event()
-        """Set once that is known."""
+        """The event that is set once that is known."""
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[Any] | None = None
         """The task that iterates: the last one that asked for a message."""
         self._clients: set[PullClient] = set()
-        """The clients whose messages came here, until they are handed over."""
+        """The clients whose messages arrived here, until they are handed over."""
         self._waiting: deque[Message] = deque()
         self._stored: deque[PulledBatch] = deque()
-        """Pulled after what is in `_waiting`."""
+        """The batches that were pulled after the messages in `_waiting`."""
         self._paused: dict[int, list[Message]] = {}
-        """By partition: waiting messages that the user does not want now."""
+        """The waiting messages that the user does not want now, by partition."""
         self._in_hand = InHand(ordered=ordered)
         self._sorted = True
-        """What waits came by offset within each partition, as batches have it."""
+        """True if the waiting messages arrived by offset within each partition, as batches do."""
         self._boot_ns = clock.boot_ns
         self._handover_ms = handover_ms
         self._work = asyncio.Event()
         self._arrow = ArrowStream(boot_ns=clock.boot_ns, wake=self._work.set)
         self._asked = asyncio.Event()
-        """Set while the user waits for a message; otherwise the loop body runs, with the messages
-        taken.
+        """The event that is set while the user waits for a message; otherwise the loop body runs,
+        with the messages taken.
         """
         self._quick = self._alone = False
-        """`_quick`: `next`, in the task that called it last, need not tell that the user asks;
-        `_alone`: and `take_alone` may give messages, because all are wanted, of all partitions.
+        """`_quick` means that `next`, in the task that called it last, need not note that the user
+        asks; `_alone`, that `take_alone` may also give messages, because all are wanted, from all
+        partitions.
         """
         self._turn_left = MESSAGES_PER_TURN
         self._error: BaseException | None = None
         self._closed = False
         self.current: Message | None = None
-        """The message that the loop body was given last, while it runs."""
+        """The last message that the loop body was given, while the body runs."""
         self._seen: Message | None = None
-        """`current` at the last check; `_seen_ms` says since when."""
+        """The value of `current` at the last check; `_seen_ms` is the time since which it has
+        it.
+        """
         self._seen_ms = 0
         self._watch = StreamWatch()
         self._held = LongUnacked()
@@ -137,11 +137,11 @@ class Stream:
         self._handler_log = HandlerLog(runner=runner, done=done, ordered=ordered)
         self._leaving = asyncio.Event()
         self.on_idle: Callable[[], None] | None = None
-        """Called when the user waits for messages."""
+        """A callable that is called when the user waits for messages."""
         self._asks_for = 1
-        """Messages that the user takes at once."""
+        """The number of messages that the user takes at once."""
         self._given: list[Message] = []
-        """What `getmany` gave last, until the user asks again."""
+        """The messages that `getmany` gave last, until the user asks again."""
 
     def adopt(self, settings: ConsumerSettings) -> None:
         """Follow the failure policy of these settings from now on."""
@@ -164,26 +164,26 @@ class Stream:
 
     @property
     def _here(self) -> int:
-        """Messages that are not with the user."""
+        """Return the number of messages that are not with the user."""
         paused = sum(map(len, self._paused.values()))
         stored = sum(batch.count for batch in self._stored)
         return len(self._waiting) + stored + paused + self._in_hand.waiting + self._arrow.waiting
 
     @property
     def unacked(self) -> int:
-        """Messages that are with the user."""
+        """Return the number of messages that are with the user."""
         return sum(client.outstanding for client in self._clients) - self._here
 
     # ── the ways to take messages ─────────────────────────────────────────────────────────────────
     async def next(self) -> Message:
         """
-        The next message whose lease has not ended.
+        Return the next message whose lease has not ended.
 
         Raises:
             StopAsyncIteration: the consumer is closed.
-            OtherLoopError: it was opened in another event loop.
-            OtherTaskError: another task iterates.
-            MixedUseError: messages were taken in another way.
+            UsageError: the consumer was opened in another event loop.
+            UsageError: another task iterates.
+            UsageError: messages were taken in another way.
         """
         task = current_task(self._loop)
         if self._quick and task is self._task:
@@ -216,8 +216,8 @@ class Stream:
             self._asked.clear()
 
     async def take_many(self, max_records: int, timeout_ms: int) -> list[Message[Any]]:
-        """Up to `max_records` messages; none if none came within `timeout_ms`.  Raises as `next`
-        does.
+        """Return up to `max_records` messages; none if none arrived within `timeout_ms`. Raises as
+        `next` does.
         """
         self._begin_waiting("getmany()")
         self._asks_for = max_records
@@ -239,16 +239,16 @@ class Stream:
 
     @property
     def takes_batches(self) -> bool:
-        """True while the user takes Arrow batches."""
+        """Return True while the user takes Arrow batches."""
         return self._manner == "batches()"
 
     async def takes_messages(self) -> bool:
-        """Wait until the user takes something; False if it is Arrow data."""
+        """Wait until the user takes something, and return False if it is Arrow data."""
         await self._begun.wait()
         return not self.takes_batches
 
     async def take_arrow(self) -> ArrowBatch:
-        """The next batch as Arrow columns.  Raises as `next` does."""
+        """Return the next batch as Arrow columns. Raises as `next` does."""
         if self._filtering is not None:
             raise ConfigError(
                 "batches() have every row: filter their columns, or take messages "
@@ -271,13 +271,16 @@ class Stream:
         """Begin to wait for messages, in whichever task."""
         self._check()
         if self._asked.is_set():
-            raise OtherTaskError("another task waits for messages of this consumer")
+            raise UsageError(Reason.OTHER_TASK, "another task waits for messages of this consumer")
         self._begin(manner)
 
     def _begin(self, manner: str) -> None:
         if self._manner and self._manner != manner:
             self._check_open()
-            raise MixedUseError(f"{manner} of a consumer that gives its messages by {self._manner}")
+            raise UsageError(
+                Reason.MIXED_USE,
+                f"{manner} of a consumer that gives its messages by {self._manner}",
+            )
         if not self._manner:
             self._manner = manner
             self._begun.set()
@@ -293,8 +296,8 @@ class Stream:
             raise StopAsyncIteration
 
     def take_alone(self) -> Message | None:
-        """The next message for the task that took the last one, if that is acked; None: `next`
-        decides.
+        """Return the next message for the task that took the last one, if that is acked; None if
+        `next` must decide.
         """
         left = self._turn_left - 1
         if not (left and self._alone) or current_task(self._loop) is not self._task:
@@ -306,11 +309,13 @@ class Stream:
         return message
 
     def ack_hand(self, messages: list[Message]) -> bool:
-        """As of `InHand`."""
+        """Ack the messages of the hand; see `InHand`."""
         return self._in_hand.ack_hand(messages)
 
     def _take_one(self) -> Message | None:
-        """A message that the user may have now; None: what was looked at has to wait."""
+        """Take a message that the user may have now, or return None if the messages that were
+        checked must wait.
+        """
         if not self._waiting and self._stored:
             self._open_stored()
         now_ns = self._boot_ns()
@@ -326,7 +331,7 @@ class Stream:
         return None
 
     def _open_stored(self) -> None:
-        """Open the next batch, which stays if that raises; messages whose key was parked meanwhile
+        """Open the next batch, which stays if this raises; messages whose key was parked meanwhile
         are parked too.
         """
         batch = self._stored[0]
@@ -337,8 +342,8 @@ class Stream:
         self._waiting.extend(client.divert(messages))
 
     def _take(self, count: int) -> list[Message] | None:
-        """Up to `count` messages that the user may have now; None: something has to happen
-        first.
+        """Take up to `count` messages that the user may have now, or return None if something must
+        happen first.
         """
         while self._stored and len(self._waiting) < count:
             self._open_stored()
@@ -356,9 +361,10 @@ class Stream:
 
     def _give(self, messages: list[Message], now_ns: int) -> list[Message]:
         """
-        The messages, of one delivery, that the user gets.
+        Return the messages of one delivery that the user gets.
 
-        None if its lease has ended, or its partition is paused; and only those that the user wants.
+        They are none if the lease has ended or the partition is paused, and only those that the
+        user wants.
         """
         if self._held_back:
             messages = [message for message in messages if id(message) not in self._held_back]
@@ -375,13 +381,15 @@ class Stream:
                 messages = self._wanted(messages, client, self._filtering)
             client.taken_all(messages)
             return messages
-        self.acked_again(messages)  # what waits behind them is taken next, and left out too
+        self.acked_again(messages)  # those that wait for them are next, and left out too
         return []
 
     def _wanted(
         self, messages: list[Message], client: PullClient, filtering: Filtering
     ) -> list[Message]:
-        """Those that the user wants; the others are acked, or given back if their filter failed."""
+        """Return the messages that the user wants; the others are acked, or given back if their
+        filter failed.
+        """
         return [
             message
             for message in messages
@@ -389,8 +397,8 @@ class Stream:
         ]
 
     def _wants(self, message: Message, client: PullClient, filtering: Filtering) -> bool:
-        """True if the user wants the message; if not, it is acked, or given back if its filter
-        failed.
+        """Return True if the user wants the message; if not, it is acked, or given back if its
+        filter failed.
         """
         try:
             if filtering.wanted.matches(message):
@@ -434,13 +442,15 @@ class Stream:
     # ── shared groups ─────────────────────────────────────────────────────────────────────────────
     @property
     def spare(self) -> int:
-        """How many further messages the user would take now; below 0: so many wait until it
-        asks.
+        """Return the number of further messages that the user would take now; if it is negative,
+        that many wait until it asks.
         """
         return (self._asks_for if self._asked.is_set() else 0) - len(self._waiting)
 
     def held(self, client: PullClient) -> list[Message]:
-        """The client's messages that the program was given last, if it has not acked them."""
+        """Return the client's messages that the program was given last, if it has not acked
+        them.
+        """
         held = self._given or ([] if self.current is None else [self.current])
         return [
             each
@@ -449,8 +459,8 @@ class Stream:
         ]
 
     def passed_over(self, message: Message) -> None:
-        """Count a failed try of a message that the program has not acked while it was in flight: it
-        comes again.
+        """Count a failed try of a message that the program has not acked while it was in flight,
+        and which is delivered again.
         """
         failure = self._failing.passed_over(message.attempt)
         if self._failing.is_last_try(message):
@@ -472,8 +482,8 @@ class Stream:
         set it aside.
 
         Returns:
-            The message, and those of its key that the user was given behind it: they come again, or
-            are parked.
+            The message, and those of its key that the user was given after it: they are delivered
+            again, or are parked.
         """
         wait_ms = self._failing.asked_ms(wait_ms_of(after_s), message.attempt)
         failure = self._failing.given_back(message.attempt, error)
@@ -491,7 +501,7 @@ class Stream:
         return back
 
     def put_back(self, taken: Message | list[Message] | ArrowBatch) -> None:
-        """See `taken.put_back`."""
+        """Take back messages that the program never saw; see `taken.put_back`."""
         self._quick = False
         self._alone = False
         self.current = None
@@ -499,8 +509,8 @@ class Stream:
         self._work.set()
 
     def _set_aside(self, message: Message, failure: Failure, asked_ms: int = 0) -> list[Message]:
-        """Park a message that failed too often, or bury it; returns it and those that the user has
-        no longer.
+        """Park a message that failed too often, or bury it, and return it and those that the user
+        no longer has.
         """
         client: PullClient = message.delivery  # type: ignore[assignment]
         parks = self._ordered and self._failing.parks(message)
@@ -540,7 +550,7 @@ class Stream:
 
     @property
     def lying(self) -> Message | None:
-        """As of `InHand`, now."""
+        """Return the message that lies ready now; see `InHand`."""
         return self._in_hand.lying(self._boot_ns())
 
     # ── partitions that the user does not want now ────────────────────────────────────────────────
@@ -560,24 +570,27 @@ class Stream:
 
     def _take_over(self, task: asyncio.Task[Any] | None) -> None:
         """
-        Let `task` iterate in place of the task that iterated before.
+        Let `task` iterate in place of the earlier task.
 
-        A task of `next` alone, as `asyncio.wait_for` makes one on Python 3.11, takes a message for
-        the task that awaits it.
+        A task that runs only `next`, as `asyncio.wait_for` creates on Python 3.11, takes a message
+        for the task that awaits it.
 
         Raises:
-            OtherLoopError: the consumer was opened in another event loop.
-            OtherTaskError: another task waits for a message, or it runs and has not acked a message
+            UsageError: the consumer was opened in another event loop.
+            UsageError: another task waits for a message, or it runs and has not acked a message
                 that it took.
         """
         self._check()
         if self._asked.is_set():
-            raise OtherTaskError("another task waits for the next message of this consumer")
+            raise UsageError(
+                Reason.OTHER_TASK, "another task waits for the next message of this consumer"
+            )
         if self._task is not None and not self._task.done():
             if task is not None and getattr(task.get_coro(), "cr_code", None) in NEXTS:
                 return
             if unacked := self.unacked:
-                raise OtherTaskError(
+                raise UsageError(
+                    Reason.OTHER_TASK,
                     f"another task iterates over this consumer: it took "
                     f"{counted(unacked, 'message')} "
                     "that it has not acked",
@@ -590,8 +603,8 @@ class Stream:
         Forget the waiting messages of `client`'s partition, and wait until the user is done with
         the taken ones.
 
-        That is when all of them are acked; or when the user asks for the next message after
-        `handover_ms`, or after the end of the lease; or after `leave`.
+        The wait ends when all of them are acked, when the user asks for the next message after
+        `handover_ms` or after the end of the lease, or after `leave`.
         """
         kept = deque(each for each in self._waiting if client_of(each) is not client)
         stored = deque(batch for batch in self._stored if batch.client is not client)
@@ -631,8 +644,8 @@ class Stream:
                 await race.first()
 
     async def finish(self) -> None:
-        """Hand out nothing more, and wait for the loop body to ask for the next message,
-        `handover_ms` at most.
+        """Hand out nothing more, and wait up to `handover_ms` for the loop body to ask for the next
+        message.
         """
         self._closed = True
         self._quick = self._alone = False
@@ -644,8 +657,8 @@ class Stream:
             await race.first(self._handover_ms)
 
     def look(self) -> None:
-        """Log and tell what the program holds for long; log a consumer that is never iterated.
-        Call it every second or so.
+        """Log and report messages that the program holds for long, and log a consumer that is never
+        iterated. Call it about every second.
         """
         now_ms = self._boot_ns() // 1_000_000
         self._held.look(self.current, self._in_hand, self._failing, now_ms)
@@ -665,7 +678,7 @@ class Stream:
         self._watch.not_acked(self._in_hand if waits else None, self._manner, now_ms)
 
     def leave(self) -> None:
-        """The consumer closes: no hand-over waits for taken messages any more."""
+        """Note that the consumer closes: no hand-over waits for taken messages any more."""
         self._leaving.set()
 
     def fail(self, error: BaseException) -> None:
@@ -688,4 +701,4 @@ class Stream:
 _by_offset = attrgetter("offset")
 _delivery = attrgetter("delivery")
 NEXTS = {Stream.next.__code__}
-"""Of coroutines that take a message for the task that awaits them."""
+"""The code of coroutines that take a message for the task that awaits them."""

@@ -1,4 +1,4 @@
-"""Acks, and returns, of many messages that a program has in hand; word of those that it does not
+"""Acks, or returns, many messages that a program has in hand, and warns of those that it does not
 take or ack.
 """
 
@@ -30,16 +30,18 @@ from .not_acked import is_a_signal
 log = logging.getLogger("keylane.consumer")
 
 NOT_ITERATED_MS = 10_000
-"""Log a warning if messages wait for this long and the consumer, which has no handler, is never
-iterated.
+"""The milliseconds for which messages wait, at a consumer without a handler that is never iterated,
+before a warning is logged.
 """
 NOT_ITERATED_REPEAT_MS = 600_000
 NOT_ACKED_MS = 10_000
-"""Log a warning if the user waits for messages for this long, and there are none because others are
-not acked.
+"""The milliseconds for which the user waits for messages in vain, because others are not acked,
+before a warning is logged.
 """
 LOOKED_AT_MAX = 1_000
-"""Messages in hand that a look goes through for those that are held for long."""
+"""The largest number of messages in hand that one check examines for those that are held for
+long.
+"""
 
 
 class _Taker(Protocol):
@@ -60,9 +62,9 @@ def count_try(stream: _Taker, error: BaseException) -> None:
     Count the try of the only message that a program has in hand: `error` has left the block of its
     consumer.
 
-    Of several messages none is counted: which one was handled only the program knows.  Neither is
-    any for an error that a signal raises: a cancellation, a KeyboardInterrupt, or a SystemExit with
-    the code of success or of a signal.
+    If there are several messages none is counted, because only the program knows which one was
+    handled. None is counted either for an error that a signal raises: a cancellation, a
+    KeyboardInterrupt, or a SystemExit with the code of success or of a signal.
     """
     message = stream.current
     if message is None or stream.unacked != 1:
@@ -81,8 +83,8 @@ def put_back(
     in_hand: InHand,
     now_ns: int,
 ) -> None:
-    """Take back what was given to a program that never saw it: it comes again next, and no try of
-    it counts.
+    """Take back messages that were given to a program that never saw them: they are delivered next,
+    and no try of them counts.
     """
     if isinstance(taken, ArrowBatch):
         arrow.put_back(taken)
@@ -101,18 +103,20 @@ def warn(line: LogLine | None) -> None:
 
 
 class StreamWatch:
-    """Warns of a consumer without a handler whose program takes nothing, or acks nothing."""
+    """Warns about a consumer without a handler whose program takes nothing, or acks nothing."""
 
     def __init__(self) -> None:
         self._idle_since_ms: int | None = None
-        """The boot milliseconds since which messages wait and no iteration takes them; None while
-        none wait so.
+        """The boot time, in milliseconds, since which messages wait and no iteration takes them;
+        None while none wait.
         """
         self._stuck_since_ms: int | None = None
-        """The boot milliseconds since which the user waits for messages that wait for acks."""
+        """The boot time, in milliseconds, since which the user waits for messages that wait for
+        acks.
+        """
 
     def not_acked(self, in_hand: InHand | None, manner: str, now_ms: int) -> None:
-        """Log that the user waits in vain by `manner`, because messages that wait are behind some
+        """Log that the user waits in vain by `manner`, because the waiting messages wait for some
         that are not acked.
         """
         stuck = None if in_hand is None else in_hand.in_the_way()
@@ -131,7 +135,7 @@ class StreamWatch:
             )
 
     def not_iterated(self, first: Message[Any], waiting: int, now_ms: int) -> None:
-        """Log that messages wait, `first` before others, and that the consumer was never
+        """Log that messages wait, of which `first` is the first, and that the consumer was never
         iterated.
         """
         if self._idle_since_ms is None:
@@ -153,7 +157,7 @@ class _Seen(NamedTuple):
 
 
 class LongUnacked:
-    """Of each partition the message that a program without a handler has held for the longest
+    """The message of each partition that a program without a handler has held for the longest
     time.
     """
 
@@ -162,7 +166,7 @@ class LongUnacked:
 
     def look(self, current: Message | None, in_hand: InHand, failing: Failing, now_ms: int) -> None:
         """
-        Have brokers told of messages that are held for long.
+        Report messages that are held for long to their brokers.
 
         Args:
             current: the message whose loop body runs, which may be acked already.
@@ -187,10 +191,11 @@ class LongUnacked:
 
 async def ack_all(messages: list[Message[Any]], home: Home) -> None:
     """
-    Ack messages of the consumer whose home this is.
+    Ack messages of the consumer to which this home belongs.
 
     Raises:
-        InvalidRequestError: a message is another consumer's, or was given back; nothing is acked.
+        InvalidRequestError: a message belongs to another consumer, or was given back; nothing is
+            acked.
         LeaseLostError: some are delivered to another consumer; the others are acked.
     """
     check_handed_out(messages, home)
@@ -216,11 +221,11 @@ async def ack_all(messages: list[Message[Any]], home: Home) -> None:
 
 async def nack_all(messages: list[Message[Any]], home: Home, after_s: float) -> None:
     """
-    Give messages back; those that are acked or given back already stay so.
+    Give messages back; messages that are already acked or given back stay so.
 
     Raises:
-        InvalidRequestError: a message is another consumer's, or `after_s` is no such number;
-            nothing is given back.
+        InvalidRequestError: a message belongs to another consumer, or `after_s` is not such a
+            number; nothing is given back.
         LeaseLostError: some are delivered to another consumer; the others are given back.
     """
     check_handed_out(messages, home)
@@ -236,8 +241,8 @@ async def nack_all(messages: list[Message[Any]], home: Home, after_s: float) -> 
 
 
 def listed(messages: Iterable[Message[Any]]) -> list[Message[Any]]:
-    """The messages that `ack` and `nack` of a consumer get; raises InvalidRequestError: no iterable
-    of messages.
+    """Return the messages that `ack` and `nack` of a consumer get. Raises InvalidRequestError if
+    they are not an iterable of messages.
     """
     if isinstance(messages, Message):
         raise InvalidRequestError(
@@ -252,8 +257,8 @@ def listed(messages: Iterable[Message[Any]]) -> list[Message[Any]]:
 
 
 def check_handed_out(messages: Iterable[Message[Any]], home: Home) -> None:
-    """Raises InvalidRequestError, ClosedError: another consumer or none handed a message out, or a
-    handler has it.
+    """Raise InvalidRequestError or ClosedError if another consumer, or none, handed a message out,
+    or a handler has it.
     """
     checked: object = None
     for message in messages:

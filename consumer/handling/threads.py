@@ -2,11 +2,11 @@
 worker calls it.
 
 Invariants
-    A handler that runs is waited for, whatever is cancelled: a thread cannot be stopped, so its
+    A running handler is awaited, whatever is cancelled: a thread cannot be stopped, so its
     partition stays until it ends. Threads are daemons: a handler that hangs does not keep a program
     from ending. When the last thread has ended unexpectedly, the consumer ends: no message counts
-    as failed for want of a thread. A thread that returns in a forked child ends: the event loop is
-    the parent's.
+    as failed because there is no thread. A thread that returns in a forked child ends: the event
+    loop belongs to the parent.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class HandlerThreads:
     Runs a handler in `count` threads.
 
     Args:
-        handler: blocks; it is given what workers give it.
-        count: of threads, which `start` starts; 0: the handler runs in the event loop.
+        handler: the handler, which blocks; it gets the argument that workers pass.
+        count: the number of threads, which `start` starts; 0: the handler runs in the event loop.
         forked: True in a child of the process that made the threads.
     """
 
@@ -39,14 +39,18 @@ class HandlerThreads:
         self._handler = handler
         self._forked = forked
         self.ends: Callable[[], bool] = lambda: False
-        """True if the running task, a worker, is to end itself, not only its handler."""
+        """A callable that is True if the running task, a worker, must itself end, not only its
+        handler.
+        """
         self.on_end: Callable[[ConfigError], None] = lambda _error: None
-        """Called in the event loop when a handler has no thread any more: ends the consumer."""
+        """A callable for the event loop that ends the consumer when a handler has no thread any
+        more.
+        """
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._count = self._alive = count
         self._alive_lock = threading.Lock()
         self._ended: ConfigError | None = None
-        """Why no thread is left."""
+        """The reason why no thread is left."""
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
@@ -54,8 +58,8 @@ class HandlerThreads:
         Start the threads.
 
         Raises:
-            ConfigError: the system gives too few, so that a worker would wait for ever; there are
-                none.
+            ConfigError: the system provides too few, so that a worker would wait for ever; no
+                thread is left.
         """
         for number in range(self._count):
             thread = threading.Thread(
@@ -70,8 +74,8 @@ class HandlerThreads:
                 raise ConfigError(told) from error
 
     async def run(self, given: Any) -> Any:
-        """Run the handler in a thread; returns or raises what it does, also if it was cancelled
-        meanwhile.
+        """Run the handler in a thread, and return or raise its outcome, even if this call was
+        cancelled meanwhile.
         """
         if not self._count:
             return self._handler(given)
@@ -100,7 +104,9 @@ class HandlerThreads:
             self._end(error)
 
     def _end(self, error: BaseException) -> None:
-        """A thread ends of this error; with the last one, the consumer does."""
+        """Note that a thread ends because of this error; with the last thread, the consumer
+        ends.
+        """
         with self._alive_lock:
             self._alive -= 1
             if self._alive:
@@ -110,7 +116,7 @@ class HandlerThreads:
             f"gevent patches the program, "
             "patch threads and queues alike: patch_all(), or patch_all(thread=False, queue=False)"
         )
-        if self._loop is not None:  # read behind that line: who begins to wait now sees the error
+        if self._loop is not None:  # read after that line: a later wait sees the error
             with suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self.on_end, self._ended)
 
@@ -124,7 +130,7 @@ class HandlerThreads:
                 error = raised
             if self._forked() or not _tell(loop, future, result, error):
                 return
-            # Nothing of a message stays in a thread that waits.
+            # A thread that waits keeps nothing of a message.
             del job, given, future, loop, result, error
 
     def stop(self) -> None:
@@ -139,7 +145,7 @@ def _tell(
     result: Any,
     error: BaseException | None,
 ) -> bool:
-    """Give the outcome to the event loop; False if it is closed."""
+    """Give the outcome to the event loop, and return False if it is closed."""
     try:
         loop.call_soon_threadsafe(_settle, future, result, error)
     except RuntimeError:
@@ -150,7 +156,7 @@ def _tell(
 def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
     if future.done():
         return
-    if isinstance(error, StopIteration):  # a future takes none
+    if isinstance(error, StopIteration):  # a future accepts none
         error = RuntimeError(f"the handler raised {error!r}")
     if error is None:
         future.set_result(result)

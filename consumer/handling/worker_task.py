@@ -1,5 +1,5 @@
-"""The task of a worker: the message whose handler runs in it, for how long, requests that this
-handler ends, and idle ones.
+"""The task of a worker: the message whose handler runs in it and for how long, requests to end this
+handler, and idle workers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _IGNORED = "coroutine ignored GeneratorExit"
 
 
 class WorkerTask:
-    """A worker; `Workers` says how its requests to end are counted."""
+    """A worker; `Workers` describes how its requests to end are counted."""
 
     __slots__ = (
         "cancelled_message",
@@ -41,15 +41,19 @@ class WorkerTask:
         """The message whose handler was cancelled, until that request is taken back."""
         self.task: asyncio.Task[None] | None = None
         self.ran = 0
-        """Messages handled by `_run_alone` that their pull client was not told of."""
+        """The number of messages handled by `_run_alone` that are not yet reported to their pull
+        client.
+        """
         self.running: tuple[Message, int, int] | None = None
-        """`message` at the last look for time-outs; with its attempt, and since when it is
-        there.
+        """The `message` at the last check for time-outs, with its attempt and the time since which
+        it is there.
         """
         self.timed_out: Message | None = None
-        """The message whose handler has taken too long, until the next one's look."""
+        """The message whose handler has taken too long, until the next check."""
         self.seen: Message | None = None
-        """`message` at the last check; with its attempt, and since when it is there."""
+        """The `message` at the last check, with its attempt and the time since which it is
+        there.
+        """
         self.seen_attempt = 0
         self.seen_ms = 0
 
@@ -67,7 +71,9 @@ class WorkerTask:
         self.task.cancel()
 
     def has_run_ms(self, now_ms: int) -> int:
-        """For how many milliseconds the handler is known to run, at a look for time-outs."""
+        """Return the milliseconds for which the handler is known to run, at a check for
+        time-outs.
+        """
         message = self.message
         if message is None:
             self.running = None
@@ -91,17 +97,17 @@ class IdleWorkers:
     """
     The idle workers of a consumer.  The one that became idle last wakes first.
 
-    Nothing is remembered for workers that are busy: a worker looks for messages before it waits,
-    without a turn of the event loop between.
+    No wake-up is kept for busy workers: a worker looks for messages before it waits, without a turn
+    of the event loop between.
     """
 
     __slots__ = ("on_idle", "waiting")
 
     def __init__(self) -> None:
         self.on_idle: Callable[[], None] | None = None
-        """Called when a worker becomes idle."""
+        """A callable that is called when a worker becomes idle."""
         self.waiting: dict[asyncio.Future[None], None] = {}
-        """A future of each."""
+        """The futures of idle workers."""
 
     def __len__(self) -> int:
         return len(self.waiting)
@@ -134,20 +140,20 @@ class IdleWorkers:
             if waiter in self.waiting:
                 del self.waiting[waiter]
             else:
-                self.wake_one()  # what it was woken for is another's now
+                self.wake_one()  # its wake-up goes to another worker
             raise
 
 
 def closes_coroutines(error: BaseException) -> bool:
-    """True for the error of a closed coroutine: neither it nor its callers may await anything any
-    more.
+    """Return True for the error of a closed coroutine: neither it nor its callers may await
+    anything any more.
     """
     ignored = isinstance(error, RuntimeError) and error.args == (_IGNORED,)
     return ignored or isinstance(error, GeneratorExit)
 
 
 def current_task() -> asyncio.Task[object] | None:
-    """The task that runs; None if no event loop does."""
+    """Return the running task; None outside an event loop."""
     try:
         return asyncio.current_task()
     except RuntimeError:
@@ -157,8 +163,8 @@ def current_task() -> asyncio.Task[object] | None:
 def look_at(
     worker: WorkerTask, handler_log: HandlerLog, failing: Failing, now_ms: int
 ) -> LogLine | None:
-    """The line that is due about a worker's handler, whose broker is told too if it does not
-    return.
+    """Return the line that is due about a worker's handler; a handler that does not return is also
+    reported to its broker.
     """
     message, seen = worker.message, worker.seen
     if message is not None and message is seen and message.attempt == worker.seen_attempt:

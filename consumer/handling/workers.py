@@ -4,12 +4,12 @@ A handler runs inside its worker's task, so a handler that never waits costs no 
 the event loop.
 
 Cancelling
-    To cancel a handler is therefore to cancel its worker's task.  asyncio counts such requests
-    (`Task.cancelling`) until they are taken back (`Task.uncancel`).  The worker takes all of them
-    back as soon as the handler has ended, with the CancelledError or in spite of it: one left over
-    would break task groups and time-outs of later handlers.  The worker itself ends when its
+    Cancelling a handler therefore means cancelling its worker's task. asyncio counts such requests
+    (`Task.cancelling`) until they are taken back (`Task.uncancel`). The worker takes all of them
+    back as soon as the handler has ended, with the CancelledError or in spite of it: a remaining
+    request would break task groups and time-outs of later handlers. The worker itself ends when its
     consumer closes, or with the event loop, whose end cancels `_sentinel` too, which no handler
-    knows.  A CancelledError at any other time is for the hand-over of a message,
+    knows. A CancelledError at any other time is for the hand-over of a message,
     `cancelled_message`, or it is the handler's own, and a failure.
 
 Invariants
@@ -31,7 +31,7 @@ from typing import Any
 
 from ...protocol.backoff import Backoff
 from ...protocol.clock import Clock, boot_seconds
-from ...protocol.errors import HandlerTimeoutError, WorkerCancelledError
+from ...protocol.errors import HandlerTimeoutError, Reason, UsageError
 from ...protocol.message import Message
 from ...rpc.race import start_task
 from ..delivery.user_acks import are_parked_together
@@ -49,32 +49,36 @@ from .worker_task import IdleWorkers, WorkerTask, closes_coroutines, current_tas
 log = logging.getLogger("keylane.consumer")
 
 CANCEL_WARN_MS = 5_000
-"""Log a warning if a cancelled handler takes longer to end than this, and than the time it had
-before.
+"""The milliseconds, beyond the time that it had before, after which a cancelled handler that has
+not ended causes a warning.
 """
 MESSAGES_PER_TURN = 256
-"""Messages after which a worker lets the event loop turn, for heartbeats and pulls."""
+"""The number of messages after which a worker lets the event loop turn, for heartbeats and
+pulls.
+"""
 RUN_MAX = 1_024
-"""As many of a run, whose handlers do not wait, if they take less than RUN_S together."""
+"""The same number for a run, whose handlers do not wait, if they take less than RUN_S together."""
 RUN_S = 0.005
 CANCELLED_WAIT_S = 1.0
-"""A worker cancelled from outside ends the consumer after this, unless the whole program has ended
-by then.
+"""Seconds after which a worker that was cancelled from outside ends the consumer, unless the whole
+program has ended by then.
 """
 TIMER_MIN_NS = 1_000_000
 TIMEOUT_LOOK_S = 1.0
 TIMEOUT_LOOKS = 20
-"""Looks for handlers that take too long: so many in their time, or one a second."""
+"""The number of checks for handlers that take too long within their time; at most one check is made
+in a second.
+"""
 
 
 class _Then(enum.Enum):
-    """What a worker does after a run."""
+    """The next step of a worker after a run."""
 
     RUN = enum.auto()
     TAKE = enum.auto()
-    """It takes messages one at a time."""
+    """The worker takes messages one at a time."""
     TURN = enum.auto()
-    """It lets the event loop turn."""
+    """The worker lets the event loop turn."""
 
 
 class Workers:
@@ -85,19 +89,19 @@ class Workers:
         handover_ms: the time that running handlers have to end when their partition is handed over.
         backoff: the pauses between tries of a failing message.
         on_crash: called with an error that ends the consumer.
-        handler_timeout_ms: a handler that runs for longer is cancelled, up to a tenth later; 0:
-            none is.
-        cancels: False: handlers run in threads, so that they are not cancelled, and only said to
-            have failed.
+        handler_timeout_ms: a handler that runs for longer is cancelled, up to a tenth later; 0: no
+            limit.
+        cancels: False: handlers run in threads, so they are not cancelled, but only reported as
+            failed.
         ordered: False: messages of one key may run at the same time.
         acks_each: True: a worker waits until the ack of its message is durable, before the next of
             its key may run.
-        failing: when a message is not tried again, and what is kept of its error.
+        failing: decides when a message is not tried again, and which part of its error is kept.
     """
 
     _per_turn = MESSAGES_PER_TURN
     _per_handler = 1
-    """Messages that a handler gets at once, at most."""
+    """The most messages that a handler gets at once."""
 
     def __init__(
         self,
@@ -118,7 +122,7 @@ class Workers:
         self._timeout_ms = handler_timeout_ms
         self._cancels = cancels
         self._timeouts: asyncio.TimerHandle | None = None
-        """Of the next look for handlers that take too long."""
+        """The timer of the next check for handlers that take too long."""
         self._acks_each = acks_each
         self._ordered = ordered
         self._failing = failing or Failing()
@@ -130,19 +134,21 @@ class Workers:
         self._boot_ns = clock.boot_ns
         self._readings = boot_seconds(clock)
         self._run_size = RUN_MIN
-        """Of the next run: twice as many after each that ends without a wait."""
+        """The size of the next run: it doubles after each run that ends without a wait."""
         self._rng = rng
         self._on_crash = on_crash
         self._handler_log = HandlerLog(ordered=ordered)
         self._retries: Retries[Message] = Retries(concurrency)
         self._timer: asyncio.TimerHandle | None = None
-        """Starts the tries that are due."""
+        """The timer that starts the tries that are due."""
         self._timer_ns = 0
         self._closed = False
         self._acking: set[asyncio.Task[None]] = set()
-        """They wait for acks that were refused."""
+        """The tasks that wait for acks that were refused."""
         self._sentinel = start_task(asyncio.Event().wait(), name="end of the event loop")
-        """Waits for ever, so that it is cancelled only together with all other tasks."""
+        """A task that waits for ever, so that it is cancelled only together with all other
+        tasks.
+        """
         self._work = IdleWorkers()
         self._workers = [WorkerTask() for _ in range(concurrency)]
         for index, worker in enumerate(self._workers):
@@ -167,10 +173,10 @@ class Workers:
 
     def _wake(self) -> None:
         """
-        Wake the workers that are needed for what has come.
+        Wake the workers that are needed for the arrived messages.
 
-        While no handler waits, that is one, or none if one is awake: it wakes the others once its
-        handler waits.
+        While no handler waits, one worker is woken, or none if one is awake: it wakes the others
+        once its handler waits.
         """
         work, idle = self._work, len(self._work.waiting)
         if idle == len(self._workers) and self._lanes.may_run and not self._acks_each:
@@ -181,7 +187,7 @@ class Workers:
     # ── shared groups ─────────────────────────────────────────────────────────────────────────────
     @property
     def on_idle(self) -> Callable[[], None] | None:
-        """Called when a worker becomes idle."""
+        """Return the callable that is called when a worker becomes idle."""
         return self._work.on_idle
 
     @on_idle.setter
@@ -190,13 +196,15 @@ class Workers:
 
     @property
     def spare(self) -> int:
-        """For how many further messages a worker is free; below 0: so many wait for one."""
+        """Return the number of further messages for which a worker is free; if it is negative, that
+        many wait for a worker.
+        """
         self._lanes.note_alone()
         free = sum(worker.message is None for worker in self._workers)
         return free * self._per_handler - self._lanes.runnable
 
     def held(self, client: PullClient) -> list[Message]:
-        """The client's messages whose handlers run."""
+        """Return the client's messages whose handlers run."""
         self._lanes.note_alone()
         running = (worker.message for worker in self._workers)
         return [
@@ -210,7 +218,7 @@ class Workers:
         return [message]
 
     def pause(self, partition_id: int) -> None:
-        """Start no handler for a partition until `resume`, also for messages that failed."""
+        """Start no handler for a partition until `resume`, even for messages that failed."""
         self._lanes.pause(partition_id)
         self._retries.pause(partition_id)
         now_ns = self._boot_ns()
@@ -257,22 +265,22 @@ class Workers:
 
     @property
     def _is_ending(self) -> bool:
-        """True if workers are to end themselves, not only their handlers."""
+        """Return True if workers must themselves end, not only their handlers."""
         return self._closed or self._sentinel.done() or bool(self._sentinel.cancelling())
 
     async def _settle(self, worker: WorkerTask) -> None:
         """
-        Take back the requests that a handler, which has ended, has left.
+        Take back the cancel requests that a handler has left at its end.
 
         Raises:
-            CancelledError: one had not arrived: what made it is a failure of this handler, and of
-                no later one.
-            HandlerTimeoutError: the handler was cancelled because it took too long, and has
-                returned all the same.
+            CancelledError: a request had not arrived: its cause is a failure of this handler, and
+                of no later one.
+            HandlerTimeoutError: the handler was cancelled because it took too long, but has
+                returned nevertheless.
         """
         assert worker.task is not None
         if self._is_ending:
-            # the handler has not passed it on: the next one does, before it waits
+            # The handler has not passed the request on: the next one does, before it waits.
             worker.task.cancel()
             return
         try:
@@ -284,7 +292,9 @@ class Workers:
             raise self._timeout_error()
 
     async def _answered(self, worker: WorkerTask, message: Message) -> bool:
-        """Wait for the answer to the ack of a handled message; False if it is not durable now."""
+        """Wait for the answer to the ack of a handled message, and return False if it is not
+        durable now.
+        """
         worker.message = None
         try:
             answered: bool = await message.delivery.answered(message.offset)  # type: ignore[union-attr]
@@ -306,7 +316,7 @@ class Workers:
             The next message of the lane, which counts as running, if this message is given up.
 
         Raises:
-            BaseException: `error`, if it is another one, or the worker's own coroutine is being
+            BaseException: `error`, if it is of another kind, or the worker's own coroutine is being
                 closed.
         """
         message = worker.message
@@ -319,8 +329,8 @@ class Workers:
         return self._lanes.finish(message.key)
 
     def _count_try(self, worker: WorkerTask, error: BaseException) -> None:
-        """Count the try of a handler that ends the consumer, so that the next owner's begins behind
-        it; or set its message aside.
+        """Count the try of a handler that ends the consumer, so that the tries of the next owner
+        continue after it; or set its message aside.
         """
         message = worker.message
         if message is None or isinstance(error, Exception) or is_a_signal(error):
@@ -334,10 +344,10 @@ class Workers:
 
     def _on_cancelled(self) -> None:
         if not self._closed:
-            self._on_crash(WorkerCancelledError())
+            self._on_crash(UsageError(Reason.WORKER_CANCELLED))
 
     async def _take_turns(self, worker: WorkerTask, message: Message | None) -> None:  # noqa: C901, PLR0912 - one loop, on purpose
-        # One loop without calls of our own in between: a consumer spends most of its time here.
+        # This is one loop without calls of our own: a consumer spends most of its time here.
         lanes = self._lanes
         take, finish = lanes.take, lanes.finish
         boot_ns, handler, awaited = self._boot_ns, self._handler, self._is_async
@@ -400,11 +410,11 @@ class Workers:
             except asyncio.CancelledError:
                 if self._is_ending:
                     raise
-                # a handler that has ended left it, on a timer or another task
+                # A handler that has ended left the request, by a timer or another task.
                 worker.take_back_cancel()
 
     def _runs_beside(self, worker: WorkerTask | None) -> bool:
-        """True if the handler of another worker runs, which waits."""
+        """Return True if the handler of another worker is running, and waits."""
         if worker is not None and len(self._work.waiting) >= len(self._workers) - 1:
             return False  # all others are idle
         for other in self._workers:  # noqa: SIM110 - a generator costs twice as much, for each batch that comes
@@ -417,12 +427,12 @@ class Workers:
         Handle messages of one pull client after another, while no other handler runs, for at most a
         turn.
 
-        A handler that does not wait costs no lane.  What was handled is told when one waits, or at
-        the end of the run: nothing else can look before.
+        A handler that does not wait costs no lane.  Handled messages are reported when a handler
+        waits, or at the end of the run: nothing else can check earlier.
 
         Returns:
             The next message of the last one's lane, which counts as running, and how many more
-            messages are for this turn.
+            messages may run in this turn.
         """
         lanes, left, until_s = self._lanes, RUN_MAX, next(self._readings) + RUN_S
         while left > 0 and (run := lanes.begin_run(min(left, self._run_size), worker)):
@@ -442,8 +452,8 @@ class Workers:
     async def _handle_run(
         self, worker: WorkerTask, run: Run, until_s: float
     ) -> tuple[Message | None, _Then]:
-        """Handle the messages of a run; returns the next of the last one's lane, and what comes
-        then.
+        """Handle the messages of a run, and return the next of the last one's lane, and the next
+        step.
         """
         lanes, client, handler, awaited = self._lanes, run.client, self._handler, self._is_async
         then = _Then.RUN
@@ -486,8 +496,8 @@ class Workers:
             self._work.wake_all()
 
     async def _try_again(self, worker: WorkerTask, message: Message) -> Message | None:
-        """Run the next try of a failed message; returns the next message of its lane, if this one
-        is over.
+        """Run the next try of a failed message, and return the next message of its lane, if this
+        one is over.
         """
         client: PullClient = message.delivery  # type: ignore[assignment]
         began_ns = self._boot_ns()
@@ -519,8 +529,8 @@ class Workers:
         return self._lanes.finish(message.key)
 
     def _free_later(self, message: Message) -> None:
-        """Keep the key of a message whose ack was refused until that is durable: other keys, which
-        may make room, go on.
+        """Keep the key of a message whose ack was refused until the ack is durable; other keys,
+        which may make room, continue.
         """
         self._lanes.hold_for_ack(message)
         task = start_task(self._free_once_acked(message), name="ack")
@@ -534,8 +544,8 @@ class Workers:
 
     async def _failed(self, worker: WorkerTask, message: Message, error: BaseException) -> bool:
         """
-        Act on the error of a handler: True if its message now waits for another try, False if it
-        was given up.
+        Act on the error of a handler, and return True if its message now waits for another try,
+        False if it was given up.
 
         Raises:
             BaseException: `error`, if it ends the worker, or the consumer.
@@ -566,8 +576,8 @@ class Workers:
         return self._tried_again_later(message, error)
 
     def _tried_again_later(self, message: Message, error: BaseException) -> bool:
-        """True if `message`, which failed with `error`, now waits for another try, False if it was
-        given up.
+        """Return True if `message`, which failed with `error`, now waits for another try, False if
+        it was given up.
         """
         now_ns = self._boot_ns()
         client: PullClient = message.delivery  # type: ignore[assignment]
@@ -584,7 +594,7 @@ class Workers:
         return True
 
     def _wait_for_try(self, message: Message, error: BaseException, now_ns: int) -> None:
-        """Have a message that failed with `error` tried again."""
+        """Let a message that failed with `error` be tried again."""
         client: PullClient = message.delivery  # type: ignore[assignment]
         error = only_retry(error) or error
         failure = self._failing.failure(error, message.attempt)
@@ -608,17 +618,17 @@ class Workers:
         self._wake_at(due_ns, now_ns)
 
     def _failed_message(self, message: Message) -> Message | None:
-        """The message that alone has failed, None: it is one of several."""
+        """Return the message that alone has failed; None if it is one of several."""
         return message
 
     def _is_last(self, message: Message, error: BaseException) -> bool:
-        """True if `message`, whose try failed with `error`, is not tried again."""
+        """Return True if `message`, whose try failed with `error`, is not tried again."""
         failed = self._failed_message(message)
         return failed is not None and self._failing.is_last(failed, error)
 
     def _set_aside(self, message: Message, error: BaseException) -> bool:
-        """Park a message that failed too often, or bury it; True if no message of its lane may run
-        now.
+        """Park a message that failed too often, or bury it, and return True if no message of its
+        lane may run now.
         """
         failed = self._failed_message(message)
         assert failed is not None
@@ -657,7 +667,9 @@ class Workers:
 
     # ── tries that are due ────────────────────────────────────────────────────────────────────────
     def _start_due(self) -> bool:
-        """Put messages whose next try may run now into the lanes; True if there are any."""
+        """Put messages whose next try may run now into the lanes, and return True if there
+        are any.
+        """
         if not self._retries:
             return False
         now_ns = self._boot_ns()
@@ -676,7 +688,7 @@ class Workers:
         return bool(due)
 
     def _wake_at(self, due_ns: int, now_ns: int) -> None:
-        """Let the timer start due tries at `due_ns` or before."""
+        """Let the timer start due tries at `due_ns` or earlier."""
         if self._closed or (self._timer is not None and self._timer_ns <= due_ns):
             return
         if self._timer is not None:
@@ -691,7 +703,7 @@ class Workers:
 
     # ── handlers that take too long ───────────────────────────────────────────────────────────────
     def _watch_timeouts(self) -> None:
-        """Look for handlers that take too long, as long as there is anything to handle."""
+        """Check for handlers that take too long, as long as there is anything to handle."""
         if self._timeout_ms and self._timeouts is None and not self._closed:
             look_s = min(TIMEOUT_LOOK_S, self._timeout_ms / 1000 / TIMEOUT_LOOKS)
             self._timeouts = asyncio.get_running_loop().call_later(look_s, self._look_for_timeouts)
@@ -707,8 +719,8 @@ class Workers:
             self._watch_timeouts()
 
     def _time_out(self, worker: WorkerTask) -> None:
-        """Cancel a handler that takes too long; one that a hand-over has cancelled already, or in a
-        thread, is let be.
+        """Cancel a handler that takes too long; a handler that a hand-over has already cancelled,
+        or in a thread, is not cancelled.
         """
         message = worker.message
         assert message is not None
@@ -736,8 +748,8 @@ class Workers:
         return error
 
     def timed_out(self, task: asyncio.Task[Any] | None) -> HandlerTimeoutError | None:
-        """The error of the handler in `task`, which has ended, if it was cancelled because it took
-        too long; given once.
+        """Return, once, the error of the handler in `task`, which has ended, if it was cancelled
+        because it took too long.
         """
         for worker in self._workers:
             late = worker.message is not None and worker.timed_out is worker.message
@@ -748,8 +760,8 @@ class Workers:
 
     # ── logging ───────────────────────────────────────────────────────────────────────────────────
     def look(self) -> None:
-        """Log and tell handlers that run for long, and log the summary of failing messages.  Call
-        it every second or so.
+        """Log and report handlers that run for long, and log the summary of failing messages. Call
+        it about every second.
         """
         now_ms = self._now_ms()
         self._lanes.note_alone()
@@ -767,11 +779,11 @@ class Workers:
             log.warning("%s", line.text, exc_info=error if line.traceback else None)
 
     def ends(self, task: asyncio.Task[Any] | None) -> bool:
-        """True if `task` is that of a worker that is to end itself, not only its handler."""
+        """Return True if `task` is that of a worker that must itself end, not only its handler."""
         return self._is_ending and self.runs(task)
 
     def runs(self, task: asyncio.Task[Any] | None) -> bool:
-        """True if `task` is that of a worker, in which its handler runs."""
+        """Return True if `task` is that of a worker, in which its handler runs."""
         return any(worker.task is task for worker in self._workers)
 
     # ── the end ───────────────────────────────────────────────────────────────────────────────────
@@ -791,7 +803,7 @@ class Workers:
             await self._cancel(client, warn_ms=max(timeout_ms, CANCEL_WARN_MS))
 
     def _drop(self, client: PullClient) -> None:
-        """Forget the waiting messages of `client`'s partition: first tries and next ones."""
+        """Forget the waiting messages of `client`'s partition: first tries and later ones."""
         now_ms = self._now_ms()
         failed = self._retries.drop(client.is_of)
         self._retries.resume(client.partition_id)

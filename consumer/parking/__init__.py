@@ -1,1 +1,1 @@
-"""What a group has set aside of a partition, at its owner."""
+"""The parked messages of a group on a partition, at its owner."""

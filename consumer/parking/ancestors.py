@@ -1,13 +1,14 @@
-"""Takes over what the parents of a partition have parked, and tells ancestors when nothing of
-theirs is needed.
+"""Takes over what the parents of a partition have parked, and notifies ancestors when none of their
+messages is needed.
 
-    begin ─▶ TakeParked, by pages ─▶ Adopt ─▶ the last page: adopted      nothing parked of an ancestor ─▶ LeaveParked ─▶ told
+    begin ─▶ TakeParked, by pages ─▶ Adopt ─▶ the last page: adopted
+    nothing of an ancestor is parked ─▶ LeaveParked ─▶ the ancestor is notified
 
 Invariants
     A child pulls nothing before it has adopted what each of its parents has parked of its range.
-    Given up is what the metaserver says is gone: a broker that lacks an ancestor may stand on an
-    older copy of its data folder. A parent that is lost since the grant is given up by a later
-    grant alone, which says what is taken over from behind it.
+    Messages are given up only if the metaserver reports them gone: a broker that lacks an ancestor
+    may run on an older copy of its data folder. A parent that was lost since the grant is given up
+    only by a later grant, which names what is taken over from its own ancestors.
 """
 
 from __future__ import annotations
@@ -33,31 +34,31 @@ log = logging.getLogger("keylane.consumer")
 
 class Ancestors:
     """
-    The ancestors of one partition, as far as they keep parked messages for it.
+    The ancestors of one partition that keep parked messages for it.
 
     Args:
-        refresh: learns what is parked, and which ancestors keep messages though none of them is
-            parked here: `unneeded`.
+        refresh: fetches what is parked, and finds the ancestors that keep messages although none of
+            these is parked here (`unneeded`).
     """
 
     def __init__(
         self, context: ParkContext, sender: ParkSender, refresh: Callable[[], Awaitable[object]]
     ) -> None:
         self.unneeded: tuple[int, ...] = ()
-        """Ancestors that keep messages for the group though none of them is parked here."""
+        """The ancestors that keep messages for the group although none of these is parked here."""
         self._context = context
         self._sender = sender
         self._refresh = refresh
         self._asked: set[int] = set()
-        """Parents that were asked at the address in the grant."""
+        """The parents that were asked at the address in the grant."""
         self._lost: set[int] = set()
-        """Those whose loss was accepted, as the metaserver says."""
+        """The parents whose loss was accepted, according to the metaserver."""
         self._adopted = False
         self._telling: asyncio.Task[None] | None = None
 
     async def adopt_all(self, answer: Acquired) -> int:
-        """Take over what parents have parked that is not taken over yet; returns the broker's
-        version.
+        """Take over the parked messages of parents that are not taken over yet, and return the
+        broker's version.
         """
         version = answer.parked_version
         grant, under = self._context.grant, dict(answer.adopted_under)
@@ -65,21 +66,21 @@ class Ancestors:
         parts = grant.parked_ranges or ((),) * len(grant.parked_parents)
         for parent, token, ranges in zip(grant.parked_parents, tokens, parts, strict=True):
             parent_id = int(parent.partition_id)
-            # A parent that was reset alone since has parked anew, under tokens above that of the
-            # last taking over.
+            # A parent that was reset alone since then has parked messages again, under tokens above
+            # that of the last take-over.
             if parent_id not in answer.adopted or token > under.get(parent_id, token):
                 version = await self._adopt(parent, ranges)
         self._adopted = True
         return version
 
     def regranted(self, grant: Grant) -> None:
-        """Take what the same lease says now of ancestors, unless all was taken over."""
+        """Take the ancestors from the same lease's latest grant, unless all was taken over."""
         if not self._adopted:
             self._context.grant = grant
 
     async def _adopt(self, parent: Partition, ranges: Sequence[tuple[int, int]] = ()) -> int:
-        """Take over what an ancestor has parked of these ranges of logical partitions; () of the
-        partition's.
+        """Take over the messages that an ancestor has parked for these ranges of logical
+        partitions; () means the partition's own.
         """
         context = self._context
         parent_id, address = int(parent.partition_id), parent.address
@@ -124,12 +125,12 @@ class Ancestors:
 
     async def _address_of(self, partition_id: int) -> str | None:
         """
-        The address of a partition's broker, which may have changed since the grant; None: its
-        messages are gone.
+        Return the address of a partition's broker, which may have changed since the grant; None if
+        its messages are gone.
 
         Raises:
             UnreachableError: its broker is away.
-            KeylaneError: no metaserver says where it is.
+            KeylaneError: no metaserver reports where it is.
         """
         history = await self._context.owner.history()
         for part in history.partitions:
@@ -148,8 +149,8 @@ class Ancestors:
         return None
 
     def tell(self) -> None:
-        """Begin to tell ancestors that nothing of them is parked any more; what fails is tried at
-        the next call.
+        """Begin to notify ancestors that none of their messages is parked any more; failures are
+        tried again at the next call.
         """
         if self._context.grant.partition.parents and self._telling is None:
             self._telling = self._context.spawn(self._tell, "leave")
@@ -168,7 +169,7 @@ class Ancestors:
                     )
                     try:
                         await context.broker_at(address).call(ask)
-                    except FencedError as error:  # this partition is not concerned
+                    except FencedError as error:  # this partition is not affected
                         log.info(
                             "%s: cannot take over parked messages of partition %d: %s",
                             context.log_name,

@@ -1,5 +1,5 @@
-"""What the parts of parking share: their pull client, the brokers that they ask, and their
-tasks.
+"""The shared context of the parts of parking: their pull client, the brokers that they call, and
+their tasks.
 """
 
 from __future__ import annotations
@@ -28,19 +28,21 @@ log = logging.getLogger("keylane.consumer")
 
 
 class ParkingClient(DeliveringClient, Protocol):
-    """What parking needs of its pull client beside; that lies in `pulling/`, above this folder."""
+    """The further methods of a pull client that parking needs; the client is in `pulling/`, above
+    this folder.
+    """
 
     @property
     def broker(self) -> BrokerClient:
-        """The client of the partition's broker."""
+        """Return the client of the partition's broker."""
         ...
 
     acks_until_ns: int
-    """Acks are sent until then; 0 once none is sent."""
+    """The time until which acks are sent; 0 once none is sent."""
 
     @property
     def acked_to_end(self) -> bool:
-        """True when the partition is sealed, and its group has acked it to the end."""
+        """Return True when the partition is sealed, and its group has acked it to the end."""
         ...
 
     async def run(self, body: Callable[[], Awaitable[None]]) -> None:
@@ -52,13 +54,11 @@ class ParkingClient(DeliveringClient, Protocol):
         ...
 
     def redriven_failed(self, source: int, message: Message, failure: Failure) -> None:
-        """Have the broker show that a message fails again which partition `source` stores, and
-        which was parked.
-        """
+        """Have the broker show that a parked message, stored by partition `source`, fails again."""
         ...
 
     def redriven_hangs(self, source: int, message: Message, why: Failure, running_ms: int) -> None:
-        """As `redriven_failed`, of a message whose try does not end."""
+        """Have the broker show that the try of such a message does not end."""
         ...
 
     def redriven_ended(self, source: int, offset: int) -> None:
@@ -66,36 +66,36 @@ class ParkingClient(DeliveringClient, Protocol):
         ...
 
     def wall_ms(self) -> int:
-        """The calendar, in milliseconds since 1970."""
+        """Return the calendar time, in milliseconds since 1970."""
         ...
 
     def boot_ns(self) -> int:
-        """The boot clock."""
+        """Return the time of the boot clock, in nanoseconds."""
         ...
 
     def settled(self) -> None:
-        """Take note that a change is durable, or a redrive ended."""
+        """Note that a change is durable, or a redrive ended."""
         ...
 
 
 class ParkingOwner(Protocol):
-    """What parking needs of the consumer."""
+    """The consumer, as seen by parking."""
 
     alone: AloneTurn
     """The turn of messages that may end the process."""
 
     @property
     def redrives(self) -> bool:
-        """Whether it takes parked messages that are handled again."""
+        """Return whether it takes parked messages that are handled again."""
         ...
 
     @property
     def buries_when_full(self) -> bool:
-        """Whether keys become dead letters where the group can park no more."""
+        """Return whether keys become dead letters where the group can park no more."""
         ...
 
     async def history(self) -> SubjectHistory:
-        """Every partition that the subject ever had."""
+        """Return every partition that the subject ever had."""
         ...
 
 
@@ -104,7 +104,7 @@ class ParkContext:
     One partition under one grant, as parking sees it.
 
     Args:
-        who: partition id, group, session and token, as requests name the owner.
+        who: the owner as named in requests: partition id, group, session and token.
     """
 
     def __init__(
@@ -133,7 +133,9 @@ class ParkContext:
         self._stopped = False
 
     def spawn(self, body: Callable[[], Awaitable[None]], what: str) -> asyncio.Task[None] | None:
-        """Run a task that ends with the pull client, or ends it; None once that hands over."""
+        """Run a task that ends with the pull client, or ends it; return None once the client hands
+        over.
+        """
         if self._stopped:
             return None
         name = f"{what} {self.partition_id}"
@@ -143,7 +145,7 @@ class ParkContext:
         return task
 
     def stop(self) -> list[asyncio.Task[None]]:
-        """Begin nothing more; returns the tasks that end."""
+        """Begin nothing more, and return the tasks that end."""
         self._stopped = True
         tasks = list(self._tasks)
         for task in tasks:
@@ -158,7 +160,7 @@ class ParkContext:
             log.log(level, "%s: %s: %s", self.log_name, what, line)
 
     def log_recovery(self, troubles: LogFilter, what: str) -> None:
-        """Log that work on `what` succeeds again, if a line said that it fails."""
+        """Log that work on `what` succeeds again, if its failure was logged."""
         if failures := troubles.over(self.client.boot_ns() // 1_000_000):
             log.info("%s: %s: the broker answers again, after %s", self.log_name, what, failures)
 
@@ -167,5 +169,5 @@ class ParkContext:
         await asyncio.sleep(self.pause_ns(failures) / 1e9)
 
     def pause_ns(self, failures: int) -> int:
-        """How long to wait after this number of failures in a row."""
+        """Return the nanoseconds to wait after this number of consecutive failures."""
         return self.settings.backoff.wait_ms(failures, self.rng) * 1_000_000

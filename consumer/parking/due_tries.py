@@ -1,15 +1,16 @@
-"""Messages that wait for retry, by the time when they are due, and the sources whose messages could
-not be read.  Pure.
+"""Holds messages that wait for retry, by the time at which they are due, and the sources whose
+messages could not be read. Pure.
 
-    add ─▶ by due time ─▶ take ─▶ read ─┬─ answered: what was held is due
-              ▲                         ╰─ failed: what could not be read, and what is behind it, are due again, each for itself,
-              │                                    after a pause, longer with each failure in a row
+    add ─▶ by due time ─▶ take ─▶ read ─┬─ answered: held messages are due
+              ▲                         ╰─ failed: unreadable messages, and those after them, are
+              │                             due again separately, after a pause that grows with
+              │                             each consecutive failure
               ╰──────── held ◀── due while a failed read of its source is not made up for
 
 Invariants
-    While the reads of a source fail, one take of it at a time asks its broker; all else of it that
-    is due is held. What is held asks in turn: a broker that lacks one message, or has it damaged,
-    may have the others, also those next to it. Other sources are not held up.
+    While the reads of a source fail, one take of it at a time asks its broker; its other due
+    messages are held. Held messages ask in turn: a broker that lacks one message, or has it
+    damaged, may have the others, even those next to it. Other sources are not held up.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class _Waiting(NamedTuple):
 
 
 class DueTry(NamedTuple):
-    """Due messages of one number of tries and one source."""
+    """Due messages with one number of tries and from one source."""
 
     key: int
     source: int
@@ -54,27 +55,29 @@ class _Failing:
 
 
 class DueTries:
-    """What waits for retry on one partition; every time is nanoseconds of the boot clock."""
+    """The messages that wait for retry on one partition; every time is nanoseconds of the boot
+    clock.
+    """
 
     def __init__(self) -> None:
         self._waiting: list[_Waiting] = []
         self._number = 0
         self._failing: dict[int, _Failing] = {}
-        """By source."""
+        """The failing sources, by id."""
 
     def __len__(self) -> int:
-        """The number of ranges of offsets that wait."""
+        """Return the number of ranges of offsets that wait."""
         return len(self._waiting) + sum(len(each.held) for each in self._failing.values())
 
     @property
     def next_ns(self) -> int | None:
-        """When to call `take`; None: what waits, if anything does, waits for a take that is under
-        way.
+        """Return the time to call `take`; None if nothing waits, or everything waits for a take
+        that is under way.
         """
         return self._waiting[0].due_ns if self._waiting else None
 
     def add(self, key: int, source: int, part: Range, due_ns: int) -> None:
-        """Have a range of offsets wait until `due_ns`, after `key` tries."""
+        """Let a range of offsets wait until `due_ns`, after `key` tries."""
         heapq.heappush(self._waiting, self._numbered(key, source, part, due_ns))
 
     def _numbered(self, key: int, source: int, part: Range, due_ns: int) -> _Waiting:
@@ -82,7 +85,9 @@ class DueTries:
         return _Waiting(due_ns, self._number, key, source, *part)
 
     def take(self, count: int, now_ns: int) -> DueTry | None:
-        """Up to `count` messages that are due; None if there are none, or all are held."""
+        """Take up to `count` messages that are due, or return None if there are none, or all are
+        held.
+        """
         waiting = self._waiting
         while waiting and waiting[0].due_ns <= now_ns:
             _, _, key, source, *_ = waiting[0]
@@ -126,11 +131,12 @@ class DueTries:
         upto: int | None = None,
     ) -> None:
         """
-        Have what was taken wait again, because its first message could not be read.
+        Let the taken messages wait again, because the first of them could not be read.
 
         Args:
-            pause_ns: how long to wait, by the number of failures in a row.
-            upto: one past the last message of which that is known; None: of no other.
+            pause_ns: the nanoseconds to wait, by the number of consecutive failures.
+            upto: the end offset of the messages that are known to be unreadable; None: only the
+                first is.
         """
         key, source, ranges, asks = taken
         failing = self._failing.get(source)
@@ -149,7 +155,9 @@ class DueTries:
 
 
 def _parted(ranges: list[Range], upto: int | None) -> list[Range]:
-    """The ranges, with what could not be read apart from what is behind it in the first of them."""
+    """Return the ranges, with the unreadable messages of the first one separated from those after
+    them.
+    """
     start, end = ranges[0]
     cut = max(start + 1, upto or 0)
     first = [(start, end)] if cut >= end else [(start, cut), (cut, end)]

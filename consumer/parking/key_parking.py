@@ -7,7 +7,7 @@ not to handlers.
         other
 
 Invariant
-    From the call of `park` on no message of its key is handed out, until the broker has confirmed
+    From the call of `park` on, no message of its key is handed out until the broker has confirmed
     that the key is free.
 """
 
@@ -35,42 +35,42 @@ from .retrying import Retrying
 log = logging.getLogger("keylane.consumer")
 
 FEW_SHARE = 32
-"""Parked messages are few if they are no more than this part of a batch: each one that is taken out
-moves those behind it.
+"""The divisor of a batch up to which parked messages are few: each one that is taken out moves
+those after it.
 """
 
 
 class KeyParking:
-    """What is parked of one partition under one grant."""
+    """The parked messages of one partition under one grant."""
 
     def __init__(self, context: ParkContext) -> None:
         self.keys: set[ParkKey] = set()
-        """Keys whose messages are not handed out."""
+        """The keys whose messages are not handed out."""
         self.has_parked = False
-        """True once something was parked on the partition, here or before."""
+        """True once something was parked on the partition, here or earlier."""
         self.version = 0
-        """The broker's, when its keys were listed last; 0: nothing is parked."""
+        """The broker's version when its keys were listed last; 0 if nothing is parked."""
         self._context = context
         self._sender = ParkSender(context)
         self._redrives = Redrives(context, self._sender, self._free)
         self._retrying = Retrying(context, self._sender, self._redrives)
         self._ancestors = Ancestors(context, self._sender, self.refresh)
         self._freeing: dict[ParkKey, list[Message]] = {}
-        """Keys that are freed, with the messages that came meanwhile."""
+        """The keys that are being freed, with the messages that arrived meanwhile."""
         self._freed_lately: set[ParkKey] = set()
-        """Keys that were freed since the last listing began."""
+        """The keys that were freed since the last listing began."""
         self._told = False
         self.stop = context.stop
         self.flush = self._sender.flush
 
     @property
     def busy(self) -> bool:
-        """True while a change is not durable, or a parked message is with handlers."""
+        """Return True while a change is not durable, or a parked message is with handlers."""
         return self._sender.busy or self._redrives.busy or self._retrying.busy
 
     @property
     def has_room(self) -> bool:
-        """True if `wait_for_room` has nothing to wait for."""
+        """Return True if `wait_for_room` need not wait."""
         return self._sender.has_room and self._retrying.has_room
 
     async def wait_for_room(self) -> None:
@@ -80,8 +80,8 @@ class KeyParking:
 
     # ── what the broker has ───────────────────────────────────────────────────────────────────────
     async def begin(self, answer: Acquired) -> None:
-        """Take over what the parents have parked, if that is not done, and learn which keys are
-        parked.
+        """Take over the parked messages of the parents, if that is not done, and fetch the parked
+        keys.
         """
         blocks = self._context.settings.failure_policy is FailurePolicy.BLOCK
         self._redrives.careful = answer.unreleased and not blocks
@@ -95,30 +95,28 @@ class KeyParking:
             self._ancestors.tell()
 
     def regranted(self, grant: Grant) -> None:
-        """Take what the same lease says now of ancestors, until what they have parked is taken
-        over.
+        """Take the ancestors from the same lease's latest grant, until their parked messages are
+        taken over.
         """
         self._ancestors.regranted(grant)
 
     def note(self, version: int) -> None:
-        """Note that something is parked, if a version of the broker's says so."""
+        """Note that something is parked, if the broker's version shows it."""
         if version:
             self.has_parked = True
 
     def knows(self, version: int) -> bool:
-        """True if `check` has nothing to learn."""
+        """Return True if `check` would learn nothing."""
         return version <= self.version
 
     async def check(self, version: int) -> None:
-        """Learn what an operator has changed, if a version of the broker's is newer than the one
-        that is known.
-        """
+        """Fetch the changes of an operator, if the broker's version is newer than the known one."""
         if not self.knows(version):
             await self.refresh()
 
     async def refresh(self) -> list[ParkedKeyRow]:
-        """Learn which keys are parked, and begin to redrive those that an operator wants handled
-        again; returns the keys.
+        """Fetch the parked keys, begin to redrive those that an operator wants handled again, and
+        return the keys.
         """
         self.has_parked = True
         self._freed_lately.clear()
@@ -154,7 +152,7 @@ class KeyParking:
 
     # ── messages ──────────────────────────────────────────────────────────────────────────────────
     def divert(self, messages: list[Message]) -> list[Message]:
-        """Park the messages whose keys are parked; returns the others."""
+        """Park the messages whose keys are parked, and return the others."""
         keys = self.keys
         parked = [message for message in messages if message.key in keys]
         if not parked:
@@ -176,14 +174,14 @@ class KeyParking:
         Set messages aside because the first of them fails; all later ones of the key follow them.
 
         Args:
-            offsets: sorted, of the partition itself.
+            offsets: the sorted offsets, of the partition itself.
         """
         if isinstance(key, bytes) and key:
             self.keys.add(key)
         self._put(key, offsets, failure)
 
     def retry(self, offset: int, failure: Failure, pause_ms: int) -> None:
-        """Set a message of the partition itself aside alone, and have it handled again in
+        """Set a message of the partition itself aside alone, and let it be handled again in
         `pause_ms`.
         """
         self.has_parked = True
@@ -194,9 +192,7 @@ class KeyParking:
         self._sender.park(key, offsets, failure)
 
     def _free(self, key: ParkKey) -> None:
-        """Hand a redriven key's messages out as any other, from when the broker has confirmed
-        it.
-        """
+        """Hand a redriven key's messages out like any others, once the broker has confirmed it."""
         self._freeing[key] = []
         self._sender.free(key, lambda: self._freed(key))
 
@@ -210,7 +206,7 @@ class KeyParking:
 
 
 def _others(messages: list[Message], parked: list[Message], keys: set[ParkKey]) -> list[Message]:
-    """The messages but for `parked`, those of `keys`: a few are taken out by their places, if
+    """Return the messages without `parked`, those of `keys`; a few are taken out by their places if
     offsets have no gaps, as in a batch.
     """
     first, others = messages[0].offset, messages.copy()

@@ -1,9 +1,9 @@
-"""Changes of parked messages that the broker does not have yet: which go into the next request.
-Pure.
+"""Holds changes of parked messages that the broker does not have yet, and chooses those of the next
+request. Pure.
 
     park, done, free ─▶ waiting ─▶ take: one request ─▶ confirmed, each with its callback
-                           ▲                 │ the broker has no room to park more: the rest alone, then one key at a time
-                           ╰─────────────────╯
+                           ▲                 │ the broker has no room to park more:
+                           ╰─────────────────╯ the rest alone, then one key at a time
 
 Invariants
     Messages of a key are parked in their order, and nothing is left out: a failed request is sent
@@ -33,19 +33,21 @@ from ...protocol.parked import (
 
 Confirmed = Callable[[], None]
 CHANGES_MAX = 500
-"""Changes in one request: a record of them stays far below the size of a batch, with keys of 1
-KiB.
+"""The number of changes in one request, whose record stays far below the size of a batch, even with
+keys of 1 KiB.
 """
 
 
 @dataclass(slots=True)
 class Waiting:
-    """A change, and what to call when it is durable."""
+    """A change, and the callback for when it is durable."""
 
     change: ParkChange
     confirmed: Confirmed
     next_try_ms: int | None = None
-    """When the message is tried again, if it waits for retry: milliseconds since 1970."""
+    """The time at which the message is tried again, if it waits for retry, in milliseconds since
+    1970.
+    """
 
 
 class ParkQueue:
@@ -57,33 +59,34 @@ class ParkQueue:
         self._under_way: list[Waiting] = []
         self._messages = 0
         self._full = False
-        """The broker had no room for the parks of the last request."""
+        """True if the broker had no room for the parks of the last request."""
         self._alone = False
-        """The next request has one park, to find one that the broker takes."""
+        """True if the next request has one park, to find one that the broker takes."""
 
     def __bool__(self) -> bool:
         return bool(self._parks or self._others or self._under_way)
 
     @property
     def is_long(self) -> bool:
-        """True if there are changes for a whole request."""
+        """Return True if there are enough changes for a whole request."""
         return len(self._parks) + len(self._others) >= CHANGES_MAX
 
     @property
     def full(self) -> bool:
-        """True if the broker had no room when asked last."""
+        """Return True if the broker had no room at the last request."""
         return self._full
 
     def parks(self, key: ParkKey) -> bool:
-        """True if a message of this key is not parked at the broker yet."""
+        """Return True if a message of this key is not parked at the broker yet."""
         return any(park.key == key for park in self._waiting_parks())
 
     def stops(self, key: ParkKey) -> bool:
         """
-        True if a message of this key has failed, and the broker does not have that yet: it ends the
-        key's redrive.
+        Return True if a message of this key has failed and the broker does not have the failure
+        yet: it ends the key's redrive.
 
-        Of a loose key one that was redriven: any other changes nothing for those that are.
+        For a loose key, only a redriven message counts, because any other changes nothing for the
+        redriven ones.
         """
         return any(
             park.key == key and park.failure is not None and not (is_loose(key) and park.ranges)
@@ -96,7 +99,7 @@ class ParkQueue:
 
     @property
     def messages(self) -> int:
-        """Messages that are not parked at the broker yet."""
+        """Return the number of messages that are not parked at the broker yet."""
         return self._messages
 
     def park(
@@ -121,11 +124,11 @@ class ParkQueue:
         self._others.append(Waiting(Unpark(key, source, ((start, end),)), confirmed))
 
     def shift(self, change: Shift, confirmed: Confirmed, *, next_try_ms: int | None = None) -> None:
-        """Add messages that wait for another retry now, or are dead letters."""
+        """Add messages that now wait for another retry, or are dead letters."""
         self._others.append(Waiting(change, confirmed, next_try_ms))
 
     def add(self, change: ParkChange, confirmed: Confirmed) -> None:
-        """Add another change, which makes no room and takes none."""
+        """Add another change, which neither makes nor takes room."""
         self._others.append(Waiting(change, confirmed))
 
     def free(self, key: ParkKey, confirmed: Confirmed) -> None:
@@ -133,7 +136,7 @@ class ParkQueue:
         self._others.append(Waiting(Free(key), confirmed))
 
     def take(self) -> list[ParkChange]:
-        """The changes of the next request; those of a failed request are among them."""
+        """Take the changes of the next request, which include those of a failed request."""
         if not self._under_way:
             while self._others and len(self._under_way) < CHANGES_MAX:
                 self._under_way.append(self._others.popleft())
@@ -143,11 +146,11 @@ class ParkQueue:
 
     def next_tries(self, own: int) -> tuple[tuple[int, int, int, int], ...]:
         """
-        When the messages of the request under way are tried again that wait for retry, as a frame
-        tells it.
+        Return the times of the next tries for messages of the request under way that wait for
+        retry, in the form of the frame.
 
         Args:
-            own: the partition, which stores what is parked.
+            own: the partition, which stores the parked messages.
         """
         told = []
         for waiting in self._under_way:
@@ -183,13 +186,13 @@ class ParkQueue:
             waiting.confirmed()
 
     def refused(self) -> None:
-        """Note that the broker has no room for the request's parks: the next one is without them,
-        or has one alone.
+        """Note that the broker has no room for the request's parks: the next request has none, or
+        only one.
         """
         parks = [waiting for waiting in self._under_way if isinstance(waiting.change, Park)]
         self._under_way = [w for w in self._under_way if not isinstance(w.change, Park)]
         self._full = True
-        if self._alone:  # another key may have room, as one that is parked already
+        if self._alone:  # another key may have room, for example one that is already parked
             keyed = {w.change.key for w in parks if isinstance(w.change, Park)}
             same = [w for w in self._parks if isinstance(w.change, Park) and w.change.key in keyed]
             rest = [
@@ -202,7 +205,7 @@ class ParkQueue:
 
 
 def _ranges(offsets: list[int]) -> tuple[Range, ...]:
-    if len(offsets) == 1:  # as of most messages behind a parked one
+    if len(offsets) == 1:  # the usual case after a parked message
         return ((offsets[0], offsets[0] + 1),)
     return tuple(IntervalSet((offset, offset + 1) for offset in offsets))
 
@@ -212,8 +215,8 @@ def _nothing() -> None:
 
 
 def or_bury(change: ParkChange) -> AskedChange:
-    """What is asked for where a key that finds no room is buried; what waits for retry holds no
-    key, and waits for room.
+    """Return the change to request where a key that finds no room is buried; a message that waits
+    for retry holds no key, and waits for room.
     """
     if isinstance(change, Park) and not isinstance(change.key, int):
         return ParkOrBury(change.key, change.ranges, change.failure)

@@ -1,13 +1,13 @@
-"""Sends what changes about a partition's parked messages to its broker, in order, until it is
+"""Sends the changes of a partition's parked messages to its broker, in order, until they are
 durable.
 
     park, done, free ─▶ ParkQueue ─▶ ChangeParked ─▶ durable: confirmed
-                            ▲             │ failed: again; no room: again with fewer, then waits
+                            ▲             │ failed: sent again; no room: with fewer, then waits
                             ╰─────────────╯
 
 Invariant
-    What the broker has no room to park stays here, not acked; pulls wait while it is WAITING_MAX
-    messages.
+    Messages that the broker has no room to park stay here, not acked; pulls wait while there are
+    WAITING_MAX of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable
 
-from ...protocol.errors import FencedError, KeylaneError, ParkFullError, ParkMovedError
+from ...protocol.errors import FencedError, KeylaneError, OverloadedError, Reason, StaleRouteError
 from ...protocol.frames import (
     ChangeParked,
     ParkedChanged,
@@ -34,7 +34,9 @@ from .park_queue import ParkQueue, or_bury
 log = logging.getLogger("keylane.consumer")
 
 WAITING_MAX = 10_000
-"""Messages that wait to be parked at the broker; their values are not kept."""
+"""The largest number of messages that wait to be parked at the broker; their values are not
+kept.
+"""
 
 NextTries = tuple[tuple[int, int, int, int], ...]
 
@@ -48,16 +50,16 @@ class ParkSender:
         self._due = asyncio.Event()
         self._sending: asyncio.Task[None] | None = None
         self._room = asyncio.Event()
-        """Set when a request is durable."""
+        """The event that is set when a request is durable."""
 
     @property
     def busy(self) -> bool:
-        """True while a change is not durable."""
+        """Return True while a change is not durable."""
         return bool(self._queue)
 
     @property
     def has_room(self) -> bool:
-        """True if more messages may wait to be parked."""
+        """Return True if more messages may wait to be parked."""
         return self._queue.messages < WAITING_MAX
 
     async def wait_for_room(self) -> None:
@@ -67,12 +69,12 @@ class ParkSender:
             await self._room.wait()
 
     def parks(self, key: ParkKey) -> bool:
-        """True if messages of this key wait to be parked."""
+        """Return True if messages of this key wait to be parked."""
         return self._queue.parks(key)
 
     def stops(self, key: ParkKey) -> bool:
-        """True if a message of this key has failed, and waits to be parked: the key is redriven no
-        more then.
+        """Return True if a message of this key has failed and waits to be parked, which ends the
+        key's redrive.
         """
         return self._queue.stops(key)
 
@@ -90,11 +92,12 @@ class ParkSender:
         Park messages of a key.
 
         Args:
-            offsets: sorted, of the partition itself; none if they are parked there already.
-            failure: of the first of them; None: they follow one that failed.
+            offsets: the sorted offsets, of the partition itself; none if they are already parked
+                there.
+            failure: the failure of the first of them; None: they follow one that failed.
             confirmed: called when they are parked durably.
-            next_try_ms: when the message is tried again, if it waits for retry, milliseconds since
-                1970.
+            next_try_ms: the time at which the message is tried again, if it waits for retry, in
+                milliseconds since 1970.
         """
         self._queue.park(key, offsets, failure, confirmed, next_try_ms=next_try_ms)
         self._send_soon()
@@ -102,8 +105,8 @@ class ParkSender:
     def unpark(
         self, key: ParkKey, source: int, start: int, end: int, confirmed: Callable[[], None]
     ) -> None:
-        """Take redriven messages `[start, end)` of a source out: they are handled, or stored no
-        longer.
+        """Take redriven messages `[start, end)` of a source out: they are handled, or no longer
+        stored.
         """
         self._queue.unpark(key, source, start, end, confirmed)
         self._send_soon()
@@ -111,12 +114,12 @@ class ParkSender:
     def shift(
         self, change: Shift, confirmed: Callable[[], None], *, next_try_ms: int | None = None
     ) -> None:
-        """Have messages wait for another retry, or be dead letters."""
+        """Let messages wait for another retry, or become dead letters."""
         self._queue.shift(change, confirmed, next_try_ms=next_try_ms)
         self._send_soon()
 
     def fail_again(self, change: FailAgain, confirmed: Callable[[], None]) -> None:
-        """Have parked messages without an order stay parked that failed again."""
+        """Keep parked messages without an order parked that failed again."""
         self._queue.add(change, confirmed)
         self._send_soon()
 
@@ -127,7 +130,7 @@ class ParkSender:
 
     # ── requests ──────────────────────────────────────────────────────────────────────────────────
     async def first_rows(self, key: ParkKey, count: int, *, first: int = 0) -> ParkedRows:
-        """Where parked messages of a key are, behind its `first` ranges."""
+        """Return the places of parked messages of a key, after its first `first` ranges."""
         context = self._context
         answer, _ = await context.client.broker.call(ReadParked(*context.who, key, count, first))
         assert isinstance(answer, ParkedRows)
@@ -136,8 +139,8 @@ class ParkSender:
     async def put_edits_in(
         self, key: ParkKey, edited: Collection[tuple[int, int]], messages: Iterable[Message]
     ) -> None:
-        """Put what an operator has edited in the places of messages; `edited` has their sources and
-        offsets.
+        """Replace messages by their versions that an operator has edited; `edited` has their
+        sources and offsets.
         """
         context = self._context
         number, group = context.who[:2]
@@ -152,7 +155,7 @@ class ParkSender:
                     message.packed_properties = answer.properties
 
     async def send_now(self, changes: Iterable[AskedChange], next_tries: NextTries = ()) -> int:
-        """Make changes durable that do not wait for others; returns the broker's version.  Raises
+        """Make durable changes that do not wait for others, and return the broker's version. Raises
         KeylaneError.
         """
         context = self._context
@@ -181,12 +184,12 @@ class ParkSender:
                     pauses.reset()
                     self._context.log_recovery(troubles, "parked messages")
                     if self._queue and not self._queue.is_long and not self._queue.full:
-                        await asyncio.sleep(linger_s)  # for others that come meanwhile
+                        await asyncio.sleep(linger_s)  # for others that arrive meanwhile
                 self._context.client.settled()
             except FencedError:
                 raise
             except KeylaneError as error:
-                full = isinstance(error, ParkFullError)
+                full = error.reason is Reason.PARK_FULL
                 level = logging.WARNING if full else logging.INFO
                 self._context.log_failure(troubles, "parked messages", error, level)
                 self._due.set()
@@ -197,30 +200,36 @@ class ParkSender:
         Send one request.
 
         Raises:
-            ParkFullError: the broker takes no park now; try again in a while.
-            KeylaneError: it may be sent again.
+            OverloadedError: the broker can park no more now; try again in a while.
+            KeylaneError: the request failed, and may be sent again.
         """
         changes = self._queue.take()
         try:
             buries = self._context.owner.buries_when_full
             asked = [or_bury(change) for change in changes] if buries else changes
             await self.send_now(asked, self._queue.next_tries(self._context.partition_id))
-        except ParkFullError:
+        except OverloadedError as error:
+            if error.reason is not Reason.PARK_FULL:
+                raise
             waited = self._queue.full and len(changes) == 1
             self._queue.refused()
             if waited:
                 raise
-        except ParkMovedError:
-            # The children have them: what is left here has no effect any more.
+        except StaleRouteError as error:
+            if error.reason is not Reason.PARK_MOVED:
+                raise
+            # The children have them: the changes left here have no effect any more.
             self._queue.confirmed()
         else:
             self._queue.confirmed()
         self._room.set()
 
     async def flush(self) -> None:
-        """Send all changes that are left; those that the broker has no room for are left out."""
+        """Send all remaining changes; those for which the broker has no room are left out."""
         while self._queue:
             try:
                 await self._send()
-            except ParkFullError:
+            except OverloadedError as error:
+                if error.reason is not Reason.PARK_FULL:
+                    raise
                 return

@@ -1,9 +1,9 @@
-"""Parked messages that hold nothing back, and could not be read: the others of their key are
-handled first.  Pure.
+"""Tracks parked messages that hold nothing back and could not be read: the others of their key are
+handled first. Pure.
 
     read ─┬─ answered: handled
-          ╰─ failed: passed over ─▶ the rows behind ─▶ none left ─▶ all that was passed over is
-              asked for again, after a pause
+          ╰─ failed: passed over ─▶ the later rows ─▶ none left
+                ─▶ all passed-over rows are requested again, after a pause
 
 Invariant
     A source that does not answer, or has one message damaged, holds up nothing else of a loose key.
@@ -17,36 +17,38 @@ from ...protocol.errors import CorruptBatchError, CorruptLogError, KeylaneError
 from ...protocol.ids import MAX_I64
 
 Row = tuple[int, int, int]
-"""Source, and its offsets `[start, end)`."""
+"""A source, and its offsets `[start, end)`."""
 
 
 class PassedOver:
-    """What could not be read of one key since its messages were begun from the first on."""
+    """The rows of one key that could not be read since its messages were begun from the first
+    on.
+    """
 
     def __init__(self) -> None:
         self._upto: dict[int, int] = {}
-        """Source → the offset below which nothing of it is asked for."""
+        """The offset, by source, below which nothing of it is requested."""
         self.error: KeylaneError | None = None
-        """Why the last message could not be read; None: all could."""
+        """The reason why the last message could not be read; None if all could."""
         self.rows_before = 0
-        """Rows at the front of which nothing is left: what is asked for begins behind them."""
+        """The number of rows at the front of which nothing is left: requests begin after them."""
 
     def __bool__(self) -> bool:
         return bool(self._upto)
 
     def note(self, source: int, error: KeylaneError) -> None:
         """
-        Pass over what could not be read of a source.
+        Pass over the messages of a source that could not be read.
 
-        That is all of it, but where a batch is damaged: those behind it may be whole.
+        These are all its messages, unless a batch is damaged: later ones may be whole.
         """
         end = error.end_offset if isinstance(error, CorruptLogError | CorruptBatchError) else None
         self._upto[source] = MAX_I64 if end is None else max(end, self._upto.get(source, 0))
         self.error = error
 
     def rows_left(self, rows: Iterable[Row], count: int) -> list[Row]:
-        """Of rows that are sorted by source and offset, the first `count` messages that were not
-        passed over.
+        """Return the first `count` messages that were not passed over, from rows that are sorted by
+        source and offset.
         """
         left: list[Row] = []
         for source, start, end in rows:
@@ -58,7 +60,7 @@ class PassedOver:
         return left
 
     def clear(self) -> None:
-        """Ask for everything again."""
+        """Request everything again."""
         self._upto.clear()
         self.error = None
         self.rows_before = 0

@@ -1,25 +1,23 @@
-"""Has the parked messages of a key handled again, the oldest first, while new ones of the key are
-parked behind them.
+"""Handles the parked messages of a key again, the oldest first, while new ones of the key are
+parked after them.
 
     ReadParked ─▶ the first WINDOW messages, read where their bytes are ─▶ handed out ─▶ done, each
         ─▶ … ─▶ none left ─▶ free
-                                                                               ╰─ failed too often
-                                                                                   ─▶ parked again:
-                                                                                   stop
+    handed out ─▶ failed too often ─▶ parked again: stop
 
-Messages that are stored no longer are given up, with a warning; not those that an older copy of a
-data folder lacks. Messages without a key, and dead letters, are handed out as they are: each by
-itself, and those that fail again stay.
+Messages that are no longer stored are given up, with a warning, but not those that only an older
+copy of a data folder lacks. Messages without a key, and dead letters, are handed out as they are:
+each stands alone, and those that fail again stay.
 
 After the end of an owner that did not release, a redriven message may have ended its process.  Then
 one key at a time is redriven, and it is parked again before its messages are handed out: if the
-process ends again, it stays parked. Dead letters that were chosen before that end are dead letters
-as before; those that are chosen later are handed out.
+process ends again, it stays parked. Dead letters that were chosen before that end stay dead
+letters; those that are chosen later are handed out.
 
 Invariants
-    Of a key the messages of one window are with handlers at a time, and they are all that is with
-    handlers. A drained partition begins no window: its children have, or will have, what is left.
-    Of a loose key what cannot be read holds up nothing else (`passed_over.py`).
+    The messages of one window are all that a key has with handlers at a time. A drained partition
+    begins no window: its children have, or will have, the rest. Unreadable messages of a loose key
+    hold up nothing else (`passed_over.py`).
 """
 
 from __future__ import annotations
@@ -68,14 +66,14 @@ from .passed_over import PassedOver, Row
 log = logging.getLogger("keylane.consumer")
 
 WINDOW = 100
-"""Messages of a key that are read at a time."""
+"""The number of messages of a key that are read at a time."""
 AT_ONCE_MAX = 50
-"""Keys of a partition that are redriven at a time."""
+"""The number of keys of a partition that are redriven at a time."""
 READ_BYTES = 1 << 18
 LOOK_S = 1.0
-"""Between two looks at the lease of a message whose end is to be durable."""
+"""Seconds between two checks of the lease of a message whose end is to be durable."""
 ALONE_S = 5.0
-"""A key that may have ended a process is redriven alone for so long."""
+"""Seconds for which a key that may have ended a process is redriven alone."""
 
 
 class RedriveDelivery(ClientDelivery):
@@ -98,7 +96,9 @@ class RedriveDelivery(ClientDelivery):
     client: ParkingClient
     is_apart = True
     cursor = 0
-    """Below the cursor of the partition lie parked messages, which are not done."""
+    """The cursor, 0 because parked messages, which are not done, lie below the cursor of the
+    partition.
+    """
 
     def __init__(
         self,
@@ -115,23 +115,23 @@ class RedriveDelivery(ClientDelivery):
         self._source = source
         self._left = 0
         self._acking: set[int] = set()
-        """Offsets of messages that are handled, and not durably parked no longer."""
+        """The offsets of messages that are handled, and still durably parked."""
         self._change = asyncio.Event()
         self._failed: set[int] = set()
-        """Offsets of messages that failed, and are neither handled nor parked again."""
+        """The offsets of messages that failed, and are neither handled nor parked again."""
         self._stopped = False
         self.failure: Failure | None = None
-        """Of a loose message that failed, and stays parked."""
+        """The failure of a loose message that failed, and stays parked."""
         self.ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        """True when all are handled, and that is durable; False when the key is parked again, or
-        handed over.
+        """The future that is True when all messages are durably handled, and False when the key is
+        parked again or handed over.
         """
         self.unsaved = 0
-        """Messages whose handling is not durable."""
+        """The number of messages whose handling is not durable."""
 
     @property
     def is_loose(self) -> bool:  # type: ignore[override]
-        """True if the messages have no key, or are dead letters."""
+        """Return True if the messages have no key, or are dead letters."""
         return is_loose(self._key)
 
     def expect(self, count: int) -> None:
@@ -153,8 +153,8 @@ class RedriveDelivery(ClientDelivery):
         self._saved()
 
     async def acked(self, offset: int) -> bool:
-        """Wait until a handled message is durably parked no longer; False if it never will be: it
-        was handed over.
+        """Wait until a handled message is durably no longer parked, and return False if it never
+        will be, because it was handed over.
         """
         while offset in self._acking and self.client.boot_ns() < self.client.acks_until_ns:
             self._change.clear()
@@ -189,7 +189,7 @@ class RedriveDelivery(ClientDelivery):
         self.client.forget(count)
 
     def park(self, message: Message, failure: Failure, waiting: list[Message]) -> None:
-        """Leave a message that failed too often parked, and those behind it."""
+        """Leave a message that failed too often parked, with those after it."""
         count = 1 + len(waiting)
         self._fails_no_more([message.offset])
         if self._key == RETRIED and isinstance(self._key, int):
@@ -218,7 +218,7 @@ class RedriveDelivery(ClientDelivery):
         self.park(message, failure, [])
 
     def retry(self, message: Message, failure: Failure, _pause_ms: int) -> None:
-        """Leave a message that failed again parked: only an operator has it handled."""
+        """Leave a message that failed again parked: only an operator can have it handled."""
         self.park(message, failure, [])
 
     def note_failed(self, message: Message, failure: Failure) -> None:
@@ -229,8 +229,8 @@ class RedriveDelivery(ClientDelivery):
         self.client.redriven_failed(self._source, message, failure)
 
     def note_hangs(self, message: Message, why: Failure, running_ms: int) -> None:
-        """Have the broker show that the message has been with its handler, or the program, for so
-        long.
+        """Have the broker show for how long the message has been with its handler or the
+        program.
         """
         self._failed.add(message.offset)
         self.client.redriven_hangs(self._source, message, why, running_ms)
@@ -243,10 +243,10 @@ class RedriveDelivery(ClientDelivery):
 
 class Redrives:
     """
-    The keys of a partition that are redriven; one task each.
+    The keys of a partition that are redriven, with one task for each.
 
     Args:
-        free: hands messages of a key out as any other.
+        free: hands messages of a key out like any others.
     """
 
     def __init__(
@@ -257,27 +257,27 @@ class Redrives:
         self._sender = sender
         self._free = free
         self.careful = False
-        """The owner before ended without a release."""
+        """True if the previous owner ended without a release."""
         self.inherits = False
-        """What begins now was chosen before this owner had the partition."""
+        """True if the keys that begin now were chosen before this owner had the partition."""
         self._troubles = LogFilter()
         self._alone = asyncio.Lock()
         self._tasks: dict[ParkKey, asyncio.Task[None]] = {}
         self._turns = asyncio.Semaphore(AT_ONCE_MAX)
         self._sources: dict[int, tuple[str | None, int]] = {}
-        """Ancestor → address of its broker, logic start."""
+        """The address of the broker and the logic start, by ancestor."""
 
     def forget_sources(self) -> None:
-        """Ask again where ancestors are: their brokers may be elsewhere now."""
+        """Ask again for the addresses of ancestors, whose brokers may have moved."""
         self._sources.clear()
 
     @property
     def busy(self) -> bool:
-        """True while messages of some key may be with handlers."""
+        """Return True while messages of some key may be with handlers."""
         return bool(self._tasks)
 
     def begin(self, key: ParkKey) -> None:
-        """Have the messages of a key handled again, unless they are."""
+        """Begin to handle the messages of a key again, unless this is under way."""
         if key in self._tasks or self._client.acked_to_end:
             return
         careful = self.careful and (key != RETRIED or self.inherits)
@@ -311,13 +311,13 @@ class Redrives:
             self._client.settled()
 
     async def _park_again(self, key: ParkKey) -> None:
-        """Have a key stay parked if this process ends while its messages are handled."""
+        """Keep a key parked if this process ends while its messages are handled."""
         crash = crash_of("again", at_ms=self._client.wall_ms(), attempts=1)
         if key != RETRIED:
             await self._sender.send_now([Park(key, (), crash, self._context.who[3])])
             return
-        # One of the chosen dead letters may have done it: all are dead letters as before, each with
-        # its own failure.
+        # One of the chosen dead letters may have done it: all stay dead letters, each with its own
+        # failure.
         log.warning(
             "%s: the previous consumer's process ended while it redrove dead letters; they stay "
             "dead letters",
@@ -330,15 +330,15 @@ class Redrives:
 
     async def _next_window(self, key: ParkKey, passed: PassedOver, *, alone: bool) -> bool:
         """
-        Have the first messages of a key handled; False if there are none, or the key is parked
-        again.
+        Let the first messages of a key be handled, and return False if there are none, or the key
+        is parked again.
 
         Raises:
-            KeylaneError: the broker does not answer, or nothing is left but what could not be read.
+            KeylaneError: the broker does not answer, or only unreadable messages are left.
 
         Args:
-            passed: what of a loose key is left out, because it could not be read.
-            alone: they may end the process: if they do, the key stays parked.
+            passed: the messages of a loose key that are left out because they could not be read.
+            alone: whether they may end the process: if they do, the key stays parked.
         """
         if alone:
             async with self._context.owner.alone.taken(ALONE_S):
@@ -365,7 +365,7 @@ class Redrives:
         return handled
 
     async def _none_left(self, key: ParkKey, passed: PassedOver) -> bool:
-        """As `_next_window`, of a key of which no message can be asked for."""
+        """Return as `_next_window` does, for a key of which no message can be requested."""
         if passed.error is not None:
             raise passed.error
         if key in LOOSE:
@@ -379,7 +379,9 @@ class Redrives:
     async def _read_first(
         self, key: ParkKey, rows: Sequence[Row], passed: PassedOver
     ) -> tuple[list[Message], int] | None:
-        """As `read`, of the first source; None: it cannot be read, and is passed over."""
+        """Read from the first source as `read` does; return None if it cannot be read, and is
+        passed over.
+        """
         source = rows[0][0]
         try:
             return await self.read(key, source, [row[1:] for row in rows if row[0] == source])
@@ -395,15 +397,15 @@ class Redrives:
     async def _rows_left(
         self, key: ParkKey, passed: PassedOver
     ) -> tuple[Sequence[Row], Collection[tuple[int, int]]]:
-        """The first parked messages of a key that were not passed over, and which of them an
-        operator has edited.
+        """Return the first parked messages of a key that were not passed over, and those among them
+        that an operator has edited.
         """
         if not passed:
             parked = await self._sender.first_rows(key, WINDOW)
             return parked.rows, parked.edited
-        # Not from the front for each window: there may be thousands of pages that were passed over.
-        # Rows that have moved up there, as where an operator has skipped some, are asked for with
-        # those.
+        # The search does not begin at the front for each window, because there may be thousands of
+        # pages that were passed over.  Rows that have moved up there, as where an operator has
+        # skipped some, are requested with those.
         while True:
             parked = await self._sender.first_rows(key, MAX_I64, first=passed.rows_before)
             rows = passed.rows_left(parked.rows, WINDOW)
@@ -419,14 +421,16 @@ class Redrives:
         kind: type[RedriveDelivery] = RedriveDelivery,
     ) -> tuple[list[Message], int]:
         """
-        The first messages of a source in these ranges; those that are stored no longer are given
-        up.
+        Return the first messages of a source in these ranges; those that are no longer stored are
+        given up.
 
-        Given up is what retention has removed, and what the metaserver says is gone.  A broker that
-        lacks more stands on an older copy of its data folder, and the original may come back.
+        Messages are given up if retention has removed them, or the metaserver reports them gone. A
+        broker that lacks more runs on an older copy of its data folder, and the original may
+        return.
 
         Returns:
-            The messages, with a delivery of this kind, and the offset up to which they are all.
+            The messages, with a delivery of this kind, and the end offset up to which they are
+            complete.
 
         Raises:
             UnreachableError, PartitionUnknownError: the broker of the source does not answer, or
@@ -463,7 +467,7 @@ class Redrives:
                 cut = column_views(payload, header, at) if wanted else None
             except CorruptBatchError as error:
                 if messages:
-                    break  # what is whole before it comes first
+                    break  # whole messages before it come first
                 _name(error, payload, at, start=start)
                 raise
             here = [] if cut is None else decode_messages(cut, header, *who, delivery)
@@ -474,8 +478,8 @@ class Redrives:
         return messages, upto
 
     async def _source(self, source: int) -> tuple[BrokerClient, int]:
-        """The broker and the logic start of a source.  Raises PartitionUnknownError: its messages
-        are gone; KeylaneError.
+        """Return the broker and the logic start of a source. Raises PartitionUnknownError if its
+        messages are gone; KeylaneError.
         """
         if source == self._context.partition_id:
             return self._client.broker, self._context.grant.partition.logic_start
@@ -522,8 +526,8 @@ def _lacking(source: int, offset: int) -> NotSentError:
 
 
 def _name(error: CorruptBatchError, payload: memoryview, at: int, *, start: int) -> None:
-    """Name the messages of a damaged batch, so that those behind it are read; its header has a
-    checksum of its own.
+    """Name the messages of a damaged batch, so that those after it are read; its header has its own
+    checksum.
     """
     header = read_header(payload, at)
     if isinstance(header, Header) and header.next_offset > start:

@@ -1,21 +1,21 @@
-"""Has messages that were set aside for retry handled again when they are due, each for itself, at
-the owner of their partition.
+"""Handles messages that were set aside for retry again when they are due, each separately, at the
+owner of their partition.
 
-    failed ─▶ put: Park under the number of its tries ─▶ durable ─▶ waiting, by due time ─▶ read,
-        handed out ─▶ done: Unpark
-                                                            ▲                                  ├─ failed: Shift to the next number
-                                                            ╰──────────────────────────────────╯ too often: Shift to the dead letters
+    failed ─▶ put: Park under the number of its tries ─▶ durable ─▶ waiting, by due time
+        ─▶ read, handed out ─▶ done: Unpark
+                            ├─ failed: Shift to the next number ─▶ waiting
+                            ╰─ failed too often: Shift to the dead letters
 
-The tries are durable, the due times are not: behind a change of the owner everything is due at
+The tries are durable, but the due times are not: after a change of the owner everything is due at
 once.
 
 After the end of an owner that did not release, a message may have ended its process.  Then for
-CAREFUL_MS one message at a time is handed out, and before it a Shift to a negative number says
-durably that its try has begun: if this process ends so too, the next owner makes it a dead letter.
+CAREFUL_MS one message at a time is handed out, and before it a Shift to a negative number records
+durably that its try has begun: if this process ends too, the next owner makes it a dead letter.
 
 Invariants
     A message is handed out only while its Park or Shift is durable, and once at a time.
-    A drained partition begins no try: its children have, or will have, what waits.
+    A drained partition begins no try: its children have, or will have, the waiting messages.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from .redrive import AT_ONCE_MAX, WINDOW, RedriveDelivery, Redrives
 log = logging.getLogger("keylane.consumer")
 
 RETRIES_MAX = 100_000
-"""While this number of ranges of offsets wait for retry on a partition, nothing more of it is
+"""The number of ranges of offsets that wait for retry on a partition at which nothing more of it is
 pulled.
 """
 CAREFUL_MS = 30_000
 LONG_S = 5.0
-"""The careful part waits for a message for so long."""
+"""Seconds for which the careful part waits for a message."""
 
 
 class RetryDelivery(RedriveDelivery):
@@ -56,7 +56,7 @@ class RetryDelivery(RedriveDelivery):
     retrying: Retrying
 
     def retry(self, message: Message, failure: Failure, pause_ms: int) -> None:
-        """Have a message that failed again wait for another retry."""
+        """Let a message that failed again wait for another retry."""
         self._failed_again(message, failure, failure.attempts, pause_ms)
 
     def bury(self, message: Message, failure: Failure) -> None:
@@ -64,7 +64,7 @@ class RetryDelivery(RedriveDelivery):
         self._failed_again(message, failure, None, 0)
 
     def park(self, message: Message, failure: Failure, _waiting: list[Message]) -> None:
-        """As `bury`: it holds nothing back."""
+        """Make the message a dead letter, as `bury` does: it holds nothing back."""
         self.bury(message, failure)
 
     def _failed_again(
@@ -79,7 +79,7 @@ class RetryDelivery(RedriveDelivery):
 
 
 class Retrying:
-    """What waits for retry on one partition under one grant."""
+    """The messages that wait for retry on one partition under one grant."""
 
     def __init__(self, context: ParkContext, sender: ParkSender, redrives: Redrives) -> None:
         self._context = context
@@ -92,24 +92,24 @@ class Retrying:
         self._careful_until_ns = 0
         self._changed = asyncio.Event()
         self._room = asyncio.Event()
-        """Set when something was taken."""
+        """The event that is set when something was taken."""
         self._turns = asyncio.Semaphore(AT_ONCE_MAX)
         self._running: asyncio.Task[None] | None = None
         self._tries: set[asyncio.Task[None]] = set()
 
     @property
     def busy(self) -> bool:
-        """True while some message may be with a handler."""
+        """Return True while some message may be with a handler."""
         return bool(self._tries)
 
     @property
     def is_careful(self) -> bool:
-        """True while one message at a time is handed out."""
+        """Return True while one message at a time is handed out."""
         return self._client.boot_ns() < self._careful_until_ns
 
     @property
     def has_room(self) -> bool:
-        """True if more messages may wait for retry."""
+        """Return True if more messages may wait for retry."""
         return len(self._due) < RETRIES_MAX
 
     async def wait_for_room(self) -> None:
@@ -121,14 +121,14 @@ class Retrying:
     # ── what waits ────────────────────────────────────────────────────────────────────────────────
     async def begin(self, rows: Iterable[ParkedKeyRow], *, careful: bool) -> None:
         """
-        Learn what waits for retry: all of it is due.
+        Fetch the messages that wait for retry: all are due.
 
-        No effect but for the first call, also if nothing was parked then: what waits later was put
-        here.
+        Only the first call has an effect, even if nothing was parked then, because later ones were
+        put here.
 
         Args:
-            rows: what the group has parked.
-            careful: the owner before ended without a release.
+            rows: the keys that the group has parked.
+            careful: whether the previous owner ended without a release.
         """
         if self._begun:
             return
@@ -168,7 +168,9 @@ class Retrying:
         self._sender.shift(Shift(-attempts, None, source, (part,), failure), _nothing)
 
     def put(self, offset: int, failure: Failure, pause_ms: int) -> None:
-        """Set a message of the partition itself aside, and have it handled again in `pause_ms`."""
+        """Set a message of the partition itself aside, and let it be handled again in
+        `pause_ms`.
+        """
         due_ns = self._client.boot_ns() + pause_ms * 1_000_000
         key, part = failure.attempts, (offset, offset + 1)
         own = self._context.partition_id
@@ -186,7 +188,7 @@ class Retrying:
         failure: Failure,
         pause_ms: int,
     ) -> None:
-        """Have a message that failed wait for another retry, or make it a dead letter: `to` is
+        """Let a message that failed wait for another retry, or make it a dead letter if `to` is
         None.
         """
         part = offset, offset + 1

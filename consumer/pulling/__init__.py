@@ -1,1 +1,1 @@
-"""Messages pulled, read and acked: what a session does with a partition that it owns."""
+"""The work of a session on a partition that it owns: messages are pulled, read and acked."""

@@ -1,18 +1,18 @@
-"""Tells a partition's broker which offsets are handled, and how often the others failed.
+"""Reports to a partition's broker which offsets are handled, and how often the others failed.
 
-    done, failed, begin ─▶ due ─▶ linger ─▶ ACK ─▶ durable: the cursor rises, waiters go on
-                            ▲                │ failed: again, after a pause
-                            ╰── every third of the ttl, with nothing, to renew the pull lock; of a shared group, every sixth
-                                of the time in flight, to renew what handlers have
+    done, failed, begin ─▶ due ─▶ linger ─▶ ACK ─▶ durable: the cursor rises, waiters continue
+                            ▲                │ failed: sent again, after a pause
+                            ╰── every third of the ttl, empty, to renew the pull lock; in a shared
+                                group, every sixth of the time in flight, to renew messages
 
-A request is sent by the timer of its linger, and confirmed where its answer arrives, without a
-task.  The task of the sender waits meanwhile: it opens channels, and gets every error, and every
-answer that needs a wait.
+A request is sent by the timer of its linger, and confirmed as its answer arrives, without a task.
+The task of the sender waits meanwhile: it opens channels, and handles every error, and every answer
+that needs a wait.
 
 Invariants
     A request that fails loses nothing: its acks are in the next one.
     One request is under way at a time.
-    Who waits for acks makes a request due.
+    A wait for acks makes a request due.
 """
 
 from __future__ import annotations
@@ -40,39 +40,41 @@ from .messages_in_flight import MessagesInFlight
 
 log = logging.getLogger("keylane.consumer")
 CLOCK_S = 0.001
-"""Timers end so much earlier, at most, than a sum of times says."""
+"""The most, in seconds, by which timers end earlier than a sum of times requires."""
 ANY = -1
 """An offset that is in every request."""
 
 
 class AckedPartition(Protocol):
-    """What a sender of acks needs of its pull client."""
+    """A pull client, as seen by a sender of acks."""
 
     broker: BrokerClient
     """The client of the partition's broker."""
     boot_ns: Callable[[], int]
     renewal_ms: float
-    """Milliseconds between two requests that renew what handlers have."""
+    """Milliseconds between two requests that renew the messages with handlers."""
     respects_range_limit: bool
-    """Pulls stop while the broker takes no more ranges above the cursor."""
+    """True if pulls stop while the broker takes no more ranges above the cursor."""
 
     @property
     def log_name(self) -> str:
-        """Subject, partition and group, for log lines."""
+        """Return subject, partition and group, for log lines."""
         ...
 
     @property
     def holds_fence(self) -> bool:
-        """True while the broker has the fence, and the lease has not ended."""
+        """Return True while the broker has the fence, and the lease has not ended."""
         ...
 
     @property
     def is_idle(self) -> bool:
-        """True while the broker is known to have acks of all that was pulled, and a pull waits."""
+        """Return True while the broker is known to have acks of all pulled messages, and a pull
+        waits.
+        """
         ...
 
     def held(self) -> list[Message]:
-        """The messages that the next request renews."""
+        """Return the messages that the next request renews."""
         ...
 
     def renewed(self, messages: list[Message], sent_ns: int) -> None:
@@ -88,13 +90,11 @@ class AckedPartition(Protocol):
         ...
 
     def knows_parked(self, version: int) -> bool:
-        """True if `check_parked` has nothing to learn."""
+        """Return True if `check_parked` would learn nothing."""
         ...
 
     async def check_parked(self, version: int) -> None:
-        """Learn what an operator has changed, if the version is newer than the one that is
-        known.
-        """
+        """Fetch the changes of an operator, if the version is newer than the known one."""
         ...
 
 
@@ -103,20 +103,20 @@ class AckWaiter(NamedTuple):
 
     offset: int
     future: asyncio.Future[bool]
-    """Done with a request that has the offset: True if that is durable."""
+    """The future that is done with a request that has the offset: True if the ack is durable."""
 
 
 class AckRequest(NamedTuple):
-    """A request, with what is done once it is answered."""
+    """A request, with the steps that follow its answer."""
 
     ack: Ack
     waiters: list[AckWaiter]
     left_over: bool
-    """It does not have all that was handled when it was made."""
+    """True if it lacks some of the messages that were handled when it was made."""
     held: list[Message]
-    """Messages of a shared group that it renews."""
+    """The messages of a shared group that it renews."""
     sent_ns: int
-    """When it was made, on the boot clock."""
+    """The time at which it was made, on the boot clock."""
 
 
 class AckSender:
@@ -124,8 +124,9 @@ class AckSender:
     The acks of one partition under one grant.
 
     Args:
-        who: partition id, group, session and token, as requests name the owner.
-        in_flight: pulls wait while the broker takes no more ranges above the cursor.
+        who: the owner as named in requests: partition id, group, session and token.
+        in_flight: the counter of messages with handlers; it blocks pulls while the broker takes no
+            more ranges above the cursor.
     """
 
     def __init__(
@@ -140,14 +141,14 @@ class AckSender:
         self.handled = AckQueue()
         self.tries = FailedTries()
         self.is_due = False
-        """A request is to be sent; read for every handled message."""
+        """True if a request is to be sent; it is read for every handled message."""
         self._linger_s = settings.ack_linger_ms / 1000 if settings.ack is AckMode.LINGERING else 0
         self.each = settings.ack is AckMode.EACH
-        """The next message of a key waits for the ack of the one before."""
+        """True if the next message of a key waits for the ack of the previous one."""
         self.hurries = False
-        """Requests are sent without a linger."""
+        """True if requests are sent without a linger."""
         self._begun: dict[int, int] = {}
-        """By offset of a suspect that begins, its crashes, until the broker has them."""
+        """The crashes of a suspect that begins, by its offset, until the broker has them."""
         self._partition = partition
         self._who = who
         self._in_flight = in_flight
@@ -155,26 +156,26 @@ class AckSender:
         self._rng = rng
         self._loop = asyncio.get_running_loop()
         self._pauses = settings.backoff.pauses(rng)
-        """Between requests that fail."""
+        """The pauses between requests that fail."""
         self._troubles = LogFilter()
         self._waiters: list[AckWaiter] = []
-        """Of `durable`, for the next request."""
+        """The waits of `durable` for the next request."""
         self._idle_s = min(settings.ttl_ms / 3, partition.renewal_ms) / 1000
         self._sent_s = self._loop.time()
-        """When the last request was made."""
+        """The time at which the last request was made."""
         self._trouble: asyncio.Future[int | None] | None = None
         """
-        The task waits for it while requests are sent without it.
+        The future for which the task waits while requests are sent without the task.
 
-        Its result is a version of parked messages to learn of, or None, if the task has to send the
+        Its result is a version of parked messages to fetch, or None if the task has to send the
         next request.
         """
         self._timer: asyncio.Handle | None = None
-        """Of the linger."""
+        """The timer of the linger."""
         self._renewal: asyncio.Handle
-        """Of the request that renews the pull lock."""
+        """The timer of the request that renews the pull lock."""
         self._under_way: AckRequest | None = None
-        """Sent without the task."""
+        """The request that was sent without the task."""
         self._calling: Calling | None = None
         self._ended = False
 
@@ -193,8 +194,8 @@ class AckSender:
             self._timer = loop.call_at(now_s + linger_s(self._linger_s, now_s), self._send_now)
 
     def linger_no_more(self) -> None:
-        """Send what is due now, and later requests without a linger: others wait for the end of the
-        partition.
+        """Send now what is due, and later requests without a linger, because others wait for the
+        end of the partition.
         """
         self._linger_s = 0
         if self._timer is not None:
@@ -202,27 +203,26 @@ class AckSender:
             self._timer = self._loop.call_soon(self._send_now)
 
     def failed(self, message: Message, failure: Failure) -> None:
-        """Have the broker keep how often a message has failed, and show why."""
+        """Have the broker record how often a message has failed, and show why."""
         self.tries.failed(message, failure)
         self.send_soon()
 
     def hangs(self, message: Message, why: Failure, running_ms: int) -> None:
-        """Have the broker show that a message has been with its handler, or the program, for so
-        long.
-        """
+        """Have the broker show for how long a message has been with its handler or the program."""
         if self.tries.hangs(message, why, running_ms):
-            self.send_soon()  # later figures go with the requests that renew the pull lock
+            self.send_soon()  # later figures are in the requests that renew the pull lock
 
     async def answered(self, offset: int, *, ask: bool = True) -> bool:
         """
         Wait for the broker's answer to the ack of a handled offset, and of all lower ones that were
-        handled before.
+        handled earlier.
 
         Args:
-            ask: make a request due; False: wait for the next one that something else makes due.
+            ask: whether to make a request due; False: wait for the next one that something else
+                makes due.
 
         Returns:
-            True if it is durable; False if not: the broker takes no more ranges now, or the
+            True if the ack is durable; False if the broker takes no more ranges now, or the
             partition was handed over.
         """
         if self._ended:
@@ -235,7 +235,7 @@ class AckSender:
 
     async def durable(self, offset: int) -> bool:
         """
-        Wait until the ack of a handled offset is durable, also while the broker takes no more
+        Wait until the ack of a handled offset is durable, even while the broker takes no more
         ranges.
 
         Returns:
@@ -248,10 +248,10 @@ class AckSender:
 
     async def begin(self, offset: int, crashes: int) -> None:
         """
-        Wait until the broker has it durably that a suspect begins.
+        Wait until the broker has durably recorded that a suspect begins.
 
         Args:
-            crashes: what it is accused of if this process ends before it does.
+            crashes: the crashes of which it is accused if this process ends before it does.
         """
         self._begun[offset] = crashes
         while offset in self._begun:
@@ -260,7 +260,7 @@ class AckSender:
                 await asyncio.sleep(self._settings.backoff.wait_ms(1, self._rng) / 1000)
 
     async def run(self) -> None:
-        """Send acks until cancelled.  Raises FencedError."""
+        """Send acks until the task is cancelled. Raises FencedError."""
         self._renewal = self._loop.call_later(self._idle_s, self._renew)
         try:
             while True:
@@ -289,8 +289,8 @@ class AckSender:
             log.info("%s: acks are stored again, after %s", self._partition.log_name, failures)
 
     def _renew(self) -> None:
-        """Send a request, if none was made for a third of the ttl; an empty one only to renew the
-        pull lock.
+        """Send a request if none was made for a third of the ttl; an empty one only renews the pull
+        lock.
         """
         now_s = self._loop.time()
         left_s = self._sent_s + self._idle_s - now_s
@@ -320,14 +320,14 @@ class AckSender:
     # ── without a task ────────────────────────────────────────────────────────────────────────────
     async def _without_task(self) -> int | None:
         """
-        Have requests sent by their timers, until something has to be waited for.
+        Let the timers send requests, until something must be waited for.
 
         Returns:
-            A version of parked messages that is newer than the one that is known; None: the task
-            sends the next request.
+            A version of parked messages that is newer than the one that is known; None if the task
+            has to send the next request.
 
         Raises:
-            KeylaneError: of a request.
+            KeylaneError: a request failed.
         """
         self._trouble = self._loop.create_future()
         if self.is_due:
@@ -349,8 +349,8 @@ class AckSender:
                 self._take_back(request)
 
     def _send_next(self) -> None:
-        """Send a request in the next turn of the event loop: who was woken by what is handled may
-        have something for it.
+        """Send a request in the next turn of the event loop, because a task that was woken by
+        handled messages may add to it.
         """
         self._timer = self._loop.call_soon(self._send_now)
 
@@ -367,8 +367,8 @@ class AckSender:
             _fail(trouble, error)
 
     def _begin_request(self) -> bool:
-        """Send a request without the task; False: the task has to send it.  The task gets what it
-        raises.
+        """Send a request without the task, and return False if the task has to send it. The task
+        gets an exception of the request.
         """
         channel = self._partition.broker.live_channel
         if channel is None:
@@ -430,7 +430,7 @@ class AckSender:
         return True
 
     def _request(self) -> AckRequest:
-        """The next request: all that is due is in it, or in one behind it."""
+        """Return the next request; all that is due is in it, or in a later one."""
         self.is_due = False
         self._sent_s = self._loop.time()
         ranges = self.handled.take()
@@ -448,8 +448,8 @@ class AckSender:
         return AckRequest(ack, waiters, self.handled.left_over, held, sent_ns)
 
     def _take_back(self, request: AckRequest) -> None:
-        """Have the next request carry what this one has: it is not known whether the broker has
-        it.
+        """Put the contents of this request into the next one, because it is unknown whether the
+        broker has them.
         """
         self.is_due = True
         self._waiters = request.waiters + self._waiters
@@ -471,9 +471,11 @@ class AckSender:
         self._waiters = release_durable(request) + self._waiters
 
     def _refused(self, request: AckRequest, error: OverloadedError) -> bool:
-        """Note that the broker keeps no more ranges; True if a request with fewer can help."""
+        """Note that the broker keeps no more ranges, and return True if a request with fewer can
+        help.
+        """
         self._partition.note_unanswered(error)  # the broker has answered
-        release(request.waiters, durable=False)  # each decides whether it waits on
+        release(request.waiters, durable=False)  # each waiter decides whether it continues to wait
         if not self.handled.at_range_limit:
             name = self._partition.log_name
             log.warning("%s: acks wait for older messages to be acked: %s", name, error.message)
@@ -487,10 +489,10 @@ class AckSender:
 
 def linger_s(longest_s: float, now_s: float) -> float:
     """
-    Seconds for which a request lingers: up to the next multiple of `longest_s`, at most all of it.
+    Return the seconds for which a request lingers: up to the next multiple of `longest_s`.
 
-    So the requests of all partitions of an event loop that come within `longest_s` share a write to
-    the socket, and a sync of the broker's disk.
+    So the requests of all partitions of an event loop that arise within `longest_s` share a write
+    to the socket, and a sync of the broker's disk.
     """
     return longest_s - now_s % longest_s if longest_s else 0.0
 
@@ -503,8 +505,8 @@ def release(waiters: Iterable[AckWaiter], *, durable: bool) -> None:
 
 
 def release_durable(request: AckRequest) -> list[AckWaiter]:
-    """End the waits for what an accepted request has; returns those for what is left over, which is
-    higher.
+    """End the waits for the contents of an accepted request, and return those for what is left
+    over, which is higher.
     """
     if not request.left_over:
         release(request.waiters, durable=True)

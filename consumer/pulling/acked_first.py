@@ -1,11 +1,11 @@
-"""Pull clients whose messages are acked, durably, before their handlers start: each is handled at
-most once.
+"""Pull clients whose messages are acked, durably, before their handlers start, so that each is
+handled at most once.
 
-    pulled ─▶ a worker takes it ─▶ ack_first ─▶ durable: its handler starts ─▶ done: only the count
-        of those with handlers
+    pulled ─▶ a worker takes it ─▶ ack_first ─▶ durable: its handler starts
+                                       │            ─▶ done: only the count of those with handlers
                                        ╰─ handed over, or the lease has ended: it does not start
 
-A hand-over waits for handlers whose messages are acked, as for others.
+A hand-over waits for handlers whose messages are acked, as it does for others.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from .shared_client import SharedClient
 
 log = logging.getLogger("keylane.consumer")
 PAUSE_S = 0.05
-"""Between two tries while the broker takes no more ranges above the cursor: acks of older messages
-make room.
+"""Seconds between two tries while the broker takes no more ranges above the cursor: acks of older
+messages make room.
 """
 
 
 class AckedFirstClient(PullClient):
-    """Pulls one partition, and acks what a handler is about to get."""
+    """Pulls one partition, and acks messages that a handler is about to get."""
 
     def _begin(self) -> None:
         self._started: set[int] = set()
-        """Offsets whose handlers were allowed to start, and have not ended."""
+        """The offsets whose handlers were allowed to start, and have not ended."""
         super()._begin()
 
     async def ack_first(self, messages: Sequence[Message]) -> bool:
         """
-        Ack messages, and wait until that is durable.
+        Ack messages, and wait until the ack is durable.
 
         Returns:
-            True if their handler may start now; False if it must not: the lease has ended, or it
-            has started before.
+            True if their handler may start now; False if it must not, because the lease has ended
+            or it was started before.
         """
         offsets = [message.offset for message in messages]
         if not self._started.isdisjoint(offsets):
@@ -70,10 +70,10 @@ class AckedFirstClient(PullClient):
         self.forget(1)
 
     def done_all(self, messages: list[Message]) -> None:
-        """As `done`, of several messages."""
+        """Note that the handlers of several messages have ended."""
         self._started.difference_update(message.offset for message in messages)
         self.forget(len(messages))
 
 
 class AckedFirstSharedClient(AckedFirstClient, SharedClient):
-    """As `AckedFirstClient`, together with the other sessions of a shared group."""
+    """The same client, for a shared group with other sessions."""

@@ -24,8 +24,8 @@ RANGES_PER_REQUEST = 1_000
 
 
 class AckQueue:
-    """Handled offsets as half-open ranges: those not sent yet, and those of the request under
-    way.
+    """Handled offsets as half-open ranges: those that are not sent yet, and those of the request
+    under way.
     """
 
     __slots__ = (
@@ -42,8 +42,8 @@ class AckQueue:
         self._ranges: list[Range] = []
         self._start = 0
         self.end = 0
-        """One past the range of handled offsets that grows; public for the hot path: one of these
-        begins there.
+        """The offset after the growing range of handled offsets; it is public for the hot path,
+        because the next range begins there.
         """
         self._ranges_max = RANGES_PER_REQUEST
         """The most ranges in the next request: halved after a refusal, doubled after a
@@ -51,9 +51,9 @@ class AckQueue:
         """
         self.under_way: list[Range] = []
         self.left_over = False
-        """The request under way does not have all that was handled when it was made."""
+        """True if the request under way lacks some messages that were handled when it was made."""
         self.at_range_limit = False
-        """The broker has refused ranges, and has not taken everything handled since."""
+        """True if the broker has refused ranges, and has not taken everything handled since."""
 
     def done(self, offset: int) -> None:
         """Note that the message at `offset` is handled."""
@@ -74,7 +74,7 @@ class AckQueue:
         self.end = end
 
     def __contains__(self, offset: int) -> bool:
-        """True if the message at `offset` is handled, and the broker has not confirmed that."""
+        """Return True if the message at `offset` is handled and the broker has not confirmed it."""
         if self._start <= offset < self.end:
             return True
         waiting = chain(self.under_way, self._ranges)
@@ -84,13 +84,13 @@ class AckQueue:
         return self._start < self.end or bool(self._ranges) or bool(self.under_way)
 
     def take(self) -> tuple[Range, ...]:
-        """The lowest ranges, sorted and joined, to send next; ranges of a failed request are among
-        them.
+        """Return the lowest ranges, sorted and joined, to send next; they include the ranges of a
+        failed request.
         """
         if self._start < self.end:
             self._ranges.append((self._start, self.end))
             self._start = self.end
-            if len(self._ranges) == 1 and not self.under_way:  # as of handlers that keep up
+            if len(self._ranges) == 1 and not self.under_way:  # the case of handlers that keep up
                 self.under_way = self._ranges
                 self._ranges = []
                 self.left_over = False
@@ -110,8 +110,8 @@ class AckQueue:
             self.at_range_limit = False
 
     def refused(self) -> bool:
-        """Note that the broker's range limit is reached; True if a request with fewer ranges can
-        help.
+        """Note that the broker's range limit is reached, and return True if a request with fewer
+        ranges can help.
         """
         self.at_range_limit = True
         fewer = len(self.under_way) > 1
@@ -120,7 +120,9 @@ class AckQueue:
 
 
 def ranges_of(messages: list[Message]) -> list[Range]:
-    """The ranges of the messages' offsets, by offset: halved until an end follows from a start."""
+    """Return the ranges of the messages' offsets, by offset; the list is halved until its end
+    follows from its start.
+    """
     ranges: list[Range] = []
     parts = [(0, len(messages))]
     while parts:

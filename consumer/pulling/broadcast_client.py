@@ -1,10 +1,12 @@
 """Consumes a partition for one client alone: messages are read without a lease, and acks stay in
 this process.
 
-    READ ─▶ hand out ─▶ handled ─▶ ack queue ─▶ `AckedOffsets` of the consumer        nothing new: READ again
+    READ ─▶ hand out ─▶ handled ─▶ ack queue ─▶ `AckedOffsets` of the consumer
+      ▲                                            │
+      ╰──────────────── nothing new ───────────────╯
 
 Invariant
-    Nothing of it is at the broker: no fence, no pull lock, no cursor, and so no retention that
+    The broker has no state of it: no fence, no pull lock, no cursor, and so no retention that
     waits.
 """
 
@@ -53,10 +55,10 @@ class LocalAcks(AckSender):
         self._client = partition
 
     def failed(self, message: Message, failure: Failure) -> None:
-        """Nothing is kept of a try that failed: it ends with this process."""
+        """Keep nothing of a failed try, which ends with this process."""
 
     def hangs(self, message: Message, why: Failure, running_ms: int) -> None:
-        """No broker is told: it is in the log."""
+        """Do nothing: no broker is notified, and the log already has it."""
 
     def _begin_request(self) -> bool:
         self._keep()
@@ -86,11 +88,12 @@ class BroadcastClient(PullClient):
     Reads one partition for a consumer that gets every message.
 
     Args:
-        acked: what is handled of the partition: it is continued, and stays when this client ends.
-        refresh: has the addresses of brokers looked up again.
-        needs_no: of a message: it was handled before, as the message that it was made of; None:
-            none was.
-        others: as of `PullClient`.
+        acked: the handled offsets of the partition: they are continued, and stay when this client
+            ends.
+        refresh: looks up the addresses of brokers again.
+        needs_no: returns True for a message that was already handled as the message of which it was
+            made; None: there are none.
+        others: see `PullClient`.
     """
 
     token_is_single_use = False
@@ -148,7 +151,7 @@ class BroadcastClient(PullClient):
         except OffsetOutOfRangeError as error:
             if self._offsets.next_offset < (error.first_offset or 0):
                 raise
-            # No next token would change that, as it would for the owner of a lease: only the
+            # No next token would change this, as it would for the owner of a lease: only the
             # broker's own folder does.
             raise NotSentError(
                 f"its broker stores less than was read there, and {MAYBE_OLDER_COPY}: "
@@ -172,7 +175,7 @@ class BroadcastClient(PullClient):
             await asyncio.sleep(self._idle.next_ms() / 1000)
 
     def _leave_out(self, rows: list[Message], needs_no: Callable[[Message], bool]) -> None:
-        """Count rows as handled whose messages were handled."""
+        """Count rows as handled if their messages were handled."""
         next_offset = self._offsets.next_offset
         for row in rows:
             if row.offset >= next_offset and needs_no(row):
@@ -193,4 +196,4 @@ class BroadcastClient(PullClient):
         )
 
     async def _release(self) -> None:
-        """Nothing is locked."""
+        """Do nothing, because nothing is locked."""

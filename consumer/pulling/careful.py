@@ -1,11 +1,11 @@
-"""Hands suspects out one at a time, each once its broker has it durably that it begins: a crash
-then accuses one message.
+"""Hands suspects out one at a time, each once its broker has durably recorded that it begins, so
+that a crash accuses one message.
 
     pulled ─▶ SuspectQueue ─▶ begun, durable ─▶ handed out ─▶ acked, failed, or set aside ─▶ the
         next one ─▶ … ─▶ the rest, at once
 
-While this goes on, no other message of the partition is handed out, and no suspect of another
-partition of the consumer; other messages of other partitions are not concerned.
+Meanwhile no other message of the partition is handed out, and no suspect of another partition of
+the consumer; other messages of other partitions are not affected.
 """
 
 from __future__ import annotations
@@ -36,11 +36,13 @@ log = logging.getLogger("keylane.consumer")
 
 
 LONG_MS = 1_000
-"""A suspect is waited for until the careful part ends, and for this at least."""
+"""The least time, in milliseconds, for which a suspect is waited for; otherwise the wait lasts
+until the careful part ends.
+"""
 
 
 class CarefulClient(DeliveringClient, Protocol):
-    """What a careful hand-out needs of its pull client beside."""
+    """The further methods of a pull client that a careful hand-out needs."""
 
     owner: PullOwner
     gate: PullGate
@@ -48,30 +50,30 @@ class CarefulClient(DeliveringClient, Protocol):
 
     @property
     def log_name(self) -> str:
-        """Subject, partition and group, for log lines."""
+        """Return subject, partition and group, for log lines."""
         ...
 
     @property
     def next_offset(self) -> int:
-        """The first offset that is not pulled."""
+        """Return the first offset that is not pulled."""
         ...
 
     def blocks(self, message: Message, failure: Failure) -> None:
-        """Have the broker show why a message holds others up, with the next ack."""
+        """Have the broker show, with the next ack, why a message holds others up."""
         ...
 
     def divert(self, messages: list[Message]) -> list[Message]:
-        """Park those of messages that are counted as handed out whose keys are parked; returns the
-        others.
+        """Park the messages whose keys are parked, among those that are counted as handed out, and
+        return the others.
         """
         ...
 
     def leave_out_parked(self, batch: PulledBatch) -> None:
-        """Park the rows of a batch, which are counted as handed out, whose keys are parked."""
+        """Park the rows of a batch whose keys are parked; they are counted as handed out."""
         ...
 
     def give(self, messages: list[Message]) -> None:
-        """Give messages to handlers that are counted as handed out already."""
+        """Give messages that are already counted as handed out to handlers."""
         ...
 
 
@@ -80,7 +82,7 @@ class CarefulHandOut(ClientDelivery):
     The messages of one partition until those that may have ended a process are handled.
 
     Args:
-        acks: tell the broker which message begins.
+        acks: the sender of acks, which reports to the broker which message begins.
     """
 
     __slots__ = (
@@ -123,29 +125,30 @@ class CarefulHandOut(ClientDelivery):
         )
         self._arrived = asyncio.Event()
         self._ended = asyncio.Event()
-        """Set when the message that was begun last is handled, has failed, or is set aside."""
+        """The event that is set when the message that was begun last is handled, has failed, or is
+        set aside.
+        """
         self._offset = -1
-        """Of that message."""
+        """The offset of that message."""
         self._stored: list[PulledBatch] = []
         self._opens = False
-        """It is known that the program takes messages; until then batches are kept as they were
-        stored.
+        """True once it is known that the program takes messages; until then batches are kept as
+        they were stored.
         """
         self._columns: ColumnSuspects | None = None
-        """It is known that the program takes Arrow data."""
+        """The suspects, once it is known that the program takes Arrow data."""
         self._answer = answer
         self.is_over = False
-        """Messages may be handed out as they are pulled."""
+        """True if messages may be handed out as they are pulled."""
         self.goes_first = True
-        """
-        Lanes take its messages before all others: what is begun is with a handler soon, however
-        many messages of other partitions wait.  False once a suspect was not waited for: no later
-        one of its key may overtake it.
+        """True if lanes take its messages before all others, so that a suspect that was begun is
+        soon with a handler, however many messages of other partitions wait. It is False once a
+        suspect was not waited for, because no later one of its key may overtake it.
         """
 
     @staticmethod
     def has_suspects(answer: Acquired) -> bool:
-        """True if a partition that is acquired has to be handled carefully."""
+        """Return True if a partition that is acquired has to be handled carefully."""
         return answer.suspects_upto > answer.cursor or bool(answer.begun)
 
     def put(self, messages: list[Message]) -> None:
@@ -154,12 +157,12 @@ class CarefulHandOut(ClientDelivery):
         self._arrived.set()
 
     def put_batch(self, batch: PulledBatch) -> None:
-        """Take a batch that was just pulled, and is not opened."""
+        """Take a batch that was just pulled and is not opened."""
         if self._opens:
             try:
                 messages = batch.messages()
             except CorruptBatchError as error:
-                # It counts as pulled: later messages would come without it.
+                # The batch counts as pulled: later messages would be handled without it.
                 self.client.owner.fail(error)
                 return
             self.put(messages)
@@ -213,7 +216,9 @@ class CarefulHandOut(ClientDelivery):
 
     # ── Arrow data ────────────────────────────────────────────────────────────────────────────────
     async def _run_columns(self, stored: list[PulledBatch]) -> None:
-        """As `run`, of batches that the program takes as Arrow data: in parts."""
+        """Hand out batches that the program takes as Arrow data, in parts, as `run` does for
+        messages.
+        """
         client, answer = self.client, self._answer
         now_ms = self._clock.boot_ms()
         columns = self._columns = ColumnSuspects(answer.suspects_upto, answer.begun, now_ms=now_ms)
@@ -332,8 +337,8 @@ class CarefulHandOut(ClientDelivery):
             self.client.bury(message, failure)
 
     def _give(self, messages: list[Message]) -> bool:
-        """Hand messages out as any others, but for those of parked keys, which are parked; True if
-        any are left.
+        """Hand messages out like any others, except those of parked keys, which are parked, and
+        return True if any are left.
         """
         left = self.client.divert(messages)
         if left:
@@ -347,29 +352,29 @@ class CarefulHandOut(ClientDelivery):
         self._end(offset)
 
     def forget(self, count: int) -> None:
-        """Note that `count` of the messages will not be handled here: the lease ends."""
+        """Note that `count` of the messages will not be handled here, because the lease ends."""
         super().forget(count)
         self._ended.set()
 
     def note_failed(self, message: Message, failure: Failure) -> None:
-        """Have the broker keep how often a message has failed: it did not end its process."""
+        """Have the broker record how often a message has failed: it did not end its process."""
         super().note_failed(message, failure)
         self._queue.failed(message)
         if message.offset == self._offset:
             self._ended.set()
 
     def park(self, message: Message, failure: Failure, waiting: list[Message]) -> None:
-        """Set a message aside that failed too often, with those of its key that wait behind it."""
+        """Set a message aside that failed too often, with those of its key that wait after it."""
         super().park(message, failure, waiting)
         self._end(message.offset)
 
     def bury(self, message: Message, failure: Failure) -> None:
-        """Set a message aside alone: later ones of its key go on."""
+        """Set a message aside alone, so that later ones of its key continue."""
         super().bury(message, failure)
         self._end(message.offset)
 
     def retry(self, message: Message, failure: Failure, pause_ms: int) -> None:
-        """Set a message aside alone until its next try: later ones of its key go on."""
+        """Set a message aside alone until its next try, so that later ones of its key continue."""
         super().retry(message, failure, pause_ms)
         self._end(message.offset)
 

@@ -1,16 +1,16 @@
-"""Arrow data that may have ended the process of an earlier owner: which part of it is handed out
-next.  Pure.
+"""Chooses the part that is handed out next from Arrow data that may have ended the process of an
+earlier owner. Pure.
 
-    put ─▶ stored ─▶ next: a part, whose last offset is begun durably ─▶ acked ─▶ the next part ─▶ …
-        ─▶ rest
+    put ─▶ stored ─▶ next: a part, whose last offset is begun durably ─▶ acked ─▶ the next part
+        ─▶ … ─▶ rest
                            ╰─ its process ends: the next owner gets 1/PARTS of it at a time, until a
                                row is alone
 
 Invariants
-    The rows from the cursor up to the lowest offset that was begun are those that the process which
-    ended had in hand. Rows leave in the order of their offsets, and nothing overtakes a suspect.
-    Only a row that was alone in its part is accused: it counts crashes, a larger part never has
-    more than one.
+    The rows from the cursor to the lowest offset that was begun are those that the ended process
+    had in hand. Rows leave in the order of their offsets, and nothing overtakes a suspect. Only a
+    row that was alone in its part is accused: it counts crashes, while a larger part never has more
+    than one.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from ..delivery.pulled_batch import PulledBatch
 from .suspects import CAREFUL_MS
 
 PARTS = 16
-"""The number of smaller parts in which an accused one comes again: 100,000 rows take five crashes
-at most.
+"""The number of smaller parts in which an accused part is handed out again: 100,000 rows take five
+crashes at most.
 """
 PART_BYTES_MAX = 2 << 20
 
@@ -36,13 +36,13 @@ class SuspectPart:
     batches: list[PulledBatch]
     last: int
     crashes: int
-    """How often a process ended while this row alone was begun; 0: it is not alone, or was not
-    begun before.
+    """The number of processes that ended while this row alone was begun; 0 if it is not alone, or
+    was not begun before.
     """
 
     @property
     def count(self) -> int:
-        """The number of rows."""
+        """Return the number of rows."""
         return sum(batch.count for batch in self.batches)
 
 
@@ -52,15 +52,17 @@ class ColumnSuspects:
     boot clock.
 
     Args:
-        upto: suspects are all rows below it.
-        begun: (offset, crashes) of what earlier owners had begun.
+        upto: the end offset of the suspects, which are all rows below it.
+        begun: (offset, crashes) of the parts that earlier owners had begun.
     """
 
     def __init__(self, upto: int, begun: Iterable[tuple[int, int]], *, now_ms: int) -> None:
         self._upto = upto
         self._crashes = dict(begun)
         self.until_ms = now_ms + CAREFUL_MS
-        """Then the careful part ends, but for accused rows."""
+        """The boot time, in milliseconds, at which the careful part ends, except for accused
+        rows.
+        """
         self._stored: deque[PulledBatch] = deque()
 
     def put(self, batch: PulledBatch) -> None:
@@ -69,17 +71,19 @@ class ColumnSuspects:
             self._stored.append(batch)
 
     def _accused(self, first: int) -> int | None:
-        """The last row of the part that was begun and has not ended, from `first` on."""
+        """Return the last row of the part that was begun and has not ended, from `first` on."""
         return min((offset for offset in self._crashes if offset >= first), default=None)
 
     def is_over(self, next_offset: int, now_ms: int) -> bool:
-        """True if no careful part is left; `next_offset` is the first one that is not pulled."""
+        """Return True if no careful part is left; `next_offset` is the first offset that is not
+        pulled.
+        """
         first = self._stored[0].ranges[0][0] if self._stored else next_offset
         enough = first >= self._upto or now_ms >= self.until_ms
         return enough and self._accused(first) is None
 
     def next(self) -> SuspectPart | None:
-        """Take the next part; None: it is not pulled yet."""
+        """Take the next part, or None if it is not pulled yet."""
         if not self._stored:
             return None
         first = self._stored[0].ranges[0][0]
@@ -91,7 +95,7 @@ class ColumnSuspects:
         return self._take(first + -(-rows // PARTS), crashes)
 
     def _take(self, end: int | None, crashes: int) -> SuspectPart:
-        """Rows below `end`; None: as many as an Arrow batch has, at most."""
+        """Take the rows below `end`; if it is None, as many as an Arrow batch may have."""
         batches: list[PulledBatch] = []
         size = 0
         while self._stored and (

@@ -1,5 +1,5 @@
-"""How often messages of one partition failed, and which of them holds others up: told to the broker
-with the acks.  Pure.
+"""Counts how often messages of one partition failed, and finds the one that holds others up, to
+report both to the broker with the acks. Pure.
 
 The broker keeps the numbers, and gives them to the next owner.
 """
@@ -16,10 +16,12 @@ from ...protocol.parked import FailingMessage, Failure, failing_message
 from ...protocol.text import key_digest
 
 TOLD_MAX = 1_000
-"""Messages in one request of acks whose failed tries are told."""
+"""The largest number of messages whose failed tries are reported in one request of acks."""
 
 FAILING_MAX = 1_000
-"""Messages of which it is kept why they hold others up, to tell that of the oldest."""
+"""The largest number of messages whose reason to hold others up is kept, so that the oldest can be
+reported.
+"""
 
 Tries = tuple[tuple[int, int], ...]
 _Place = TypeVar("_Place", int, tuple[int, int])
@@ -30,35 +32,33 @@ class _LastFailure(NamedTuple):
     since_ms: int
     failure: Failure
     running_ms: int | None = None
-    """The message hangs for so long."""
+    """The milliseconds for which the message has been hanging; None if it does not hang."""
 
 
 class FailedTries:
-    """(offset, tries that failed) of messages that are not acked."""
+    """The (offset, number of failed tries) of messages that are not acked."""
 
     def __init__(self) -> None:
         self._untold: dict[int, int] = {}
         self.earlier: dict[int, int] = {}
-        """Under earlier grants, of messages that were not pulled yet."""
+        """The failed tries under earlier grants, of messages that are not pulled yet."""
         self._failing: dict[int, _LastFailure] = {}
-        """Offset → the last failure of a message that waits for its next try, or that it hangs."""
+        """The last failure of a message that waits for its next try or hangs, by offset."""
         self._redriven: dict[tuple[int, int], _LastFailure] = {}
-        """(partition that stores it, offset) → the same, of a message that was parked and is
-        handled again.
+        """The same for a parked message that is handled again, by (partition that stores it,
+        offset).
         """
 
     def __bool__(self) -> bool:
-        """True if the broker was not told of some."""
+        """Return True if some failed tries are not yet reported to the broker."""
         return bool(self._untold)
 
     def begin(self, earlier: Iterable[tuple[int, int]]) -> None:
-        """Note what the broker knows when the partition is acquired."""
+        """Note the failed tries that the broker knows when the partition is acquired."""
         self.earlier = dict(earlier)
 
     def count_on(self, messages: Iterable[Message]) -> None:
-        """Have the attempts of messages that were just pulled begin behind those of earlier
-        grants.
-        """
+        """Continue the attempts of messages that were just pulled after those of earlier grants."""
         if self.earlier:
             for message in messages:
                 message.attempt += self.earlier.pop(message.offset, 0)
@@ -69,29 +69,29 @@ class FailedTries:
         self.blocks(message, failure)
 
     def blocks(self, message: Message, failure: Failure) -> None:
-        """Note why a message holds others up, without a try that failed."""
+        """Note why a message holds others up, although no try failed."""
         _note(self._failing, message.offset, message.key, failure)
 
     def hangs(self, message: Message, why: Failure, running_ms: int) -> bool:
-        """Note that a message has been with its handler, or the program, for so long; True if that
-        is news.
+        """Note for how long a message has been with its handler or the program, and return True if
+        this is new.
         """
         return _note(self._failing, message.offset, message.key, why, running_ms)
 
     def redriven_hangs(self, source: int, message: Message, why: Failure, running_ms: int) -> bool:
-        """As `hangs`, of a message that was parked."""
+        """Note that a parked message hangs, as `hangs` does for others."""
         return _note(self._redriven, (source, message.offset), message.key, why, running_ms)
 
     def redriven_failed(self, source: int, message: Message, failure: Failure) -> None:
-        """Note that a message failed that was parked; its tries are those of its parking."""
+        """Note that a parked message failed; its tries are those of its parking."""
         _note(self._redriven, (source, message.offset), message.key, failure)
 
     def redriven_ended(self, source: int, offset: int) -> None:
-        """Note that a message that was parked is handled, or is not with handlers any more."""
+        """Note that a parked message is handled, or is no longer with handlers."""
         self._redriven.pop((source, offset), None)
 
     def ended(self, ranges: Iterable[Range]) -> None:
-        """Note that messages are handled or set aside: they fail no longer."""
+        """Note that messages are handled or set aside, so that they no longer fail."""
         failing = self._failing
         if not failing:
             return
@@ -106,7 +106,9 @@ class FailedTries:
             del failing[offset]
 
     def oldest(self) -> FailingMessage | None:
-        """The oldest message that fails or hangs; a redriven one only if there is no other."""
+        """Return the oldest message that fails or hangs; a redriven one only if there is no
+        other.
+        """
         source = None
         if self._failing:
             offset = min(self._failing)
@@ -126,8 +128,8 @@ class FailedTries:
         )
 
     def told_with(self, ranges: tuple[Range, ...]) -> tuple[Tries, FailingMessage | None]:
-        """What the next request tells, which acks `ranges`: as `next`, and as `oldest` once these
-        have `ended`.
+        """Return the report of the next request, which acks `ranges`: `next`, and `oldest` once
+        these have `ended`.
         """
         if not (self._untold or self._failing or self._redriven):
             return (), None
@@ -136,11 +138,13 @@ class FailedTries:
         return failed, self.oldest()
 
     def next(self) -> Tries:
-        """Tries that failed and that the broker was not told of, as many as a request takes."""
+        """Return failed tries that are not yet reported to the broker, as many as a request
+        takes.
+        """
         return tuple(islice(self._untold.items(), TOLD_MAX)) if self._untold else ()
 
     def told(self, tries: Tries) -> None:
-        """Note that the broker has these."""
+        """Note that the broker has these failed tries."""
         for offset, attempts in tries:
             if self._untold.get(offset) == attempts:
                 del self._untold[offset]
@@ -153,8 +157,8 @@ def _note(
     failure: Failure,
     running_ms: int | None = None,
 ) -> bool:
-    """True if it is noted for the first time that the message fails, or that its present try
-    hangs.
+    """Note a failure, and return True if it is the first one of the message, or its present try is
+    the first to hang.
     """
     known = failing.get(place)
     if known is None and len(failing) >= FAILING_MAX:

@@ -1,8 +1,8 @@
-"""Which offsets of a partition its owner pulls next, which it skips, and whether the group has
-acked it to the end.  Pure.
+"""Decides which offsets of a partition its owner pulls next and which it skips, and whether the
+group has acked it to the end. Pure.
 
-    begin at the cursor ─▶ unseen(batch) ─▶ … ─▶ exhausted: nothing is left to pull ─▶ drained: all
-        of it is acked
+    begin at the cursor ─▶ unseen(batch) ─▶ … ─▶ exhausted: nothing is left to pull
+                                 │                   ─▶ drained: all of it is acked
                                  │ retention removed messages before they were pulled
                                  ╰─▶ skip_removed ─▶ the first message that is still stored
 
@@ -28,39 +28,39 @@ class FetchOffsets:
     def __init__(self) -> None:
         self._acked = AckedOffsets()
         self._acked_end = 0
-        """One past the last offset of `_acked`."""
+        """The offset after the last one in `_acked`."""
         self.next_offset = -1
         """The first offset that is not pulled yet; -1 before `begin`."""
         self.cursor = 0
-        """The group's cursor, as the broker reported it last: everything below is acked."""
+        """The group's cursor in the broker's last report: everything below it is acked."""
         self.end_offset: int | None = None
-        """One past the last message, once the partition is sealed."""
+        """The offset after the last message, once the partition is sealed."""
         self.missed = 0
-        """Messages that retention removed before they were pulled."""
+        """The number of messages that retention removed before they were pulled."""
 
     @property
     def begun(self) -> bool:
-        """True once the broker has reported the cursor."""
+        """Return True once the broker has reported the cursor."""
         return self.next_offset >= 0
 
     @property
     def exhausted(self) -> bool:
-        """True when the partition is sealed, and all of it is pulled."""
+        """Return True when the partition is sealed, and all of it is pulled."""
         return self.end_offset is not None and self.next_offset >= self.end_offset
 
     @property
     def drained(self) -> bool:
-        """True when the partition is sealed, and its group has acked it to the end."""
+        """Return True when the partition is sealed, and its group has acked it to the end."""
         return self.end_offset is not None and self.cursor >= self.end_offset
 
     def begin(self, cursor: int, ranges: tuple[Range, ...]) -> None:
-        """Pull from `cursor` on, and skip `ranges`: half-open, acked above it."""
+        """Pull from `cursor` on, and skip `ranges`, which are half-open and acked above it."""
         self._acked = AckedOffsets(cursor, list(ranges))
         self._acked_end = max((cursor, *(end for _, end in ranges)))
         self.next_offset = self.cursor = cursor
 
     def unseen(self, messages: list[Message], header: Header) -> list[Message]:
-        """As `unseen_ranges`, of the messages themselves."""
+        """Return the messages in `unseen_ranges`."""
         self._check_follows(header)
         if header.base_offset < self.next_offset:
             messages = messages[self.next_offset - header.base_offset :]
@@ -71,14 +71,14 @@ class FetchOffsets:
 
     def unseen_ranges(self, header: Header) -> list[Range]:
         """
-        The offsets of a batch that were neither pulled before nor acked; the next pull begins
-        behind the batch.
+        Return the offsets of a batch that were neither pulled before nor acked; the next pull
+        begins after the batch.
 
         Raises:
-            OutcomeUnknownError: messages before the batch did not come.
+            OutcomeUnknownError: messages before the batch did not arrive.
         """
         start, end = header.base_offset, header.base_offset + header.count
-        if start == self.next_offset and start >= self._acked_end:  # as nearly all
+        if start == self.next_offset and start >= self._acked_end:  # the usual case
             self.next_offset = end
             return [(start, end)]
         self._check_follows(header)
@@ -92,7 +92,9 @@ class FetchOffsets:
             )
 
     def pass_over(self, start: int, end: int) -> list[Range]:
-        """As `unseen_ranges`, of the offsets `[start, end)`."""
+        """Return the ranges of `[start, end)` that were neither pulled before nor acked, as
+        `unseen_ranges` does.
+        """
         ranges: list[Range] = []
         low = self._acked.next_unacked(max(start, self.next_offset))
         while low < end:
@@ -103,12 +105,12 @@ class FetchOffsets:
         return ranges
 
     def leave_out(self, start: int, end: int) -> None:
-        """Hand nothing out of `[start, end)`, which was not pulled yet: it counts as acked."""
+        """Hand out nothing of `[start, end)`, which was not pulled yet and counts as acked."""
         self._acked.add(start, end)
         self._acked_end = max(self._acked_end, end)
 
     def skip_removed(self, first_offset: int) -> int:
-        """Pull from `first_offset` on, because older messages were removed; returns how many of
+        """Pull from `first_offset` on, because older messages were removed, and return how many of
         them were not acked.
         """
         missed = self._acked.unacked(self.next_offset, first_offset)

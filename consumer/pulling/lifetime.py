@@ -9,13 +9,13 @@
                  │                                      STOPPING ─closed─▶ CLOSED
                  ╰─ fenced, from every state but CLOSED ─▶ FENCED
 
-    state       handlers start   pulls   acks are sent   the user's acks are taken   at the end
+    state       handlers start   pulls   acks are sent   the user may ack   at the end
     ACQUIRING   yes              no      yes             yes
     PULLING     yes              yes     yes             yes
     EXHAUSTED   yes              no      yes             yes
     STOPPING    no               no      yes             yes
-    CLOSED      no               no      the last ones   no                          the pull lock is released
-    FENCED      no               no      no              no                          the fence is reported
+    CLOSED      no               no      the last ones   no                 pull lock released
+    FENCED      no               no      no              no                 fence reported
 
 Invariants
     After the lease's end no handler starts, no ack of the user is taken, and no renewal counts:
@@ -32,14 +32,14 @@ class PullState(enum.Enum):
     """The state of a pull client."""
 
     ACQUIRING = enum.auto()
-    """The fence at the broker is not raised, or has to be raised again after a failure."""
+    """The fence at the broker is not raised, or must be raised again after a failure."""
     PULLING = enum.auto()
     EXHAUSTED = enum.auto()
-    """The partition is sealed and nothing more will come; acks keep the pull lock."""
+    """The partition is sealed and no more messages will arrive; acks keep the pull lock."""
     STOPPING = enum.auto()
     """The partition is handed over: running handlers end."""
     CLOSED = enum.auto()
-    """Its tasks have ended; what is handled is acked once more, and the pull lock released."""
+    """Its tasks have ended; handled messages are acked once more, and the pull lock is released."""
     FENCED = enum.auto()
     """The broker has seen a higher token, and takes nothing more under this one."""
 
@@ -49,7 +49,7 @@ class PullEvent(enum.Enum):
 
     ACQUIRED = enum.auto()
     FAILED = enum.auto()
-    """A request failed that may be repeated.  The broker may have restarted, so the fence is raised
+    """A request that may be repeated failed. The broker may have restarted, so the fence is raised
     again.
     """
     EXHAUSTED = enum.auto()
@@ -77,13 +77,13 @@ TRANSITIONS: dict[tuple[PullState, PullEvent], PullState] = {
     (_S.FENCED, _E.CLOSED): _S.FENCED,
     (_S.FENCED, _E.FENCED): _S.FENCED,
 }
-"""Events by state; a pair that is not listed must not happen."""
+"""The next state by state and event; a pair that is not listed must not happen."""
 STARTING = frozenset({_S.ACQUIRING, _S.PULLING, _S.EXHAUSTED})
-"""States in which handlers start."""
+"""The states in which handlers start."""
 ANSWERED = frozenset({_S.PULLING, _S.EXHAUSTED})
-"""States in which the broker has answered."""
+"""The states in which the broker has answered."""
 ENDED = frozenset({_S.CLOSED, _S.FENCED})
-"""States in which the user's acks are refused."""
+"""The states in which the user's acks are refused."""
 
 
 class Lifetime:
@@ -95,17 +95,19 @@ class Lifetime:
         self.state = PullState.ACQUIRING
         self.lease_until_ms = lease_until_ms
         self.fence = 0
-        """The higher token that the broker has seen, if FENCED and the broker named it."""
+        """The higher token that the broker has seen, if the state is FENCED and the broker named
+        it.
+        """
 
     @property
     def fenced(self) -> bool:
-        """True once the broker has seen a higher token."""
+        """Return True once the broker has seen a higher token."""
         return self.state is PullState.FENCED
 
     @property
     def deadline_ns(self) -> int:
-        """No handler starts after it: the end of the lease, or 0 in a state in which no handler
-        starts.
+        """Return the time after which no handler starts: the end of the lease, or 0 in a state in
+        which no handler starts.
         """
         return self.lease_until_ms * 1_000_000 if self.state in STARTING else 0
 
@@ -124,8 +126,8 @@ class Lifetime:
         self.state = after
 
     def on_fence(self, token: int) -> bool:
-        """Note that the broker has seen the higher `token` (0: not named); True for the first
-        fence.
+        """Note that the broker has seen the higher `token` (0: not named), and return True for the
+        first fence.
         """
         first = not self.fenced
         self.on(PullEvent.FENCED)
@@ -134,8 +136,8 @@ class Lifetime:
         return first
 
     def renew(self, lease_until_ms: int, now_ms: int) -> bool:
-        """Let the lease end at `lease_until_ms`; False if it has lapsed: a lapsed lease is not
-        renewed.
+        """Let the lease end at `lease_until_ms`, and return False if it has lapsed: a lapsed lease
+        is not renewed.
         """
         if self.lapsed(now_ms):
             return False
@@ -143,18 +145,18 @@ class Lifetime:
         return True
 
     def lapsed(self, now_ms: int) -> bool:
-        """True once the right to the partition is lost for good: fenced, or past the end of the
-        lease.
+        """Return True once the right to the partition is lost for good: fenced, or past the end of
+        the lease.
         """
         return self.fenced or now_ms >= self.lease_until_ms
 
     def left_ms(self, now_ms: int) -> int:
-        """What is left of the lease."""
+        """Return the milliseconds until the lease ends."""
         return 0 if self.fenced else max(0, self.lease_until_ms - now_ms)
 
     @property
     def acks_until_ns(self) -> int:
-        """The user may ack until then: the acks are sent while the lease holds; 0 in a state in
-        which none is sent.
+        """Return the time until which the user may ack: acks are sent while the lease holds; 0 in a
+        state in which none is sent.
         """
         return 0 if self.state in ENDED else self.lease_until_ms * 1_000_000

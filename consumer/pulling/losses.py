@@ -1,4 +1,4 @@
-"""Log lines for operators about lost leases and a blocked event loop.  Pure."""
+"""Composes log lines for operators about lost leases and a blocked event loop. Pure."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ from collections import deque
 PARTITIONS_NAMED_MAX = 5
 STALLS_KEPT_MAX = 16
 STALL_LINE_EVERY_MS = 60_000
-"""The least time between two lines about stalls."""
+"""The least time, in milliseconds, between two lines about stalls."""
 STALL_MIN_MS = 500
-"""A loop that is late by less is busy, not blocked."""
+"""The shortest delay, in milliseconds, that counts as a stall: a loop that is less late is busy,
+not blocked.
+"""
 
 
 class Stalls:
-    """Stalls of the event loop, measured by a task that sleeps and wakes; every time is of the boot
-    clock, in ms.
+    """The stalls of the event loop, measured by a task that sleeps and wakes; every time is of the
+    boot clock, in milliseconds.
     """
 
     def __init__(self) -> None:
         self._due_ms = 0
         self._stalls: deque[tuple[int, int]] = deque(maxlen=STALLS_KEPT_MAX)
-        """(end, length) of each stall."""
+        """The (end, length) of each stall, in milliseconds."""
         self._line_ms = -STALL_LINE_EVERY_MS
 
     def sleeps(self, now_ms: int, sleep_ms: int) -> None:
@@ -28,7 +30,7 @@ class Stalls:
         self._due_ms = now_ms + sleep_ms
 
     def woke(self, now_ms: int) -> int:
-        """Note that the task woke; returns the delay, 0 if it is below STALL_MIN_MS."""
+        """Note that the task woke, and return the delay, or 0 if it is below STALL_MIN_MS."""
         late_ms = self._late_ms(now_ms)
         self._due_ms = 0
         if late_ms:
@@ -37,11 +39,11 @@ class Stalls:
 
     def line(self, late_ms: int, now_ms: int, *, ttl_ms: int, margin_ms: int) -> str:
         """
-        The log line for a stall that has just ended; "" if it is short, or the last line is too
-        recent.
+        Return the log line for a stall that has just ended; "" if it is short, or the last line is
+        too recent.
 
         Args:
-            margin_ms: how much earlier than its ttl a lease ends at the consumer.
+            margin_ms: the milliseconds by which a lease ends earlier at the consumer than its ttl.
         """
         if late_ms < ttl_ms // HEARTBEATS_PER_TTL or now_ms - self._line_ms < STALL_LINE_EVERY_MS:
             return ""
@@ -52,7 +54,9 @@ class Stalls:
         )
 
     def longest_ms(self, since_ms: int, now_ms: int) -> int:
-        """The longest stall that ended after `since_ms`, or has not ended yet."""
+        """Return the longest stall, in milliseconds, that ended after `since_ms` or has not ended
+        yet.
+        """
         ended = [stall_ms for ended_ms, stall_ms in self._stalls if ended_ms > since_ms]
         return max([self._late_ms(now_ms), *ended])
 
@@ -62,7 +66,7 @@ class Stalls:
 
 
 class Losses:
-    """Lost leases that are not logged yet, by reason: leases lost together share a line."""
+    """The lost leases that are not logged yet, by reason: leases lost together share a line."""
 
     def __init__(self) -> None:
         self._lost: dict[str, list[str]] = {}
@@ -84,8 +88,8 @@ class Losses:
 
 
 def why_lapsed(*, silent_ms: int, stalled_ms: int) -> str:
-    """The reason of a lapse: no heartbeat was answered for `silent_ms`, and the event loop was
-    blocked for `stalled_ms`.
+    """Return the reason of a lapse: no heartbeat was answered for `silent_ms`, and the event loop
+    was blocked for `stalled_ms`.
     """
     if 2 * stalled_ms >= silent_ms:
         return f"the event loop did not run for {_seconds(stalled_ms)}: {WHY_BLOCKED}"
@@ -97,8 +101,8 @@ def why_lapsed(*, silent_ms: int, stalled_ms: int) -> str:
 
 HEARTBEATS_PER_TTL = 3
 WHY_BLOCKED = (
-    "code in this program blocked it (a handler that blocks needs threads=, as Consumer(…, "
-    "threads=8)), "
+    "code in this program blocked it (a handler that blocks needs threads: "
+    "settings=ConsumerSettings(threads=8)), "
     "or the program or its machine was stopped"
 )
 FENCED = (

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 
 RESUME_SHARE = 2
-"""A full counter has capacity again when it is down to 1/RESUME_SHARE of the limit."""
+"""The divisor for the limit: a full counter has capacity again when it is down to 1/RESUME_SHARE of
+it.
+"""
 NO_WAITER = -1
 
 
@@ -17,12 +19,12 @@ class MessagesInFlight:
     """
     Counts messages handed out and not yet handled or forgotten.
 
-    `count` and `wake_at` are public for the hot path: a handled message takes one from `count`, and
-    calls `wake` if `count` is down to `wake_at`.
+    `count` and `wake_at` are public for the hot path: a handled message subtracts one from `count`,
+    and calls `wake` if `count` is down to `wake_at`.
 
     Args:
-        retrying_max: messages waiting for their next try that do not count against the limit, at
-            most.
+        retrying_max: the most messages waiting for their next try that do not count against the
+            limit.
     """
 
     __slots__ = ("_blocked", "_event", "_retrying", "_retrying_max", "count", "wake_at")
@@ -32,7 +34,7 @@ class MessagesInFlight:
         self._retrying = 0
         self._retrying_max = retrying_max
         self.wake_at = NO_WAITER
-        """A task waits for `count` to fall to this."""
+        """The value of `count` for which a task waits."""
         self._blocked = False
         self._event = asyncio.Event()
 
@@ -47,7 +49,7 @@ class MessagesInFlight:
             self.wake()
 
     def block(self) -> None:
-        """Have no capacity until `unblock`, however low the count is."""
+        """Refuse capacity until `unblock`, however low the count is."""
         self._blocked = True
 
     def unblock(self) -> None:
@@ -63,20 +65,22 @@ class MessagesInFlight:
             self.wake()
 
     def capacity(self, limit: int) -> int:
-        """The number of further messages that fit; 0 or less if none does."""
+        """Return the number of further messages that fit; 0 or less if none does."""
         return limit - self.count + min(self._retrying, self._retrying_max)
 
     @property
     def blocked(self) -> bool:
-        """True between `block` and `unblock`."""
+        """Return True between `block` and `unblock`."""
         return self._blocked
 
     def has_capacity(self, limit: int) -> bool:
-        """True if one more message fits, and nothing blocks."""
+        """Return True if one more message fits, and nothing blocks."""
         return not self._blocked and (self.count < limit or self.capacity(limit) > 0)
 
     async def wait_for_capacity(self, limit: int) -> None:
-        """If full, wait until the count is down to limit/RESUME_SHARE (hysteresis)."""
+        """Wait, if the counter is full, until the count is down to limit/RESUME_SHARE
+        (hysteresis).
+        """
         while not self.has_capacity(limit):
             await self._down_to(limit // RESUME_SHARE + min(self._retrying, self._retrying_max))
 

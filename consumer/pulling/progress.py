@@ -1,6 +1,7 @@
-"""How far a partition is pulled and acked, and how far behind its end its group is.  Pure.
+"""Tracks how far a partition is pulled and acked, and how far its group is from its end. Pure.
 
-pulled(batch) ─▶ times of the batches that are not acked ─▶ acked(cursor): those below it go
+pulled(batch) ─▶ times of the batches that are not acked ─▶ acked(cursor): those below it are
+    dropped
 """
 
 from __future__ import annotations
@@ -12,32 +13,41 @@ from itertools import islice
 from ...protocol.record import Header
 
 TIMES_MAX = 1_000
-"""Times that are kept of what is not acked; of more batches several share one."""
+"""The largest number of times that are kept of unacked batches; beyond it, several batches share
+one.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a consumer is in a partition."""
+    """The position of a consumer in a partition."""
 
     next_offset: int
-    """The first offset that is not pulled yet; -1 before the broker told the group's cursor."""
+    """The first offset that is not pulled yet; -1 until the broker has reported the group's
+    cursor.
+    """
     cursor: int
-    """Everything below is acked at the broker."""
+    """The cursor: everything below it is acked at the broker."""
     end_offset: int
-    """One past the last message of the partition, as the broker told with the last pull."""
+    """The offset after the last message of the partition, as the broker reported it with the last
+    pull.
+    """
     lag_messages: int
-    """Messages from the cursor to the end; some of them may be acked above the cursor."""
+    """The number of messages from the cursor to the end; some of them may be acked above the
+    cursor.
+    """
     lag_s: float
     """
     The age in seconds of the oldest batch that is pulled and not acked, by the sender's calendar;
     0.0 without a lag.
 
-    If nothing of the lag is pulled, as after `pause`, it is the age of what was pulled last.
+    If nothing of the lag is pulled, for example after `pause`, it is the age of the batch that was
+    pulled last.
     """
 
 
 class PullProgress:
-    """What a pull client has read of its partition; times are nanoseconds since 1970."""
+    """The progress of a pull client in its partition; times are nanoseconds since 1970."""
 
     __slots__ = ("_last_count", "_last_ns", "_together", "_unacked", "end_offset")
 
@@ -45,14 +55,15 @@ class PullProgress:
         self.end_offset = 0
         self._unacked: deque[tuple[int, int]] = deque()
         """
-        (next offset, time of the first message) of batches that are not acked, mostly of each.
+        The (next offset, time of the first message) of batches that are not acked; usually each
+        batch has an entry.
 
-        One message may be with its handler for hours, while all behind it are pulled and handled.
+        One message may be with its handler for hours, while all later ones are pulled and handled.
         """
         self._together = 1
-        """Batches that share a time."""
+        """The number of batches that share a time."""
         self._last_count = 0
-        """Batches of the last time."""
+        """The number of batches with the last time."""
         self._last_ns = 0
 
     def pulled(self, header: Header) -> None:
@@ -71,7 +82,7 @@ class PullProgress:
         self.end_offset = max(self.end_offset, next_offset)
 
     def _join(self) -> None:
-        """Keep the older time of each two; the newest one stays as it is."""
+        """Keep the older time of each pair; the newest one stays as it is."""
         last = self._unacked.pop()
         pairs = zip(
             islice(self._unacked, 0, None, 2), islice(self._unacked, 1, None, 2), strict=True
@@ -89,7 +100,7 @@ class PullProgress:
         self.end_offset = max(self.end_offset, cursor)
 
     def position(self, next_offset: int, cursor: int, now_ns: int) -> Position:
-        """The position at `now_ns`."""
+        """Return the position at `now_ns`."""
         end = max(self.end_offset, next_offset)
         lag = max(0, end - cursor)
         since_ns = self._unacked[0][1] if self._unacked else self._last_ns

@@ -1,15 +1,15 @@
-"""Pulls of a partition one after another, each sent where the answer of the one before arrives,
+"""Pulls a partition repeatedly, and sends each pull as the answer of the previous one arrives,
 without a task.
 
-    task ─▶ PULL ─▶ answer: plain? ─ yes ─▶ handed out ─▶ another comes, else PULL ─▶ …
+    task ─▶ PULL ─▶ answer: plain? ─ yes ─▶ handed out ─▶ another arrives, else PULL ─▶ …
       ▲                        │               │ held, full, moved
       ╰──── no, or an error ───┴───────────────╯
 
-A broker gives several answers to one pull while they are small.  The first that is not handed out
-here ends that: what comes behind it is left, and pulled again.
+A broker gives several answers to one pull while they are small.  The first answer that is not
+handed out here ends the chain: later ones are dropped, and pulled again.
 
-The task of the partition waits meanwhile: it looks at every answer that needs a wait, and at every
-error.  So a message is with a worker a turn of the event loop after its bytes, and the next pull
+The task of the partition waits meanwhile: it handles every answer that needs a wait, and every
+error.  So a message is with a worker one turn of the event loop after its bytes, and the next pull
 travels while its handler runs.
 """
 
@@ -26,30 +26,30 @@ from ...rpc.client import BrokerClient
 from ...rpc.network import Calling, Channel
 
 CHAINS_MAX = 1_024
-"""Chains of one channel.  Other pulls take turns at the `BrokerClient`; both together stay below a
-broker's limit.
+"""The largest number of chains on one channel. Other pulls take turns at the `BrokerClient`; both
+together stay below a broker's limit.
 """
 _chains: WeakKeyDictionary[Channel, int] = WeakKeyDictionary()
 
 
 class ChainedClient(Protocol):
-    """What a chain needs of its pull client."""
+    """A pull client, as seen by a chain."""
 
     @property
     def broker(self) -> BrokerClient:
-        """The client of the partition's broker."""
+        """Return the client of the partition's broker."""
         ...
 
     def pull_request(self) -> Pull:
-        """The next pull."""
+        """Return the next pull."""
         ...
 
     def take_at_once(self, answer: Answer, payload: memoryview) -> bool:
-        """Hand out what was pulled; False, and nothing is done, if that needs a wait."""
+        """Hand out the pulled messages; return False, with nothing done, if this needs a wait."""
         ...
 
     def may_pull(self) -> bool:
-        """True if nothing has to be waited for before the next pull."""
+        """Return True if nothing must be waited for before the next pull."""
         ...
 
 
@@ -67,26 +67,26 @@ class PullChain:
         self._client = client
         self._timeout_ms = timeout_ms
         self._waiter: asyncio.Future[tuple[Answer, memoryview] | None] | None = None
-        """Of the task, while a chain runs."""
+        """The future for which the task waits while a chain runs."""
         self._broker: BrokerClient | None = None
         self._channel: Channel | None = None
         self._calling: Calling | None = None
 
     @property
     def is_under_way(self) -> bool:
-        """True while the broker has a pull to answer."""
+        """Return True while the broker has a pull to answer."""
         return self._calling is not None and not self._calling.done()
 
     async def run(self) -> tuple[Answer, memoryview] | None:
         """
-        Pull until something has to be waited for.
+        Pull until something must be waited for.
 
         Returns:
-            An answer that was not taken; None: every answer was, and there is something to wait for
-            before the next pull.
+            An answer that was not taken; None if every answer was taken and something must be
+            waited for before the next pull.
 
         Raises:
-            KeylaneError: as of a call to a broker, or of a batch that cannot be opened.
+            KeylaneError: a call to the broker failed, or a batch cannot be opened.
         """
         broker, request = self._client.broker, self._client.pull_request()
         channel = await broker.channel()
@@ -110,8 +110,8 @@ class PullChain:
                 calling.cancel()
 
     def end(self) -> None:
-        """End the pull that is under way: `run` returns None, and what it would have brought is
-        pulled again.
+        """End the pull that is under way: `run` returns None, and the messages that it would have
+        brought are pulled again.
         """
         waiter = self._waiter
         if waiter is not None and not waiter.done():
@@ -124,7 +124,7 @@ class PullChain:
         )
 
     def _came(self, answer: Answer, payload: memoryview) -> None:
-        """Take an answer that another one follows."""
+        """Take an answer that is followed by another."""
         waiter = self._waiter
         if waiter is None or waiter.done():
             return

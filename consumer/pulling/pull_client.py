@@ -1,6 +1,7 @@
 """Consumes a partition under a grant: fence, pull, hand out, ack, release.
 
-    ACQUIRE ─▶ PULL ⇄ hand out ─▶ handled ─▶ ack queue ─▶ ACK       stop: finish handlers ─▶ flush acks ─▶ RELEASE
+    ACQUIRE ─▶ PULL ⇄ hand out ─▶ handled ─▶ ack queue ─▶ ACK
+    stop: finish handlers ─▶ flush acks ─▶ RELEASE
 
 `lifetime.py` has the states.
 
@@ -66,11 +67,11 @@ from .pull_owner import PullOwner
 
 log = logging.getLogger("keylane.consumer")
 WARN_AFTER = 8
-"""Failures of pulls in a row, after about 5 s of pauses, from which on they are logged as
-warnings.
+"""The number of consecutive failures of pulls, after about 5 s of pauses, from which on they are
+logged as warnings.
 """
 AT_ONCE_BYTES = 64 << 10
-"""Pulled bytes that are handed out where they arrive; of more, the event loop turns between
+"""The pulled bytes that are handed out as they arrive; beyond it, the event loop turns between
 batches.
 """
 
@@ -81,28 +82,31 @@ class PullClient(UserAcks):
 
     Args:
         grant: the partition, with the address of its broker, and the fencing token.
-        connections: give the client of a broker, and know where the consumer is open.
+        connections: the connections, which give the client of a broker, and know where the consumer
+            is open.
         deadline_ms: end of the lease on the boot clock.
-        owner: gets the messages, and is told of changes of the partition.
+        owner: gets the messages, and is notified of changes of the partition.
     """
 
     runs = True
     token_is_single_use = True
-    """Only one pull client is made for a token, so that no message is handled twice under it."""
+    """True if only one pull client is made for a token, so that no message is handled twice under
+    it.
+    """
     respects_range_limit = True
-    """Stop pulling while the broker takes no more ranges above the cursor: only messages pulled
-    already fill its gaps.
+    """True if pulling stops while the broker takes no more ranges above the cursor, because only
+    messages that are already pulled fill its gaps.
     """
     exclusive = True
-    """As a delivery of messages: no other session has a message under their token."""
+    """True for a delivery whose messages no other session has under their token."""
     renewal_ms = math.inf
     exempts_retries = False
-    """Messages waiting for their next try do not count against the limit, up to `buffer_messages`
-    of them.
+    """True if messages waiting for their next try do not count against the limit, up to
+    `buffer_messages` of them.
     """
     no_connection_since_ms: int | None = None
-    """The boot time since which no call of the partition has reached its broker; None: the last one
-    did.
+    """The boot time, in milliseconds, since which no call of the partition has reached its broker;
+    None if the last one did.
     """
 
     def __init__(
@@ -129,11 +133,11 @@ class PullClient(UserAcks):
         self.session = session
         self.codec = owner.codec
         self.client = self
-        """As a delivery of messages: the pull client whose messages end together."""
+        """The pull client whose messages end together, for a delivery of messages."""
         self.life = Lifetime(deadline_ms)
         self._note_deadlines()
         self.waiting_for = "the fence"
-        """For people: what pulling waits for."""
+        """A description, for people, of what pulling waits for."""
         self._subject = subject
         self._who = (self.partition_id, group, session, self.token)
         assert grant.partition.address is not None
@@ -163,7 +167,7 @@ class PullClient(UserAcks):
         settings = self._settings
         self._offsets = FetchOffsets()
         self._stored_upto = 0
-        """One past the last message that the broker is known to have."""
+        """The offset after the last message that the broker is known to have."""
         self._told_drained = False
         self._progress = PullProgress()
         self.gate = PullGate()
@@ -174,19 +178,19 @@ class PullClient(UserAcks):
         self._room: RoomShare = self.owner.room.share()
         self._pauses = settings.backoff.pauses(self._rng)
         self._troubles = LogFilter()
-        """Between pulls that fail."""
+        """The log filter for pulls that fail."""
         sender = self._new_sender()
         self.acks = self._acks = sender
         self._handled = sender.handled
         self._tries = sender.tries
         self.acks_each = sender.each
-        """The next message of a key waits for the ack of the one before."""
+        """True if the next message of a key waits for the ack of the previous one."""
         self.note_failed = sender.failed
-        """Has the broker keep how often a message has failed, and show why."""
+        """A callable that has the broker record how often a message has failed, and show why."""
         self.note_hangs = sender.hangs
         self._careful: CarefulHandOut | None = None
-        """Hands out what is pulled, while some of it may have ended the process of an earlier
-        owner.
+        """The careful hand-out of pulled messages, while some of them may have ended the process of
+        an earlier owner.
         """
         self._carefully: asyncio.Task[None] | None = None
         self._pulling = start_task(self.run(self._pull), name=f"pull {self.partition_id}")
@@ -200,7 +204,8 @@ class PullClient(UserAcks):
     # ── the lease ─────────────────────────────────────────────────────────────────────────────────
     def renew(self, deadline_ms: int, address: str | None) -> None:
         """
-        Let the lease end at `deadline_ms`, and follow the broker to `address`; None: not known now.
+        Let the lease end at `deadline_ms`, and follow the broker to `address` (None: not known
+        now).
 
         A lapsed lease is not renewed, because messages may have been skipped.  No handler starts
         during a hand-over.
@@ -209,7 +214,7 @@ class PullClient(UserAcks):
             return
         if address is not None and address != self.broker.address:
             self.broker = self._connections.broker_at(address)
-            # a broker that still answers there would let its pull wait to the end
+            # A broker that still answers at the old address would let its pull wait to the end.
             self._chain.end()
         self._note_deadlines()
 
@@ -223,7 +228,7 @@ class PullClient(UserAcks):
 
     def _note_deadlines(self) -> None:
         self.deadline_ns = self.life.deadline_ns
-        """`life.deadline_ns`, kept here because it is read before every handler."""
+        """The value of `life.deadline_ns`, kept here because it is read before every handler."""
         self.deadline_s = deadline_seconds(self.deadline_ns)
         self.acks_until_ns = self.life.acks_until_ns
 
@@ -238,7 +243,7 @@ class PullClient(UserAcks):
         self.owner.hand_out(messages)
 
     def give(self, messages: list[Message]) -> None:
-        """Give messages to handlers that are counted as handed out already."""
+        """Give messages that are already counted as handed out to handlers."""
         self.owner.hand_out(messages)
 
     def settled(self) -> None:
@@ -246,12 +251,12 @@ class PullClient(UserAcks):
         self._report_drained(before=False)
 
     def is_of(self, message: Message) -> bool:
-        """True if this client handed the message out, also one of an ancestor's."""
+        """Return True if this client handed the message out, including one of an ancestor's."""
         return message.delivery is self or client_of(message) is self
 
     def held(self) -> list[Message]:
-        """The messages that the next request renews: none, because no other session has them under
-        this token.
+        """Return the messages that the next request renews: none, because no other session has them
+        under this token.
         """
         return []
 
@@ -260,8 +265,8 @@ class PullClient(UserAcks):
 
     # ── messages that are set aside ───────────────────────────────────────────────────────────────
     def divert(self, messages: list[Message]) -> list[Message]:
-        """Park those of messages that are counted as handed out whose keys are parked; returns the
-        others.
+        """Park the messages whose keys are parked, among those that are counted as handed out, and
+        return the others.
         """
         if not self.parking.keys:
             return messages
@@ -270,7 +275,7 @@ class PullClient(UserAcks):
         return left
 
     def leave_out_parked(self, batch: PulledBatch) -> None:
-        """Park the rows of a batch, which are counted as handed out, whose keys are parked."""
+        """Park the rows of a batch whose keys are parked; they are counted as handed out."""
         if self.parking.keys:
             whole = self._decode(
                 batch.record, 0, batch.header, self
@@ -278,8 +283,8 @@ class PullClient(UserAcks):
             batch.keep(self.divert(batch.wanted(whole)))
 
     def _divert(self, messages: list[Message]) -> list[Message]:
-        """Park the messages whose keys are parked, and pass over those of them that are not wanted;
-        returns the others.
+        """Park the messages whose keys are parked, pass over the unwanted ones among them, and
+        return the others.
         """
         wanted, keys = self.owner.wanted, self.parking.keys
         if wanted is not None:
@@ -296,39 +301,37 @@ class PullClient(UserAcks):
         return self.parking.divert(messages)
 
     def park(self, message: Message, failure: Failure, waiting: list[Message]) -> None:
-        """Set a message aside that failed too often, with those of its key that wait behind it."""
+        """Set a message aside that failed too often, with those of its key that wait after it."""
         offsets = [message.offset, *(behind.offset for behind in waiting)]
         self._tries.ended([(message.offset, message.offset + 1)])
         self.parking.park(message.key, offsets, failure)
         self.forget(len(offsets))
 
     def bury(self, message: Message, failure: Failure) -> None:
-        """Set a message aside alone: later ones of its key go on."""
+        """Set a message aside alone, so that later ones of its key continue."""
         self._tries.ended([(message.offset, message.offset + 1)])
         self.parking.park(None, [message.offset], failure)
         self.forget(1)
 
     def retry(self, message: Message, failure: Failure, pause_ms: int) -> None:
-        """Set a message aside alone until its next try, in `pause_ms`: later ones of its key go
-        on.
+        """Set a message aside alone until its next try, in `pause_ms`, so that later ones of its
+        key continue.
         """
         self._tries.ended([(message.offset, message.offset + 1)])
         self.parking.retry(message.offset, failure, pause_ms)
         self.forget(1)
 
     def blocks(self, message: Message, failure: Failure) -> None:
-        """Have the broker show why a message holds others up, with the next ack."""
+        """Have the broker show, with the next ack, why a message holds others up."""
         self._tries.blocks(message, failure)
 
     def redriven_failed(self, source: int, message: Message, failure: Failure) -> None:
-        """Have the broker show that a message fails again which partition `source` stores, and
-        which was parked.
-        """
+        """Have the broker show that a parked message, stored by partition `source`, fails again."""
         self._tries.redriven_failed(source, message, failure)
         self._acks.send_soon()
 
     def redriven_hangs(self, source: int, message: Message, why: Failure, running_ms: int) -> None:
-        """As `redriven_failed`, of a message whose try does not end."""
+        """Have the broker show that the try of such a message does not end."""
         if self._tries.redriven_hangs(source, message, why, running_ms):
             self._acks.send_soon()
 
@@ -365,7 +368,7 @@ class PullClient(UserAcks):
         self._in_flight.remove(len(messages))
 
     def done_range(self, start: int, end: int) -> None:
-        """As `done_all`, of `[start, end)`."""
+        """Note that the messages `[start, end)` are handled."""
         if self._careful is not None:
             self._careful.done_range(start, end)
         self._handled.done_range(start, end)
@@ -373,7 +376,7 @@ class PullClient(UserAcks):
         self._in_flight.remove(end - start)
 
     def start_no_more(self) -> None:
-        """Have no handler start, without a word to others: this process is a child."""
+        """Let no handler start, without notifying others: this process is a child."""
         self.deadline_ns = 0
         self.deadline_s = 0.0
 
@@ -382,8 +385,8 @@ class PullClient(UserAcks):
         self._in_flight.remove(count)
 
     def add_retrying(self, count: int) -> None:
-        """Note that `count` more of the messages handed out wait for their next try; fewer, if it
-        is negative.
+        """Note that `count` more of the messages handed out wait for their next try; fewer if it is
+        negative.
         """
         self._in_flight.add_retrying(count)
 
@@ -393,7 +396,7 @@ class PullClient(UserAcks):
 
         Raises:
             LeaseLostError: the partition was handed over, or its lease has ended.
-            ForkedError, OtherLoopError: the consumer is open in another process or event loop.
+            UsageError: the consumer is open in another process or event loop.
         """
         home = self._connections.home
         if get_ident() != home.thread:
@@ -451,7 +454,7 @@ class PullClient(UserAcks):
 
     @property
     def _exhausted(self) -> bool:
-        """True when no further message will be pulled."""
+        """Return True when no further message will be pulled."""
         return self._offsets.exhausted
 
     def _acquire_request(self) -> Acquire | AcquireShared:
@@ -472,7 +475,7 @@ class PullClient(UserAcks):
             self._sealed_at(answer.next_offset)
 
     def _begin_carefully(self, answer: Acquired) -> None:
-        """Find out which message ends the process of its consumer, if any does."""
+        """Find out which message ends the process of its consumer, if there is one."""
         clock, settings = self._clock, self._settings
         self._careful = CarefulHandOut(self, self._acks, answer, settings=settings, clock=clock)
         body = self.run(self._careful.run)
@@ -501,7 +504,7 @@ class PullClient(UserAcks):
             self._report_drained(before=drained)
 
     def _report_drained(self, *, before: bool) -> None:
-        """Report that the partition is drained, once, if it was not `before`."""
+        """Report once that the partition is drained, if it was not drained `before`."""
         if self.drained and not before and not self._told_drained:
             self._told_drained = True
             self.owner.report_drained()
@@ -533,11 +536,13 @@ class PullClient(UserAcks):
 
     @property
     def _messages_ready(self) -> int:
-        """Messages that the broker is known to have, and that are not pulled."""
+        """Return the number of messages that the broker is known to have and that are not
+        pulled.
+        """
         return self._stored_upto - self._offsets.next_offset
 
     def _takes_room(self) -> bool:
-        """Take room for the next pull, if there is some."""
+        """Take room for the next pull, and return whether there was room."""
         return self._room.take_now(self._messages_ready, self._settings.pull_bytes)
 
     async def _pull_chain(self) -> None:
@@ -557,18 +562,18 @@ class PullClient(UserAcks):
         opened = 0
         for header in self._open_batches(answer, payload):
             opened += header.length
-            if opened >= AT_ONCE_BYTES and not self.owner.keeps_batches:  # or they are cut
+            if opened >= AT_ONCE_BYTES and not self.owner.keeps_batches:  # otherwise they are cut
                 opened = 0
                 await asyncio.sleep(0)
 
     def _came(self, answer: Batches, payload: memoryview) -> None:
-        """Note what a pull has brought."""
+        """Note the size of the answer to a pull."""
         self._progress.end_offset = self._stored_upto = answer.next_offset
         self._room.came(len(payload), answer.upto - self._offsets.next_offset)
 
     def take_at_once(self, answer: Answer, payload: memoryview) -> bool:
-        """Hand out what was pulled; False, and nothing is done, if that needs a wait, or a turn of
-        the event loop.
+        """Hand out the pulled messages; return False, with nothing done, if this needs a wait, or a
+        turn of the event loop.
         """
         if (
             type(answer) is not Batches
@@ -589,7 +594,7 @@ class PullClient(UserAcks):
         return True
 
     def may_pull(self) -> bool:
-        """True if nothing has to be waited for before the next pull."""
+        """Return True if nothing must be waited for before the next pull."""
         parking, offsets = self.parking, self._offsets
         return (
             not self.gate.reasons
@@ -601,7 +606,7 @@ class PullClient(UserAcks):
         )
 
     def pull_request(self) -> Pull:
-        """The next pull."""
+        """Return the next pull."""
         settings, wanted = self._settings, self.owner.wanted
         return Pull(
             *self._who,
@@ -613,7 +618,7 @@ class PullClient(UserAcks):
         )
 
     def _open_batches(self, answer: Batches, payload: memoryview) -> Iterator[Header]:
-        """Open what was pulled, batch by batch."""
+        """Open the pulled batches one by one."""
         left_out = deque(answer.left_out)
         for start, header in batch_starts(payload):
             while left_out and left_out[0][0] < header.base_offset:
@@ -653,7 +658,7 @@ class PullClient(UserAcks):
             self._in_flight.count += len(messages)
             self._careful.put(messages)
             return
-        cut = column_views(payload, header, start)  # raises here if it does not unpack
+        cut = column_views(payload, header, start)  # this raises here if the batch does not unpack
         opened = CutBatch(self, cut, header, self._offsets.unseen_ranges(header))
         self._in_flight.count += opened.count
         if opened.count:
@@ -661,8 +666,8 @@ class PullClient(UserAcks):
         self.owner.hand_out_batch(opened)
 
     def open_cut(self, batch: CutBatch) -> list[Message]:
-        """The messages of a batch to be handled now, without those of parked keys, which are
-        parked.
+        """Return the messages of a batch to be handled now; messages of parked keys are parked
+        instead.
         """
         self._room.opened(batch.header.length)
         who = (self._subject, self.partition_id, self.token)
@@ -679,8 +684,8 @@ class PullClient(UserAcks):
         Skip messages that retention removed before they were pulled.
 
         Raises:
-            OffsetOutOfRangeError: `error`, if no message was removed: the broker stores less than
-                was pulled.
+            OffsetOutOfRangeError: `error`, if no message was removed, so that the broker stores
+                less than was pulled.
         """
         first_offset = error.first_offset or 0
         if self._offsets.next_offset >= first_offset:
@@ -696,7 +701,7 @@ class PullClient(UserAcks):
         )
 
     def decode(self, record: memoryview, header: Header) -> list[Message]:
-        """Every message of a batch that the owner keeps."""
+        """Return every message of a batch that the owner keeps."""
         messages = self._decode(record, 0, header, self)
         self._tries.count_on(messages)
         return messages
@@ -717,11 +722,13 @@ class PullClient(UserAcks):
 
     @property
     def has_connection(self) -> bool:
-        """Whether the last call of the partition got at its broker; False also before the first."""
+        """Return whether the last call of the partition reached its broker; False also before the
+        first call.
+        """
         return self.no_connection_since_ms is None and self.life.state in ANSWERED
 
     def _note_pull_failed(self, error: KeylaneError) -> None:
-        """Show why nothing is pulled; after WARN_AFTER failures in a row the log has it as a
+        """Show why nothing is pulled; after WARN_AFTER consecutive failures it is logged as a
         warning.
         """
         self.waiting_for = error.message
@@ -731,7 +738,7 @@ class PullClient(UserAcks):
             log.log(level, "%s: %s", self.log_name, line)
 
     def _note_recovered(self) -> None:
-        """Note that a pull has succeeded after others that failed."""
+        """Note that a pull has succeeded after failures."""
         level = self._trouble_level
         self._pauses.reset()
         if failures := self._troubles.over(self._clock.boot_ms(), logging.INFO, logging.WARNING):
@@ -743,96 +750,100 @@ class PullClient(UserAcks):
 
     @property
     def log_name(self) -> str:
-        """Subject, partition and group, for log lines."""
+        """Return subject, partition and group, for log lines."""
         return partition_name(self._subject, self.partition_id, self.group)
 
     @property
     def fenced(self) -> bool:
-        """True once the broker has seen a higher token."""
+        """Return True once the broker has seen a higher token."""
         return self.life.fenced
 
     @property
     def lapsed(self) -> bool:
-        """True once the right to the partition is lost for good: fenced, or past the end of the
-        lease.
+        """Return True once the right to the partition is lost for good: fenced, or past the end of
+        the lease.
         """
         return self.life.lapsed(self._clock.boot_ms())
 
     @property
     def left_ms(self) -> int:
-        """Milliseconds until the lease ends."""
+        """Return the milliseconds until the lease ends."""
         return self.life.left_ms(self._clock.boot_ms())
 
     @property
     def renewed_ms(self) -> int:
-        """The boot time at which the last heartbeat that renewed the lease was sent."""
+        """Return the boot time at which the last heartbeat that renewed the lease was sent."""
         return self.life.lease_until_ms - self._settings.ttl_ms + self._settings.margin_ms
 
     @property
     def cursor(self) -> int:
-        """The offset below which the broker has an ack of every message."""
+        """Return the offset below which the broker has an ack of every message."""
         return self._offsets.cursor
 
     @property
     def acked_to_end(self) -> bool:
-        """True when the partition is sealed, and its group has acked it to the end."""
+        """Return True when the partition is sealed, and its group has acked it to the end."""
         return self._offsets.drained
 
     @property
     def drained(self) -> bool:
-        """True when it is acked to the end, and no parked message is with handlers."""
+        """Return True when the partition is acked to the end, and no parked message is with
+        handlers.
+        """
         return self._offsets.drained and not self.parking.busy
 
     @property
     def has_messages_out(self) -> bool:
-        """True while a message is with a handler, or waits for one or for its next try."""
+        """Return True while a message is with a handler, or waits for one or for its next try."""
         return self._in_flight.count > 0
 
     @property
     def is_careful(self) -> bool:
-        """True while messages that may have ended the process of an earlier owner are handled one
-        at a time.
+        """Return True while messages that may have ended the process of an earlier owner are
+        handled one at a time.
         """
         return not (self._careful is None or self._careful.is_over)
 
     @property
     def home(self) -> Home:
-        """Where the consumer is open: one for each consumer."""
+        """Return the process and event loop in which the consumer is open; there is one for each
+        consumer.
+        """
         return self._connections.home
 
     @property
     def has_parked(self) -> bool:
-        """True if messages may be parked on the partition."""
+        """Return True if messages may be parked on the partition."""
         return self.parking.has_parked
 
     def knows_parked(self, version: int) -> bool:
-        """True if `check_parked` has nothing to learn."""
+        """Return True if `check_parked` would learn nothing."""
         return version <= self.parking.version
 
     @property
     def paused(self) -> bool:
-        """True while the user has paused the partition."""
+        """Return True while the user has paused the partition."""
         return PAUSED in self.gate.reasons
 
     @property
     def position(self) -> Position:
-        """How far the partition is pulled and acked."""
+        """Return how far the partition is pulled and acked."""
         offsets = self._offsets
         return self._progress.position(offsets.next_offset, offsets.cursor, self._clock.wall_ns())
 
     @property
     def next_offset(self) -> int:
-        """The first offset that is not pulled."""
+        """Return the first offset that is not pulled."""
         return self._offsets.next_offset
 
     @property
     def missed(self) -> int:
-        """As `FetchOffsets.missed`."""
+        """Return the number of missed messages; see `FetchOffsets.missed`."""
         return self._offsets.missed
 
     @property
     def outstanding(self) -> int:
-        """Messages handed out and not yet handled or forgotten."""
+        """Return the number of messages handed out and not yet handled or forgotten."""
         return self._in_flight.count
 
     async def wait_handled(self) -> None:
@@ -841,23 +852,23 @@ class PullClient(UserAcks):
 
     @property
     def sealed(self) -> bool:
-        """True if the partition ends: those that continue it wait until the group has acked all of
-        it.
+        """Return True if the partition is sealed: its children wait until the group has acked all
+        of it.
         """
         return self._offsets.end_offset is not None
 
     @property
     def holds_fence(self) -> bool:
-        """True while the broker has the fence, and the lease has not ended."""
+        """Return True while the broker has the fence, and the lease has not ended."""
         return self._offsets.begun and not self.lapsed
 
     @property
     def is_idle(self) -> bool:
         """
-        True while the broker is known to have acks of all that was pulled, and a pull waits.
+        Return True while the broker is known to have acks of all pulled messages, and a pull waits.
 
-        The broker holds the pull lock for the time of the pull.  What is parked is acked by that:
-        the next ack tells it.
+        The broker holds the pull lock for the time of the pull. Parking acks a message, and the
+        next ack request reports it.
         """
         offsets = self._offsets
         return (
@@ -867,8 +878,8 @@ class PullClient(UserAcks):
         )
 
     def abandon(self) -> None:
-        """End what is left of it, without a word to the broker: its hand-over has failed.  A second
-        call changes nothing.
+        """End the rest of the client without notifying the broker, because its hand-over has
+        failed. A second call changes nothing.
         """
         self._cancel_tasks()
         self._acks.end()
@@ -883,15 +894,13 @@ class PullClient(UserAcks):
         return tasks
 
     async def check_parked(self, version: int) -> None:
-        """Learn what an operator has changed, if a version of the broker's is newer than the one
-        that is known.
-        """
+        """Fetch the changes of an operator, if the broker's version is newer than the known one."""
         await self.parking.check(version)
 
     # ── the end ───────────────────────────────────────────────────────────────────────────────────
     async def hand_over(self, *, flush_ms: int) -> None:
-        """Once stopped, and once its handlers have ended: send the last acks and release the pull
-        lock, within `flush_ms`.
+        """Send the last acks and release the pull lock, within `flush_ms`, once the client is
+        stopped and its handlers have ended.
         """
         self._on(PullEvent.CLOSED)
         await asyncio.gather(*self._cancel_tasks(), return_exceptions=True)
@@ -903,8 +912,8 @@ class PullClient(UserAcks):
                 await self._acks.flush()
                 await self._release()
         except (TimeoutError, KeylaneError) as error:
-            # The next owner's higher token takes the partition all the same; messages without an
-            # ack are redelivered.
+            # The next owner's higher token takes the partition anyway; messages without an ack are
+            # redelivered.
             log.info(
                 "%s: the hand-over met an error: %s",
                 self.log_name,
@@ -920,6 +929,6 @@ class PullClient(UserAcks):
 
 
 def client_of(message: Message) -> PullClient:
-    """The pull client that handed `message` out."""
+    """Return the pull client that handed `message` out."""
     client: PullClient = message.delivery.client  # type: ignore[union-attr]
     return client

@@ -1,24 +1,26 @@
-"""Reasons to pull nothing of a partition for a while, as that the user has paused it."""
+"""Holds the reasons to pull nothing from a partition for a while, for example that the user has
+paused it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 
 PAUSED = "resume"
-"""What pulling waits for while the user has paused the partition."""
+"""The text that describes what pulling waits for while the user has paused the partition."""
 
 
 class PullGate:
-    """Closed while there is a reason."""
+    """A gate that is closed while there is a reason to wait."""
 
     def __init__(self) -> None:
         self.reasons: set[str] = set()
-        """For people: what pulling waits for."""
+        """The reasons: texts, for people, about what pulling waits for."""
         self._open = asyncio.Event()
         self._open.set()
 
     def hold(self, why: str) -> None:
-        """Pull nothing until `let_go` with the same reason."""
+        """Pull nothing until `let_go` is called with the same reason."""
         self.reasons.add(why)
         self._open.clear()
 

@@ -1,21 +1,22 @@
 """Consumes a partition of a shared group: messages that no other consumer has in flight, each for a
 limited time.
 
-    ACQUIRE ─▶ PULL free messages ⇄ hand out, until the hand-out's deadline ─▶ ACK       stop: flush acks ─▶ RELEASE the rest
-                                         ╰─ held: its handler runs ─▶ renewed by an ACK: a hand-out
-                                             of its own
+    ACQUIRE ─▶ PULL free messages ⇄ hand out, until the hand-out's deadline ─▶ ACK
+                                         ╰─ held: its handler runs ─▶ renewed by an ACK, as a
+                                             hand-out of its own
+    stop: flush acks ─▶ RELEASE the rest
 
 Invariants
-    No handler starts after the deadline of its hand-out: soon after another consumer may have the
-    message. What a handler has, or the body of the program's loop, is renewed at the broker until
-    that ends, and is never handed out here a second time meanwhile.  A consumer cut off from its
-    broker for the ttl may handle messages that another consumer has by then too. What the program's
-    loop has passed over without an ack is not renewed: that it comes again counts as a failed try.
-    As many messages are pulled as workers are free for, and as many more as are handled in a
-    second: others are left to consumers that are free. A message that was in flight at three
-    processes that ended, the last time alone, is set aside. Tries that failed at any session count:
-    the broker tells them with the message. Messages that are released, forgotten or lost on the way
-    are handed out again by the broker; none is left out.
+    No handler starts after the deadline of its hand-out, because another consumer may have the
+    message soon after. A message with a handler, or with the body of the program's loop, is renewed
+    at the broker until that ends, and is never handed out here a second time meanwhile.  A consumer
+    that is cut off from its broker for the ttl may handle messages that another consumer also has
+    by then. A message that the program's loop has passed over without an ack is not renewed, and
+    its redelivery counts as a failed try. As many messages are pulled as workers are free for, plus
+    as many as are handled in a second; the others are left to consumers that are free. A message
+    that was in flight at three processes that ended, the last time alone, is set aside. Failed
+    tries at any session count: the broker reports them with the message. Messages that are
+    released, forgotten or lost on the way are handed out again by the broker; none is left out.
 """
 
 from __future__ import annotations
@@ -43,17 +44,21 @@ log = logging.getLogger("keylane.consumer")
 
 SECOND_NS = 1_000_000_000
 HELD_PARTS = 6
-"""What handlers have is renewed after this part of the time in flight; their handlers start within
-the first two thirds.
+"""The divisor for the time in flight after which messages with handlers are renewed; their handlers
+start within the first two thirds.
 """
 ALONE_FROM = 2
-"""Processes that ended with a message in flight, after which brokers have it handled alone."""
+"""The number of processes that ended with a message in flight, after which brokers have it handled
+alone.
+"""
 CRASHES_MAX = 3
-"""The same, after which it is set aside: one of them, the last, had it alone."""
+"""The number of such processes after which a message is set aside; the last of them had it
+alone.
+"""
 
 
 class _Known(NamedTuple):
-    """What the broker says of messages that it hands out, by offset: as of `Handed`."""
+    """The broker's report on messages that it hands out, by offset; see `Handed`."""
 
     crashes: dict[int, int]
     tries: dict[int, int]
@@ -65,7 +70,7 @@ class HandOut(ClientDelivery):
     boot clock.
 
     Args:
-        sent_ns: when it was asked for, on the boot clock.
+        sent_ns: the time of the request, on the boot clock.
     """
 
     __slots__ = ("_lapsed", "_out", "_sent_ns", "_start_until_ns")
@@ -77,19 +82,19 @@ class HandOut(ClientDelivery):
         self._sent_ns = sent_ns
         self._start_until_ns = sent_ns + client.in_flight_ns * 2 // 3
         self._out: dict[int, Message] = {}
-        """By offset: what the program was given."""
+        """The messages that the program was given, by offset."""
         self._lapsed: set[int] = set()
-        """Offsets that it has passed over for longer than they are in flight."""
+        """The offsets that the program has passed over for longer than they are in flight."""
 
     @property
     def deadline_ns(self) -> int:
-        """No handler starts after it, so that what begins is renewed in time; 0 once the client
-        hands over.
+        """Return the time after which no handler starts, so that messages in work are renewed in
+        time; 0 once the client hands over.
         """
         return min(self._start_until_ns, self.client.deadline_ns)
 
     def move(self, messages: list[Message]) -> None:
-        """Take messages over from their hand-outs: they are in flight for longer."""
+        """Take messages over from their hand-outs, so that they are in flight for longer."""
         for message in messages:
             before: HandOut = message.delivery  # type: ignore[assignment]
             message.delivery = self
@@ -106,7 +111,7 @@ class HandOut(ClientDelivery):
         self._note_out([message])
 
     def taken_all(self, messages: list[Message]) -> None:
-        """As `taken`, of each."""
+        """Note that the iteration gave several messages to the user."""
         super().taken_all(messages)
         self.client.taken_count += len(messages)
         self._note_out(messages)
@@ -119,8 +124,8 @@ class HandOut(ClientDelivery):
         self._out.update((message.offset, message) for message in messages)
 
     def _lapse(self) -> None:
-        """Have what the program has passed over without an ack count as failed: it is handed out
-        again.
+        """Count the messages that the program has passed over without an ack as failed: they are
+        handed out again.
         """
         out = self._out
         self._out = {}
@@ -135,7 +140,7 @@ class HandOut(ClientDelivery):
                 client.owner.passed_over(message)
 
     async def _take_ack(self, message: Message) -> None:
-        """As UserAcks says; also a late one."""
+        """Take an ack, even a late one; see `UserAcks`."""
         if message.offset in self._lapsed:
             self.client.check_takes_acks(message.offset)
             self._ack_late([message])
@@ -143,7 +148,7 @@ class HandOut(ClientDelivery):
         await super()._take_ack(message)
 
     def take_acks(self, messages: list[Message]) -> bool:
-        """Take acks of messages that were not given back, also late ones."""
+        """Take acks of messages that were not given back, even late ones."""
         late = self._ack_late([each for each in messages if each.offset in self._lapsed])
         return super().take_acks(messages) or late
 
@@ -154,7 +159,9 @@ class HandOut(ClientDelivery):
         return bool(messages)
 
     async def _take_back(self, message: Message, after_s: float) -> None:
-        """As UserAcks says; one that the user had for too long is handed out again already."""
+        """Take a message back; see `UserAcks`. A message that the user had for too long is already
+        handed out again.
+        """
         if message.offset not in self._lapsed:
             await super()._take_back(message, after_s)
 
@@ -166,35 +173,35 @@ class SharedClient(PullClient):
     exclusive = False
     exempts_retries = True
     respects_range_limit = False
-    """Pulls continue at the broker's range limit: it then hands out only messages that fill
-    gaps.
+    """False, because pulls continue at the broker's range limit: it then hands out only messages
+    that fill gaps.
     """
 
     def _begin(self) -> None:
         self._handed_count = 0
-        """Messages handed out here, ever."""
+        """The number of messages ever handed out here."""
         self.taken_count = 0
-        """Those of them that a program without a handler was given."""
+        """The number of those messages that a program without a handler was given."""
         self._counted = (self._clock.boot_ns(), 0)
-        """Boot time of the last pull, and the messages that workers or the program were done with
-        by then.
+        """The boot time of the last pull, and the number of messages that workers or the program
+        had finished by then.
         """
         self._held_told_ns = 0
         super()._begin()
 
     @property
     def renewal_ms(self) -> float:  # type: ignore[override]
-        """Milliseconds between two requests that renew what handlers have."""
+        """Return the milliseconds between two requests that renew messages with handlers."""
         return self._settings.in_flight_ms / HELD_PARTS
 
     @property
     def in_flight_ns(self) -> int:
-        """How long a message is in flight without a renewal."""
+        """Return the time, in nanoseconds, for which a message is in flight without a renewal."""
         return self._settings.in_flight_ms * 1_000_000
 
     @property
     def _exhausted(self) -> bool:
-        # Messages that other consumers have in flight may come back: only acks to the end are an
+        # Messages that other consumers have in flight may return, so only acks to the end make an
         # end.
         return self.drained
 
@@ -202,8 +209,8 @@ class SharedClient(PullClient):
         return AcquireShared(*self._who, self._settings.ttl_ms)
 
     def _skip_removed(self, error: OffsetOutOfRangeError) -> None:
-        # Retention removed messages before they were handed out; the broker hands out what it still
-        # stores.
+        # Retention removed messages before they were handed out; the broker hands out the messages
+        # that it still stores.
         log.warning("%s: %s", self.log_name, error.message)
 
     async def _pull_once(self) -> None:
@@ -237,7 +244,7 @@ class SharedClient(PullClient):
             self._sealed_at(answer.next_offset)
 
     async def _room_for(self) -> int:
-        """Wait until there is a use for further messages here; returns how many to pull."""
+        """Wait until further messages are useful here, and return how many to pull."""
         while not (room := self._room_now()):
             self.waiting_for = "handlers"
             await self._in_flight.changed()
@@ -247,17 +254,17 @@ class SharedClient(PullClient):
 
     @property
     def _passed_count(self) -> int:
-        """Messages that handlers are done with, or that a program without a handler was given: it
-        may ack them later.
+        """Return the number of messages that handlers have finished, or that a program without a
+        handler was given; it may ack them later.
         """
         return max(self._handed_count - self._in_flight.count, self.taken_count)
 
     def _room_now(self) -> int:
         """
-        The number of messages to pull now; 0: none.
+        Return the number of messages to pull now; 0 if none.
 
-        A free worker gets one at once.  While all are busy, messages wait here only as far as
-        others were handled in the last second, or taken by a loop: another consumer may be free.
+        A free worker gets a message at once. While all are busy, only as many messages wait here as
+        were handled, or taken by a loop, in the last second, because another consumer may be free.
         """
         in_flight = self._in_flight
         limit = in_flight.capacity(self._settings.in_flight_messages)
@@ -271,13 +278,13 @@ class SharedClient(PullClient):
         return room if spare > 0 or 0 < ahead // 2 <= room else 0
 
     def wake(self) -> None:
-        """Let the pull that waits for room look again: a worker is free."""
+        """Let the pull that waits for room check again: a worker is free."""
         self._in_flight.wake()
 
     # ── what handlers have ────────────────────────────────────────────────────────────────────────
     def held(self) -> list[Message]:
-        """The messages that are with handlers and are to be renewed with the next request, by
-        offset; none: it is too early.
+        """Return the messages with handlers that the next request renews, by offset; none if it is
+        too early.
         """
         now_ns = self._clock.boot_ns()
         if now_ns - self._held_told_ns < self.in_flight_ns // HELD_PARTS // 2:
@@ -291,7 +298,7 @@ class SharedClient(PullClient):
         HandOut(self, sent_ns).move(messages)
 
     def done_elsewhere(self, offset: int) -> None:
-        """Ack a message that is not counted here any more."""
+        """Ack a message that is no longer counted here."""
         self._handled.done(offset)
         self._acks.send_soon()
 
@@ -320,7 +327,7 @@ class SharedClient(PullClient):
             # The broker has restarted, or freed it: its handler runs here, and its ack ends it.
             ours = [message for message in ours if message.offset not in held]
         self._tries.count_on(ours)
-        if known.tries:  # also those that failed at another session since this one acquired
+        if known.tries:  # including those that failed at another session since this one acquired
             for message in ours:
                 message.attempt = max(message.attempt, 1 + known.tries.get(message.offset, 0))
         self._in_flight.count += len(ours)
@@ -330,8 +337,8 @@ class SharedClient(PullClient):
         self.owner.hand_out(ours)
 
     def _set_aside(self, message: Message, crashes: dict[int, int]) -> bool:
-        """Count the processes that ended while a message was with them; True if it is not handed
-        out for that.
+        """Count the processes that ended while they had a message, and return True if it is
+        therefore not handed out.
         """
         ended = crashes.get(message.offset, 0)
         message.attempt += ended

@@ -1,18 +1,18 @@
-"""Messages that may have ended the process of an earlier owner: which of them is handled next, and
-how.  Pure.
+"""Chooses, among messages that may have ended the process of an earlier owner, the one that is
+handled next, and how. Pure.
 
     put ─▶ waiting, by offset ─▶ next ─┬─ CAREFUL     begun durably, alone, and waited for
-                                       ├─ PLAIN       it waits behind a failed message of its key anyway
-                                       ╰─ SET_ASIDE   its process ended too often while it was begun
+                                       ├─ PLAIN       it waits for a failed one of its key
+                                       ╰─ SET_ASIDE   its process ended too often
     is_over ─▶ rest: handed out as any other
 
 Invariants
-    Messages leave in the order of their offsets, and nothing overtakes a suspect.
-    Only a message that was begun durably, with no other suspect beside it, is accused when a
-    process ends. The ends that made it a suspect count as one, if nothing was begun then: one end
-    more sets it aside. The careful part ends after CAREFUL_MAX messages or CAREFUL_MS, but not
-    before an accused message.  What was not reached is a suspect again after a further crash,
-    nearer to the front.
+    Messages leave in the order of their offsets, and nothing overtakes a suspect. Only a message
+    that was begun durably, with no other suspect beside it, is accused when a process ends. The
+    ends that made it a suspect count as one, if nothing was begun then: one end more sets it aside.
+    The careful part ends after CAREFUL_MAX messages or CAREFUL_MS, but not before an accused
+    message. Messages that were not reached are suspects again after a further crash, nearer to the
+    front.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from ...protocol.message import Message
 from ..settings import FailurePolicy
 
 CRASHES_MAX = 2
-"""A message is set aside when it is accused of the ends of this number of processes."""
+"""The number of processes of whose end a message is accused before it is set aside."""
 CAREFUL_MAX = 1_000
 CAREFUL_MS = 30_000
 
 
 class SuspectStep(enum.Enum):
-    """How a message is handled."""
+    """The way in which a message is handled."""
 
     CAREFUL = enum.auto()
     PLAIN = enum.auto()
@@ -44,9 +44,9 @@ class SuspectQueue:
     the boot clock.
 
     Args:
-        upto: suspects are all messages below it.
-        begun: (offset, crashes) of the accused.
-        policy: what becomes of a message that failed, or ended its process, too often.
+        upto: the end offset of the suspects, which are all messages below it.
+        begun: (offset, crashes) of the accused messages.
+        policy: the treatment of a message that failed, or ended its process, too often.
         tries_max: the number of failed tries and crashes, together, after which a crash is the last
             one.
     """
@@ -62,21 +62,23 @@ class SuspectQueue:
     ) -> None:
         self._upto = upto
         self.crashes = dict(begun)
-        """By offset of an accused message."""
+        """The crashes of each accused message, by offset."""
         self._last_accused = max(self.crashes, default=-1)
         self._any_ended_it = not self.crashes
-        """Nothing was begun when the process ended: it may have been any suspect, and others only
-        if none is accused.
+        """True if nothing was begun when the process ended: it may have been any suspect, and
+        others only if none is accused.
         """
         self.until_ms = now_ms + CAREFUL_MS
-        """Then the careful part ends, but for accused messages."""
+        """The boot time, in milliseconds, at which the careful part ends, except for accused
+        messages.
+        """
         self._sets_aside = policy is not FailurePolicy.BLOCK
         self._tries_max = tries_max
         self._waiting: deque[Message] = deque()
         self._count = 0
         self._failed: dict[bytes, int] = {}
-        """By key of a message that failed, and waits for its next try: the offset of the last one
-        of the key that left.
+        """The offset of the last message that left, by the key of a message that failed and waits
+        for its next try.
         """
 
     def __len__(self) -> int:
@@ -91,13 +93,15 @@ class SuspectQueue:
             self._waiting.append(message)
 
     def is_over(self, next_offset: int, now_ms: int) -> bool:
-        """True if no careful step is left; `next_offset` is the first one that is not pulled."""
+        """Return True if no careful step is left; `next_offset` is the first offset that is not
+        pulled.
+        """
         first = self._waiting[0].offset if self._waiting else next_offset
         enough = first >= self._upto or self._count >= CAREFUL_MAX or now_ms >= self.until_ms
         return enough and first > self._last_accused
 
     def next(self) -> tuple[Message, SuspectStep] | None:
-        """Take the next message; None: it is not pulled yet."""
+        """Take the next message, or None if it is not pulled yet."""
         if not self._waiting:
             return None
         message = self._waiting.popleft()
@@ -112,11 +116,15 @@ class SuspectQueue:
         return message, SuspectStep.CAREFUL
 
     def alone_crashes(self, offset: int) -> int:
-        """What a message is accused of if the process ends while it is begun alone."""
+        """Return the crashes of which a message is accused if the process ends while it is begun
+        alone.
+        """
         return self.beside_crashes(offset) + (self._any_ended_it and offset < self._upto)
 
     def beside_crashes(self, offset: int) -> int:
-        """The same while others run beside it: the end before may have been of any of these."""
+        """Return the same while others run beside it: any of these may have caused the
+        earlier end.
+        """
         return self.crashes.get(offset, 0) + 1
 
     def failed(self, message: Message) -> None:

@@ -1,1 +1,1 @@
-"""Reading a subject without a group: from where to where, which partitions, in which order."""
+"""Reads a subject without a group: its bounds, its partitions and their order."""

@@ -1,4 +1,4 @@
-"""What a reader can be asked for, apart from where it begins and stops."""
+"""Checks the arguments of a reader, except those for where it begins and stops."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from ...protocol.errors import ConfigError
 from ...protocol.settings import flag_problems, is_within, refuse
 
 _NOT_PLAIN = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
-"""What they return is true, whatever the message is."""
+"""The checks for functions whose result is always true, whatever the message is."""
 
 
 def check_arguments(
     *, key: object, partition: object, where: object, follow: object, codec: Codec[V] | None
 ) -> None:
-    """Let the other arguments of a reader through.  Raises ConfigError."""
+    """Check the other arguments of a reader. Raises ConfigError."""
     refuse(flag_problems(follow=follow))
     if codec is not None:
         check_codec(codec)

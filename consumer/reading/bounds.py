@@ -1,5 +1,5 @@
-"""Where a reader begins and stops, as the program says it, and the offsets that follow for a
-partition.  Pure.
+"""The places at which a reader begins and stops, as the program gives them, and the resulting
+offsets of a partition. Pure.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ID = re.compile(r"0|[1-9][0-9]{0,18}")
 
 
 class BoundKind(enum.Enum):
-    """What a bound is made of."""
+    """The kind of a bound."""
 
     EARLIEST = enum.auto()
     LATEST = enum.auto()
@@ -45,17 +45,19 @@ class Bound:
 
     kind: BoundKind
     at_ms: int = 0
-    """TIME: milliseconds since 1970."""
+    """The time for TIME, in milliseconds since 1970."""
     offsets: Mapping[int, int] = field(default_factory=dict)
-    """OFFSETS: by partition id; every other partition is read from its first message."""
+    """The offsets for OFFSETS, by partition id; every other partition is read from its first
+    message.
+    """
 
 
 def start_bound(start: Start, *, partition: int | None, now_ms: int) -> Bound:
     """
-    The bound that a program means by `start`.
+    Return the bound that a program means by `start`.
 
     Raises:
-        InvalidRequestError, OffsetInvalidError
+        InvalidRequestError
     """
     if isinstance(start, Mapping):
         return Bound(BoundKind.OFFSETS, offsets=_offsets(start))
@@ -65,7 +67,7 @@ def start_bound(start: Start, *, partition: int | None, now_ms: int) -> Bound:
 
 
 def _offsets(start: Mapping[int, int] | Mapping[str, int]) -> dict[int, int]:
-    """The offsets by partition id.  Raises InvalidRequestError, OffsetInvalidError."""
+    """Return the offsets by partition id. Raises InvalidRequestError."""
     offsets: dict[int, int] = {}
     for given, offset in start.items():
         partition_id: object = given
@@ -86,10 +88,10 @@ def _offsets(start: Mapping[int, int] | Mapping[str, int]) -> dict[int, int]:
 
 def stop_bound(stop: Stop, *, partition: int | None, now_ms: int) -> Bound:
     """
-    The bound that a program means by `stop`: the first message that is not read any more.
+    Return the bound that a program means by `stop`: the first message that is not read any more.
 
     Raises:
-        InvalidRequestError, OffsetInvalidError
+        InvalidRequestError
     """
     return _bound("stop", stop, partition, now_ms, words="'latest'")
 
@@ -122,12 +124,12 @@ def first_to_read(
     bound: Bound, partition_id: int, *, first: int, end: int, at_time: int | None
 ) -> int:
     """
-    The offset at which reading begins.
+    Return the offset at which reading begins.
 
     Args:
         first: the first offset that is stored.
-        end: one past the last message.
-        at_time: TIME: the first offset stored at or after it; None: there is none.
+        end: the offset after the last message.
+        at_time: for TIME, the first offset stored at or after it; None: there is none.
 
     Raises:
         OffsetOutOfRangeError: the program named an offset that is not in `[first, end]`.
@@ -143,8 +145,8 @@ def first_to_read(
 def end_of_read(
     bound: Bound, partition_id: int, *, first: int, end: int, at_time: int | None
 ) -> int:
-    """
-    One past the last offset to read; the arguments and errors are those of `first_to_read`.
+    """Return the offset after the last one to read; the arguments and errors are those of
+    `first_to_read`.
     """
     if bound.kind is BoundKind.TIME:
         return end if at_time is None else at_time
@@ -154,8 +156,8 @@ def end_of_read(
 
 @dataclass(frozen=True, slots=True)
 class LookedUp:
-    """What is stored of a partition, the offsets `[first, end)`, and the bounds that are times in
-    it; None: no such message.
+    """The stored offsets `[first, end)` of a partition, and the offsets of the bounds that are
+    times; None if there is no such message.
     """
 
     partition: Partition
@@ -169,10 +171,11 @@ def ranges_to_read(
     start: Bound, stop: Bound, looked: Sequence[LookedUp], parents: Mapping[int, Collection[int]]
 ) -> list[tuple[int, int]]:
     """
-    The offsets `[begin, end)` to read of each partition; bounds that are times are placed in order.
+    Return the offsets `[begin, end)` to read of each partition; bounds that are times are placed in
+    order.
 
     Args:
-        parents: of every partition that may have what is wanted, by id.
+        parents: the parents of every partition that may have wanted messages, by id.
 
     Raises:
         OffsetOutOfRangeError: the program named an offset that is not stored.

@@ -1,5 +1,5 @@
-"""Which partitions a reader may read now: a partition after all its ancestors, so that keys keep
-their order.  Pure.
+"""Decides which partitions a reader may read now: a partition after all its ancestors, so that keys
+keep their order. Pure.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ class LineageOrder:
         self._logical = None if key is None else logical_partition(key)
         self._partition = partition
         self._parents: dict[int, tuple[int, ...]] = {}
-        """Of every known partition."""
+        """The parents of every known partition."""
         self._left: dict[int, PartitionHistory] = {}
         self._waits_for_children: set[int] = set()
-        """Partitions that are read to their end, and whose children are not known yet."""
+        """The partitions that are read to their end, and whose children are not known yet."""
 
     def learn(self, history: Iterable[PartitionHistory]) -> list[PartitionHistory]:
         """
-        Take the partitions that are known now; returns those of them that can never be read, and
-        were not known.
+        Take the partitions that are known now, and return those that can never be read and were not
+        known.
 
-        Those are partitions whose data is gone: expired, or on a disk whose loss was accepted.  A
-        known partition may have more parents now: rows that took the place of messages before it.
+        The data of these partitions is gone: expired, or on a disk whose loss was accepted. A known
+        partition may have more parents now: rows that replaced messages before it.
         """
         gone = []
         for past in history:
@@ -56,11 +56,11 @@ class LineageOrder:
 
     def check_subject(self, subject: str, history: Iterable[PartitionHistory]) -> None:
         """
-        Let the history of the subject through that is known.
+        Check that a history belongs to the known subject.
 
         Raises:
-            SubjectDeletedError: it is that of a later subject of the name: it has none of the
-                partitions that are known, nor continues one.
+            SubjectDeletedError: it belongs to a later subject of the same name: it has none of the
+                known partitions, and continues none.
         """
         ids: set[int] = set()
         for past in history:
@@ -72,11 +72,11 @@ class LineageOrder:
             )
 
     def __contains__(self, partition_id: int) -> bool:
-        """Whether a partition is known and wanted."""
+        """Return whether a partition is known and wanted."""
         return partition_id in self._parents
 
     def wants(self, past: PartitionHistory) -> bool:
-        """Whether a partition may have what is wanted."""
+        """Return whether a partition may have wanted messages."""
         partition = past.partition
         if self._partition is not None:
             return partition.partition_id == self._partition
@@ -85,12 +85,12 @@ class LineageOrder:
         return partition.range_start <= self._logical < partition.range_end
 
     def readable(self) -> list[PartitionHistory]:
-        """The partitions that may be read now, by id: they continue none that is left, nor through
-        empty or lost ones.
+        """Return the partitions that may be read now, by id: none of their ancestors, also through
+        empty or lost ones, is left to read.
         """
         free = []
         held: set[int] = set()
-        """Those that are left, and all that continue them."""
+        """The partitions that are left, and all that continue them."""
         for partition_id, parents in sorted(self._parents.items()):  # parents have lower ids
             waits = not held.isdisjoint(parents)
             if partition_id in self._left:
@@ -102,26 +102,24 @@ class LineageOrder:
         return free
 
     def finish(self, partition_id: int) -> None:
-        """Note that a partition is read to the end of what is wanted of it."""
+        """Note that all wanted messages of a partition are read."""
         del self._left[partition_id]
         if not any(partition_id in parents for parents in self._parents.values()):
             self._waits_for_children.add(partition_id)
 
     @property
     def lacks_children(self) -> bool:
-        """True if a partition was read to its end, and the partitions that continue it are not
-        known.
-        """
+        """Return True if a partition was read to its end, and its children are not known."""
         return bool(self._waits_for_children) and self._partition is None
 
     @property
     def parents(self) -> Mapping[int, Collection[int]]:
-        """Partition id → the partitions that it continues; of every wanted partition that is
-        known.
+        """Return the partitions that each partition continues, by id, for every known and wanted
+        partition.
         """
         return self._parents
 
     @property
     def left(self) -> frozenset[int]:
-        """The ids of partitions that are not finished."""
+        """Return the ids of partitions that are not finished."""
         return frozenset(self._left)

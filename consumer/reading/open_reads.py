@@ -1,5 +1,5 @@
-"""Reads of partitions that a reader has read to their end: one of each waits at its broker for
-messages.
+"""The open reads of partitions that a reader has read to their end: one read for each waits at its
+broker for messages.
 
 begin ─▶ (rounds of other partitions) ─▶ answered: news ─▶ take
   ╰──────▶ its broker has another address, or the partition is not read any more: ended
@@ -18,7 +18,9 @@ from ...rpc.client import BrokerClient
 from ...rpc.race import start_task
 
 LOOK_MS = 200
-"""Between two looks for new messages at a broker that answers at once, because it is stopping."""
+"""The milliseconds between two checks for new messages at a broker that answers at once, because it
+is stopping.
+"""
 
 Answered = asyncio.Task[tuple[Answer, memoryview]]
 
@@ -30,7 +32,7 @@ class _Wait:
 
 
 class OpenReads:
-    """The reads of one reader that wait, by partition."""
+    """The waiting reads of one reader, by partition."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -38,7 +40,7 @@ class OpenReads:
         self._news = asyncio.Event()
 
     def keep(self, addresses: dict[int, str | None]) -> None:
-        """End the waits of other partitions than these, and those at another address than
+        """End the waits of other partitions than these, and those at an address other than
         theirs.
         """
         for partition_id, wait in list(self._waits.items()):
@@ -69,26 +71,26 @@ class OpenReads:
 
     def _answered(self, task: Answered) -> None:
         if not task.cancelled():
-            task.exception()  # a wait that is never taken is no error
+            task.exception()  # a wait that is never taken is not an error
         self._news.set()
 
     def due(self, partition_ids: Collection[int]) -> list[int]:
-        """Those of these partitions of which no read waits; from now on, further answers are
-        news.
+        """Return those of these partitions for which no read waits; from now on, further answers
+        are news.
         """
         self._news.clear()
         waits = self._waits
         return [each for each in partition_ids if each not in waits or waits[each].task.done()]
 
     def pending(self, partition_id: int) -> bool:
-        """Whether a read of the partition waits: its broker had nothing more, and has not answered
-        yet.
+        """Return whether a read of the partition waits: its broker had nothing more, and has not
+        answered yet.
         """
         wait = self._waits.get(partition_id)
         return wait is not None and not wait.task.done()
 
     def take(self, partition_id: int) -> Answered | None:
-        """The answer that came for a partition, once."""
+        """Take the answer for a partition, once, or return None if there is none."""
         wait = self._waits.get(partition_id)
         if wait is None or not wait.task.done():
             return None
@@ -96,7 +98,7 @@ class OpenReads:
         return wait.task
 
     async def wait(self, wait_ms: int | None) -> None:
-        """Wait until one of the reads is answered that `due` has left out, `wait_ms` at most; None:
+        """Wait until one of the reads that `due` has left out is answered, `wait_ms` at most; None:
         without a limit.
         """
         try:
@@ -109,7 +111,7 @@ class OpenReads:
         return len(self._waits)
 
     async def end(self) -> None:
-        """End all waits, and tell who waits for news."""
+        """End all waits, and wake those that wait for news."""
         waits = self._waits
         self._waits = {}
         for wait in waits.values():

@@ -1,10 +1,11 @@
-"""How long a reader waits for servers that do not answer: for ten seconds, or for good if it
-follows its subject.
+"""Decides how long a reader waits for servers that do not answer: for ten seconds, or for ever if
+it follows its subject.
 
-first failure ─▶ (10 s) ─▶ given up, or told as a warning ─▶ (20 s, 40 s, …) told again ─▶ answered: told once
+first failure ─▶ (10 s) ─▶ given up, or logged as a warning
+    ─▶ (20 s, 40 s, …) logged again ─▶ answered: logged once
 
-Each partition has its own times.  What a broker lacks is given up after ten seconds of that alone:
-until then the broker may have been away.
+Each partition has its own times.  Messages that a broker lacks are given up after ten seconds of
+this error alone: until then the broker may have been away.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ from ..unreached import NO_CONNECTION
 log = logging.getLogger("keylane.consumer")
 
 _LACKS = (PartitionUnknownError, OffsetOutOfRangeError)
-"""The broker stands on an older copy of its data folder, for a while."""
+"""The errors of a broker that runs, for a while, on an older copy of its data folder."""
 WAITED_FOR = (*NO_CONNECTION, *_LACKS)
-"""Failures that may pass."""
+"""The failures that may pass."""
 
 Failures: TypeAlias = dict[int | None, KeylaneError]
-"""By partition; None: of the metaservers, which do not tell what continues a partition."""
+"""The failures by partition; None stands for the metaservers, which do not report the children of a
+partition.
+"""
 
 
 @dataclass(slots=True)
@@ -41,24 +44,24 @@ class _ReadTrouble:
     """A partition, or the metaservers, that fail; times are of the boot clock."""
 
     error: KeylaneError
-    """The last one."""
+    """The last error."""
     since_ms: int
-    """Since when each round has failed, for whatever reason."""
+    """The time since which each round has failed, for whatever reason."""
     stays_since_ms: int | None = None
-    """Since when each error has been one that does not pass when a server is back; None: the last
-    one may.
+    """The time since which each error does not pass when a server returns; None if the last one may
+    pass.
     """
     told_ms: int = 0
-    """After how long the last warning was logged; 0: none was."""
+    """The milliseconds of failure after which the last warning was logged; 0 if none was."""
 
     @property
     def counts_from_ms(self) -> int:
-        """Since when the last error has lasted."""
+        """Return the time since which the last error has lasted."""
         return self.since_ms if self.stays_since_ms is None else self.stays_since_ms
 
 
 class Patience:
-    """Since when a reader waits for what, and whether it gives up."""
+    """The failures for which a reader waits, and since when, and whether it gives up."""
 
     def __init__(self, subject: str, *, follows: bool) -> None:
         self._subject = subject
@@ -66,8 +69,8 @@ class Patience:
         self._troubles: dict[int | None, _ReadTrouble] = {}
 
     def note(self, failures: Mapping[int | None, KeylaneError], now_ms: int) -> None:
-        """Note what a round has met at `now_ms` of the boot clock: all that is not in `failures`
-        has answered, or waits.
+        """Note the failures of a round at `now_ms` of the boot clock: everything that is not in
+        `failures` has answered, or waits.
         """
         before = self._troubles
         self._troubles = {}
@@ -87,15 +90,15 @@ class Patience:
 
     def check(self, now_ms: int, unasked: UnreachableError | None = None) -> None:
         """
-        Wait on, and say so in the log from time to time.
+        Continue to wait, and log it from time to time.
 
         Args:
-            unasked: why no metaserver says whether messages that brokers lack are gone; raised or
-                told in place of those errors.
+            unasked: the reason why no metaserver reports whether messages that brokers lack are
+                gone; raised or logged in place of those errors.
 
         Raises:
-            KeylaneError: one that has lasted for READ_GIVE_UP_MS, and rather one that does not
-                pass; a reader that follows waits for good for a server that may answer yet.
+            KeylaneError: an error has lasted for READ_GIVE_UP_MS; one that does not pass is
+                preferred. A reader that follows waits for ever for a server that may still answer.
         """
         lasting = [
             trouble
@@ -113,8 +116,8 @@ class Patience:
         self._tell(told, now_ms)
 
     def _tell(self, lasting: Iterable[tuple[str, _ReadTrouble]], now_ms: int) -> None:
-        """One line for each message of errors, at doubling intervals: mostly one for a broker,
-        whatever it has of partitions.
+        """Log one line for each message of errors, at doubling intervals: usually one for each
+        broker, however many partitions it has.
         """
         for message, troubles in _by_message(lasting):
             waited_ms = max(now_ms - trouble.since_ms for trouble in troubles)
@@ -146,8 +149,8 @@ class Patience:
 
 
 def _may_pass(error: KeylaneError) -> bool:
-    """Whether the error may be over once a server is back at its address, or has a place for a
-    connection.
+    """Return whether the error may be over once a server is back at its address, or has a place for
+    a connection.
     """
     return isinstance(error, NO_CONNECTION) and error.retry is not RetryRule.NEVER
 

@@ -1,9 +1,11 @@
 """Reads the logic queues of a static subject by logic offset, over all their partitions; no group,
 no locks.
 
-read(queue, offset) ─▶ the partition with this offset ─▶ its broker ─▶ messages, none of the next partition
-                               │ sealed, and read to its end
-                               └─▶ the next partition, at the same logic offset, or behind a loss at a higher one
+read(queue, offset) ─▶ the partition with this offset ─▶ its broker
+      ▲                        │                         ─▶ messages, none of the next partition
+      │                        │ sealed, and read to its end
+      ╰────────────────────────┴─▶ the next partition, at the same logic offset, or after a loss
+                                   at a higher one
 """
 
 from __future__ import annotations
@@ -18,10 +20,11 @@ from ...protocol.codecs.codec import Codec, V, check_codec
 from ...protocol.control import FoundOffset, PartitionStatus, TimeBound
 from ...protocol.errors import (
     InvalidRequestError,
+    NotFoundError,
     NotSentError,
     OffsetOutOfRangeError,
     PartitionUnknownError,
-    QueueUnknownError,
+    Reason,
 )
 from ...protocol.frames import Batches, Read
 from ...protocol.http.tls_settings import TlsSettings
@@ -53,7 +56,7 @@ READ_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class QueueSlice(Generic[V]):
-    """Messages of a queue, by offset; `next_offset` is the logic offset of the next read."""
+    """The messages of a queue, by offset; `next_offset` is the logic offset of the next read."""
 
     messages: list[Message[V]]
     next_offset: int
@@ -69,13 +72,13 @@ class QueueProgress:
 
     queue: int
     cursor: int
-    """All messages below are acked."""
+    """The cursor: all messages below it are acked."""
     min_offset: int
     """The logic offset of the first message that is still stored."""
     max_offset: int
-    """One past the last message."""
+    """The logic offset after the last message."""
     lag: int
-    """Messages that are stored and not acked."""
+    """The number of messages that are stored and not acked."""
 
 
 class _Link(NamedTuple):
@@ -115,20 +118,20 @@ class QueueReader(Resident, Generic[V]):
         Make a reader; `async with` opens it.
 
         Args:
-            meta: `host:port` of a metaserver; of several, an iterable of texts or one text with
-                commas.
+            meta: `host:port` of a metaserver; for several metaservers, an iterable of texts or one
+                text with commas.
             subject: an existing static subject.
-            codec: with which `message.decode()` decodes values; None: it returns bytes.
-            call_timeout_ms: of each call to a metaserver or broker.
+            codec: the codec with which `message.decode()` decodes values; None: it returns bytes.
+            call_timeout_ms: the milliseconds for each call to a metaserver or broker.
             wait_s: seconds for which opening waits for a metaserver that is still starting; 0: it
                 asks none.
             tls: the authority of the servers' certificates; None: KEYLANE_TLS_CA of the
                 environment, or no TLS.
-            token: of a cluster with access control; None: KEYLANE_TOKEN_FILE names its file, or
-                KEYLANE_TOKEN has it.
+            token: the token for a cluster with access control; None: KEYLANE_TOKEN_FILE names its
+                file, or KEYLANE_TOKEN has it.
 
         Raises:
-            ConfigError, InvalidNameError: an argument that cannot work.
+            ConfigError, InvalidRequestError: an argument that cannot work.
         """
         check_name("subject", subject)
         self._addresses = addresses_of(meta)
@@ -158,7 +161,7 @@ class QueueReader(Resident, Generic[V]):
 
         Raises:
             NotSentError, OutcomeUnknownError: no metaserver answers after `wait_s`.
-            AlreadyOpenError, ForkedError: the reader is open, or was before a fork.
+            UsageError: the reader is open, or was before a fork.
         """
         network = self._connections.open()
         self._views = {}
@@ -173,11 +176,12 @@ class QueueReader(Resident, Generic[V]):
     # ── what users call ───────────────────────────────────────────────────────────────────────────
     async def queues(self) -> list[QueueView]:
         """
-        The queues by number, each with its partitions.
+        Return the queues by number, each with its partitions.
 
         Raises:
-            SubjectUnknownError, SubjectNotStaticError
-            ClosedError, ForkedError, OtherLoopError: not open, or not here.
+            SubjectUnknownError, ConflictError
+            ClosedError, UsageError: the reader is not open, or not open in this process and event
+                loop.
         """
         self._connections.home.check()
         network = self._connections.network
@@ -189,7 +193,7 @@ class QueueReader(Resident, Generic[V]):
 
     async def read(self, queue: int, offset: int, *, bytes_max: int = READ_BYTES) -> QueueSlice[V]:
         """
-        Messages of one partition from a logic offset on.
+        Return messages of one partition from a logic offset on.
 
         Args:
             queue: number of the queue, from 0.
@@ -198,12 +202,11 @@ class QueueReader(Resident, Generic[V]):
                 most 2 MiB at once, and one larger batch is read whole.
 
         Returns:
-            No messages if the queue ends at `offset` now.  Where messages are lost with a disk: the
-            messages behind the loss, perhaps none yet, with `lost` set.
+            No messages if the queue ends at `offset` now.  Where messages are lost with a disk, the
+            messages after the loss, perhaps none yet, with `lost` set.
 
         Raises:
-            OffsetInvalidError, QueueUnknownError
-            InvalidRequestError: `bytes_max` is not in its range.
+            InvalidRequestError, NotFoundError: `bytes_max` is not in its range.
             OffsetOutOfRangeError: below the queue's first offset or above its end;
             `error.first_offset` and `error.next_offset` have both. UnreachableError: the broker of
             the partition does not answer.
@@ -223,8 +226,8 @@ class QueueReader(Resident, Generic[V]):
         return part
 
     async def bounds(self, queue: int) -> tuple[int, int]:
-        """The logic offset of the first message, and one past the last; equal if there is no
-        message.
+        """Return the logic offset of the first message, and the one after the last; they are equal
+        if there is no message.
         """
         chain = [link.segment for link in await self._chain(queue)]
         return queue_min(chain), queue_max(chain)
@@ -233,7 +236,7 @@ class QueueReader(Resident, Generic[V]):
         self, queue: int, at_ms: int, bound: TimeBound = TimeBound.LOWER
     ) -> int | None:
         """
-        The logic offset for a time, by the brokers' calendars.
+        Return the logic offset for a time, by the brokers' calendars.
 
         Args:
             at_ms: milliseconds since 1970.
@@ -244,7 +247,7 @@ class QueueReader(Resident, Generic[V]):
             None if there is no such message.
 
         Raises:
-            QueueUnknownError
+            NotFoundError
             InvalidRequestError: `at_ms` is not in [0, 2**63), or is seconds, micro- or nanoseconds;
             or `bound` is no bound. UnreachableError: the broker of a partition does not answer.
         """
@@ -269,7 +272,7 @@ class QueueReader(Resident, Generic[V]):
         return logic_offset_at([link.segment for link in chain], offsets, bound)
 
     async def progress(self, queue: int, group: str) -> QueueProgress:
-        """The progress of a consumer group; a group that has acked nothing is at the first
+        """Return the progress of a consumer group; a group that has acked nothing is at the first
         message.
         """
         check_name("consumer group", group)
@@ -299,19 +302,20 @@ class QueueReader(Resident, Generic[V]):
             await self.queues()
         view = self._views.get(queue)
         if view is None:
-            raise QueueUnknownError(
+            raise NotFoundError(
+                Reason.QUEUE_UNKNOWN,
                 f"subject {self._subject!r} has queues 0 to {len(self._views) - 1}, not {queue}",
                 queue=queue,
             )
         return view
 
     async def _chain(self, queue: int) -> list[_Link]:
-        """The segments of a queue, as their brokers report them now."""
+        """Return the segments of a queue, as their brokers report them now."""
         view = await self._view(queue, refresh=True)
         states = await in_turns(self._status, view.segments)
         last = view.segments[-1]
         if states[-1].state is PartitionState.SEALED and last.logic_end is None:
-            # The queue is moving: perhaps the next partition is open by now.
+            # The queue is moving: the next partition may be open by now.
             view = await self._view(queue, refresh=True)
             states = await in_turns(self._status, view.segments)
         return [
@@ -335,12 +339,12 @@ class QueueReader(Resident, Generic[V]):
         self, view: QueueView, offset: int, bytes_max: int, *, fresh: bool, lost: bool = False
     ) -> QueueSlice[V] | None:
         """
-        The messages at `offset`.
+        Return the messages at `offset`.
 
         Args:
-            fresh: the view was asked for just now; otherwise the result is None where it may be out
-                of date.
-            lost: messages before `offset` are known to be lost.
+            fresh: whether the view was fetched just now; otherwise the result is None where it may
+                be out of date.
+            lost: whether messages before `offset` are known to be lost.
         """
         for segment in view.segments:
             start = segment.partition.logic_start
@@ -350,7 +354,7 @@ class QueueReader(Resident, Generic[V]):
                 continue
             try:
                 if offset < start:
-                    # Retention has removed the partitions before.
+                    # Retention has removed the earlier partitions.
                     raise OffsetOutOfRangeError(offset=offset)
                 answer, payload = await self._broker(segment.partition).call(
                     Read(segment.partition.partition_id, offset - start, bytes_max)
@@ -389,8 +393,9 @@ class QueueReader(Resident, Generic[V]):
 
 
 def _check_queue(queue: object) -> None:
-    """Raises QueueUnknownError: `queue` cannot be the number of a queue."""
+    """Raise NotFoundError if `queue` cannot be the number of a queue."""
     if not is_within(queue, 0, MAX_I64):
-        raise QueueUnknownError(
-            f"the number of a queue is a whole number from 0 on, not {queue!r:.40}"
+        raise NotFoundError(
+            Reason.QUEUE_UNKNOWN,
+            f"the number of a queue is a whole number from 0 on, not {queue!r:.40}",
         )

@@ -1,4 +1,4 @@
-"""Messages that are only read: decoded from what a broker answers, without a lease or acks.
+"""Messages that are only read: they are decoded from a broker's answer, without a lease or acks.
 Pure.
 """
 
@@ -29,15 +29,15 @@ class ReadFrom:
 
     @property
     def is_copied(self) -> bool:
-        """As Delivery says: nothing of it changes."""
+        """Return True; see `Delivery`: nothing of it changes."""
         return False
 
     def ack(self, message: Message) -> Coroutine[Any, Any, None]:
-        """Refuse: raises ClosedError."""
+        """Refuse the ack: raise ClosedError."""
         raise not_handed_out(f"message {message.offset}")
 
     def nack(self, message: Message, after_s: float) -> Coroutine[Any, Any, None]:
-        """Refuse: raises ClosedError."""
+        """Refuse the return of the message: raise ClosedError."""
         return self.ack(message)
 
 
@@ -49,7 +49,7 @@ def read_messages(
     partition: Partition,
     codec: Codec[Any] | None,
 ) -> list[Message[Any]]:
-    """The messages of a payload from a physical offset on."""
+    """Return the messages of a payload from a physical offset on."""
     delivery = ReadFrom(partition.queue, partition.logic_start, codec)
     messages: list[Message[Any]] = []
     for start, header in batch_starts(payload):

@@ -1,9 +1,9 @@
 """Reads a subject by partition, offset, time and key, over all its partitions; no group, no locks,
 no acks.
 
-open ─▶ the lineage, and for each partition where it begins and ends ─▶ chunks of the partitions that may be read
-             ▲                                                                     │ a partition is read to its end
-             ╰── follow: what continues it ◀───────────────────────────────────────╯
+open ─▶ the lineage, and where each partition begins and ends ─▶ chunks of readable partitions
+             ▲                                                        │ one is read to its end
+             ╰── follow: its children ◀───────────────────────────────╯
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from ...protocol.backoff import Backoff, Pauses
 from ...protocol.codecs.codec import Codec, V
 from ...protocol.control import TimeBound
 from ...protocol.errors import (
+    FilterError,
     NotSentError,
     OffsetOutOfRangeError,
     PartitionUnknownError,
-    ReadFilterError,
+    Reason,
     UnreachableError,
 )
 from ...protocol.frames import Batches, Read
@@ -63,25 +64,29 @@ log = logging.getLogger("keylane.consumer")
 
 CHUNK_BYTES = 1 << 20
 CHUNKS_MAX = 8
-"""Partitions that are read at once; each answers with about CHUNK_BYTES."""
+"""The number of partitions that are read at once; each answers with about CHUNK_BYTES."""
 
 
 @dataclass(slots=True)
 class _Place:
-    """Where the reader is in a partition."""
+    """The place of the reader in a partition."""
 
     partition: Partition
     next_offset: int
     end: int | None
-    """One past the last offset to read; None: whatever is stored."""
+    """The offset after the last one to read; None: everything that is stored."""
     gives: bool = True
-    """The last read brought messages, or there was none yet: its broker may have more."""
+    """True if the last read brought messages, or there was no read yet: its broker may have
+    more.
+    """
     at_end: bool = False
-    """The last read reached the end of what is stored, and more may be stored later."""
+    """True if the last read reached the end of the stored messages, and more may be stored
+    later.
+    """
 
     def learn(self, past: PartitionHistory) -> None:
-        """Take what is known of the partition now; one whose messages are gone is read where it
-        was, while that broker answers.
+        """Take the latest state of the partition; one whose messages are gone is read at its old
+        place, while that broker answers.
         """
         if not past.is_gone or past.partition.address is not None:
             self.partition = past.partition
@@ -95,12 +100,12 @@ class Reader(Resident, Generic[V]):
             async for message in reader:
                 print(message.partition_id, message.offset, message.value)
 
-    Messages of a partition come in the order of their offsets, and a partition comes after those
-    that it continues: so messages of a key come in their order, through resizes and moves.  Others
-    are interleaved.
+    Messages of a partition are read in the order of their offsets, and a partition after those that
+    it continues, so messages of a key are in order, through resizes and moves.  Others are
+    interleaved.
 
-    Where rows of a job take the place of messages (`keylane subject publish --replace` behind a
-    cut), a row is left out if its message came before, as `positions` say.
+    Where rows of a job replace messages (`keylane subject publish --replace` after a cut), a row is
+    left out if its message was already read, according to `positions`.
     """
 
     _chunk_bytes = CHUNK_BYTES
@@ -128,26 +133,26 @@ class Reader(Resident, Generic[V]):
         Make a reader; `async with` opens it.
 
         Args:
-            meta, codec, call_timeout_ms, wait_s, tls, token: as of QueueReader.
+            meta, codec, call_timeout_ms, wait_s, tls, token: see QueueReader.
             subject: an existing subject, static or not.
             start: "earliest", "latest", a datetime with a time zone or its text, how long ago (a
                 negative timedelta, or a text such as "-1h"), an offset of `partition`, or a mapping
                 from partition id to offset, as `positions` has it.  An instant means the first
                 message stored at or after it, by its broker's calendar, and all that continues it.
-            stop: as `start`: the first message that is not read any more.  None: what is stored
-                when the reader is opened; with `follow`, none.
+            stop: a value like `start`, for the first message that is not read any more. None: the
+                end at the time when the reader is opened; with `follow`, there is no end.
             key: only messages of this key; only partitions are asked whose range has, or had, its
-                logical partition. Of a best_tried subject that is not static every partition is
+                logical partition. In a best_tried subject that is not static, every partition is
                 asked.  Messages that a producer placed itself (`queue=`, `partitioner=`) may lie
                 elsewhere: find these with `where`.
             partition: only the partition with this id.
             tags, where: only messages with one of these tags, and for which `where` returns True,
                 in the event loop.
-            follow: go on with messages that are stored later, through later resizes and moves.
+            follow: continue with messages that are stored later, through later resizes and moves.
 
         Raises:
-            ConfigError, InvalidNameError, OffsetInvalidError: an argument that cannot work.
-            InvalidRequestError: `start` or `stop` is no such value, or in the future.
+            ConfigError, InvalidRequestError: an argument that cannot work.
+            InvalidRequestError: `start` or `stop` is not such a value, or is in the future.
         """
         check_name("subject", subject)
         self._addresses = addresses_of(meta)
@@ -200,12 +205,11 @@ class Reader(Resident, Generic[V]):
             SubjectUnknownError
             PartitionUnknownError: the subject has no such partition, or its data is gone.
             OffsetOutOfRangeError: an offset is not stored, or beyond the end; `error.first_offset`
-            and `error.next_offset`
-                say what is.  Both errors pass where a broker stands on an older copy of its data
-                folder for a while.
+            and `error.next_offset` say what is.  Both errors pass where a broker runs on an older
+                copy of its data folder for a while.
             NotSentError, OutcomeUnknownError: after `wait_s` no metaserver answers, or not the
                 broker of a partition.
-            AlreadyOpenError, ForkedError: the reader is open, or was before a fork.
+            UsageError: the reader is open, or was before a fork.
         """
         network = self._connections.open()
         try:
@@ -228,15 +232,15 @@ class Reader(Resident, Generic[V]):
         finally:
             await (
                 self._waits.end()
-            )  # last: an iteration in another task, told by them, begins no others
+            )  # last: an iteration in another task that this ends begins no others
 
     @property
     def positions(self) -> dict[int, int]:
         """
-        The next offset of each partition, behind the messages that were handed out or left out by
-        `where`; a copy.
+        Return the next offset of each partition, after the messages that were handed out or left
+        out by `where`, as a copy.
 
-        A later reader goes on there: `Reader(…, start=positions)`, also when they went through
+        A later reader continues there: `Reader(…, start=positions)`, even if they were stored as
         JSON.
         """
         return dict(self._positions)
@@ -247,20 +251,22 @@ class Reader(Resident, Generic[V]):
 
     async def __anext__(self) -> Message[V]:
         """
-        The next message.
+        Return the next message.
 
         Raises:
             StopAsyncIteration: everything is read.
-            ReadFilterError: `where` failed; the next call goes on behind that message.
-            UnreachableError: for ten seconds the broker of a partition has not answered, or no
-                metaserver that was asked what became of one.  With `follow` it waits for them for
-                good, and the log says so.
+            FilterError: `where` failed; the next call continues after that message.
+            UnreachableError: for ten seconds the broker of a partition, or every metaserver that
+                was asked about one, has not answered. With `follow` the reader waits for them for
+                ever, and logs it.
             OffsetOutOfRangeError, PartitionUnknownError: for ten seconds the broker of a partition
-                has lacked what was read there: it stands on an older copy of its data folder.
+                has lacked messages that were read there: it runs on an older copy of its data
+                folder.
             SubjectDeletedError, SubjectUnknownError: the subject was deleted meanwhile; a later one
-                of its name is another one.
-            PartitionUnknownError: all that `partition` has is gone.
-            ClosedError, ForkedError, OtherLoopError: not open, or not here.
+                of the same name is a different subject.
+            PartitionUnknownError: all messages of `partition` are gone.
+            ClosedError, UsageError: the reader is not open, or not open in this process and event
+                loop.
         """
         self._connections.home.check()
         while True:
@@ -295,8 +301,9 @@ class Reader(Resident, Generic[V]):
         return end <= self._positions.get(partition_id, 0)
 
     @staticmethod
-    def _filter_error(message: Message[V], why: str) -> ReadFilterError:
-        return ReadFilterError(
+    def _filter_error(message: Message[V], why: str) -> FilterError:
+        return FilterError(
+            Reason.READER_WHERE,
             f"the reader's `where` failed for message {message.offset} of partition "
             f"{message.partition_id}: {why:.200}",
             partition_id=message.partition_id,
@@ -306,10 +313,11 @@ class Reader(Resident, Generic[V]):
     # ── partitions ────────────────────────────────────────────────────────────────────────────────
     async def _begin(self) -> None:
         """
-        Find the places in all partitions that are known now, anew if one of them goes meanwhile.
+        Find the places in all partitions that are known now, and start again if one of them
+        disappears meanwhile.
 
         Raises:
-            PartitionUnknownError: for READ_GIVE_UP_MS a partition has gone each time.
+            PartitionUnknownError: for READ_GIVE_UP_MS a partition has disappeared each time.
             As `_find_places`.
         """
         until_ms = self._environment.clock.boot_ms() + READ_GIVE_UP_MS
@@ -324,13 +332,13 @@ class Reader(Resident, Generic[V]):
             number: offset
             for number, offset in self._start.offsets.items()
             if number not in self._places
-        }  # of those whose messages are gone: rows may have taken their place
+        }  # of those whose messages are gone: rows may have replaced them
         if not self._follow:
             self._finish_ended()
 
     async def _find_places(self) -> list[_Place] | PartitionUnknownError:
-        """The places in all partitions that are known now, or the error of one that is gone since
-        they were asked for.
+        """Return the places in all partitions that are known now, or the error of one that has
+        disappeared since they were requested.
         """
         route = await self._meta.route(self._subject)
         key = None if route.may_leave else self._key
@@ -371,7 +379,7 @@ class Reader(Resident, Generic[V]):
         Take the partitions that are known now.
 
         Raises:
-            SubjectDeletedError: they are those of a later subject of the name.
+            SubjectDeletedError: they belong to a later subject of the same name.
             PartitionUnknownError: the messages of `partition` are gone.
         """
         self._lineage.check_subject(self._subject, history)
@@ -398,7 +406,7 @@ class Reader(Resident, Generic[V]):
         )
 
     async def _look_at(self, partition: Partition) -> LookedUp:
-        """What is stored of a partition, which is looked at before times are looked up."""
+        """Return the stored offsets of a partition, which is checked before times are looked up."""
         partition_id = int(partition.partition_id)
         broker = self._broker(partition)
         status = await broker.control(endpoints.PARTITION, id=partition_id)
@@ -428,11 +436,11 @@ class Reader(Resident, Generic[V]):
 
     async def _look_for_children(self) -> UnreachableError | None:
         """
-        Learn what continues the partitions that were read to their end; a new partition is read
+        Fetch the children of the partitions that were read to their end; a new partition is read
         from its first message.
 
         Returns:
-            Why that is not possible now: what is known already is read meanwhile.
+            The reason why this is not possible now; known partitions are read meanwhile.
         """
         if not (self._follow and self._lineage.lacks_children):
             return None
@@ -444,8 +452,8 @@ class Reader(Resident, Generic[V]):
         return None
 
     def _take(self, history: list[PartitionHistory]) -> None:
-        """Begin the partitions that were not known at their first message.  Raises what `_learn`
-        raises.
+        """Begin the partitions that were not known, at their first message. Raises the errors of
+        `_learn`.
         """
         self._learn(history)
         for past in history:
@@ -463,8 +471,8 @@ class Reader(Resident, Generic[V]):
 
     # ── chunks ────────────────────────────────────────────────────────────────────────────────────
     async def _fill(self) -> bool:
-        """Read a chunk of each partition that may be read, until there are messages; False:
-        everything is read.
+        """Read a chunk of each partition that may be read, until there are messages; return False
+        if everything is read.
         """
         while not self._buffer:
             self._connections.check()  # another task may close it
@@ -489,14 +497,14 @@ class Reader(Resident, Generic[V]):
         return [int(past.partition.partition_id) for past in self._lineage.readable()]
 
     async def _wait_for_news(self) -> None:
-        """Wait until a partition may be read, or there may be word of what continues one."""
+        """Wait until a partition may be read, or the children of one may be known."""
         readable, lacks_children = self._readable(), self._lineage.lacks_children
         if not self._begin_waits(readable) and (readable or lacks_children):
             await self._waits.wait(LOOK_MS if lacks_children else None)
 
     def _begin_waits(self, readable: list[int]) -> list[int]:
-        """Have the brokers of partitions that were read to their end wait for messages; returns the
-        others: they may be read now.
+        """Let the brokers of partitions that were read to their end wait for messages, and return
+        the others, which may be read now.
         """
         places = {number: self._places[number] for number in readable if number in self._places}
         self._waits.keep({number: place.partition.address for number, place in places.items()})
@@ -510,8 +518,8 @@ class Reader(Resident, Generic[V]):
 
     async def _read_chunks(self, readable: list[int]) -> Failures:
         """
-        A chunk of each partition of which no read waits, CHUNKS_MAX at once; what some have read
-        stays, whatever happens to others.
+        Read a chunk of each partition for which no read waits, CHUNKS_MAX at once; chunks that were
+        read stay, whatever happens to others.
 
         Returns:
             The errors that may pass.  Any other one is raised.
@@ -533,14 +541,14 @@ class Reader(Resident, Generic[V]):
 
     async def _wait_for_servers(self, now_ms: int) -> None:
         """
-        Look at the partitions anew, and pause: brokers may have new addresses, and messages may be
+        Check the partitions again, and pause: brokers may have new addresses, and messages may be
         gone.
 
-        The look comes first: a program that gives up waiting before the pause is over, and asks
-        again, finds the broker too.
+        The check is first, so that a program that gives up waiting during the pause, and asks
+        again, also finds the broker.
 
         Raises:
-            KeylaneError: one that was noted, and has lasted for too long at `now_ms` of the boot
+            KeylaneError: an error was noted, and has lasted for too long at `now_ms` of the boot
                 clock.
             SubjectDeletedError, SubjectUnknownError: the subject was deleted.
             PartitionUnknownError: the messages of `partition` are gone.
@@ -549,26 +557,26 @@ class Reader(Resident, Generic[V]):
         try:
             history = (await self._meta.call(endpoints.HISTORY, subject=self._subject)).partitions
         except UnreachableError as error:
-            unasked = error  # what a broker lacks may be gone: none says so
+            unasked = error  # messages that a broker lacks may be gone: none reports it
         else:
             self._lineage.check_subject(self._subject, history)
             if self._follow:
-                self._take(history)  # rows may have taken the place of what is gone
+                self._take(history)  # rows may have replaced messages that are gone
             if self._look_anew(history):
                 return
         self._patience.check(now_ms, unasked)
-        if not self._buffer:  # what others have brought, or bring meanwhile, does not wait
+        if not self._buffer:  # messages that others have brought, or bring meanwhile, do not wait
             await self._waits.wait(self._pauses.next_ms())
 
     def _look_anew(self, history: Iterable[PartitionHistory]) -> bool:
         """
         Take the addresses of brokers, and finish partitions whose messages are gone.
 
-        The broker of a lost partition may answer still, and another partition may have failed: it
+        The broker of a lost partition may still answer, and another partition may have failed: it
         is read as far as it gives messages.
 
         Returns:
-            Whether the next try is another one: there are such, or a broker has a new address.
+            Whether the next try differs: there are such partitions, or a broker has a new address.
         """
         differs = False
         for past in history:
@@ -585,8 +593,8 @@ class Reader(Resident, Generic[V]):
         return differs
 
     def _leave_out(self, place: _Place, past: PartitionHistory) -> None:
-        """Finish a partition whose messages are gone.  Raises PartitionUnknownError: some were
-        left, and all others are not wanted.
+        """Finish a partition whose messages are gone. Raises PartitionUnknownError if some were
+        left, and no others are wanted.
         """
         partition_id = int(past.partition.partition_id)
         if past.end_offset is None or place.next_offset < past.end_offset:
@@ -602,7 +610,7 @@ class Reader(Resident, Generic[V]):
         self._finish(partition_id)
 
     async def _chunk(self, partition_id: int) -> None:
-        """Buffer messages from the place in a partition on."""
+        """Buffer messages of a partition from its place on."""
         place = self._places[partition_id]
         offset = place.next_offset
         place.gives = False
@@ -631,7 +639,7 @@ class Reader(Resident, Generic[V]):
             place.at_end = at_end and not ended
         else:
             ended = place.next_offset >= place.end
-            if not payload:  # all up to the end was stored when the reader was opened
+            if not payload:  # everything up to the end was stored when the reader was opened
                 raise OffsetOutOfRangeError(
                     partition_id=partition_id,
                     offset=offset,
@@ -642,8 +650,8 @@ class Reader(Resident, Generic[V]):
             self._finish(partition_id)
 
     def _skip_removed(self, place: _Place, error: OffsetOutOfRangeError) -> None:
-        """Go on behind messages that retention has removed.  Raises OffsetOutOfRangeError: `error`,
-        if there are none.
+        """Continue after messages that retention has removed. Raises OffsetOutOfRangeError,
+        `error`, if there are none.
         """
         first = error.first_offset or 0
         if place.next_offset >= first:

@@ -1,14 +1,14 @@
-"""Which partitions have rows that took the place of messages, and which of these rows a reader
-needs no more.  Pure.
+"""Tracks which partitions have rows that replaced messages, and which of these rows a reader no
+longer needs. Pure.
 
-    P open ─▶ cut: P sealed, C open behind P ─▶ rows made of P, hidden in H ─▶ published: P expired,
+    P open ─▶ cut: P sealed, C open after P ─▶ rows made of P, hidden in H ─▶ published: P expired,
         H between P and C
 
-A reader that was given messages of P is not given the rows that were made of them: they would come
-again, behind newer messages of their keys.  A later publication may replace the rows of H before
-the reader has learnt of H: its rows are made of rows.  Of those a reader that had all of P needs
-none, and one that had a part of P gets them all: what they were made of at first is not known any
-more.
+A reader that was given messages of P is not given the rows that were made of them: they would be
+read again, after newer messages of their keys.  A later publication may replace the rows of H
+before the reader has learnt of H: its rows are made of rows.  A reader that had all of P needs none
+of these, and one that had a part of P gets them all, because their first sources are no longer
+known.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from ...protocol.reprocess.replaced import replaced_by_rows
 from ...protocol.reprocess.sources import source_of
 
 Had = Callable[[int, int, int], bool]
-"""Of a partition id and offsets `[start, end)`: whether a reader has had all of these messages."""
+"""A callable, by a partition id and offsets `[start, end)`, for whether a reader has had all of
+these messages.
+"""
 
 
 class ReplacingRows:
@@ -32,11 +34,11 @@ class ReplacingRows:
 
     def __init__(self) -> None:
         self.ids: set[int] = set()
-        """Their partition ids, always the same set: a look at each message costs no call where
-        there are none.
+        """The ids of partitions of rows, always the same set, so that a check of each message costs
+        no call where there are none.
         """
         self._history: dict[int, PartitionHistory] = {}
-        """Every partition, by id; empty without rows."""
+        """Every partition by id; empty without rows."""
 
     def learn(self, history: Iterable[PartitionHistory]) -> None:
         """Take the partitions that are known now."""
@@ -47,8 +49,8 @@ class ReplacingRows:
             self._history = by_id
 
     def needs_no(self, row: Message[Any], had: Had) -> bool:
-        """Whether a message is a row of a message that the reader has had; of a row that does not
-        say what it was made of: no.
+        """Return whether a message is a row made from a message that the reader has had; False for
+        a row that does not name its source.
         """
         if row.partition_id not in self.ids:
             return False
@@ -61,7 +63,7 @@ class ReplacingRows:
         )
 
     def _is_behind(self, partition_id: int, had: Had) -> bool:
-        """Whether a reader has had all that the rows of a partition were made of, through rows of
+        """Return whether a reader has had all sources of the rows of a partition, through rows of
         rows and empty partitions.
         """
         waits, seen = [partition_id], {partition_id}

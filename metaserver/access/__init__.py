@@ -1,1 +1,1 @@
-"""Principals, their tokens and grants in SQL, and the capabilities made of them."""
+"""Principals, their tokens and grants in SQL, and the capabilities that are signed from them."""

@@ -1,4 +1,4 @@
-"""The audit log in SQL: events of this metaserver and of brokers stored, listed, and removed by age
+"""Stores audit events of this metaserver and of brokers in SQL, lists them, and removes them by age
 and number.
 """
 
@@ -33,8 +33,8 @@ class AuditLog:
     The audit log of one database.
 
     Args:
-        retention_ms: events are removed when they are older.
-        rows_max: the oldest are removed when there are more.
+        retention_ms: older events are removed, in milliseconds.
+        rows_max: most events; the oldest above it are removed.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class AuditLog:
         self.buffer = AuditBuffer("metaserver")
 
     async def run(self) -> None:
-        """Store what waits, and remove what is old, until cancelled; then store the rest."""
+        """Store new events and remove old ones until cancelled; then store the rest."""
         removed_ms = 0
         try:
             while True:
@@ -61,7 +61,7 @@ class AuditLog:
             await self.store()
 
     async def store(self) -> None:
-        """Store what waits; while the database is away, it waits on."""
+        """Store the events in the buffer; they stay there while the database does not answer."""
         while events := self.buffer.take():
             try:
                 await self._database.write(append_events, events)
@@ -71,8 +71,8 @@ class AuditLog:
                 return
 
     async def _remove(self) -> bool:
-        """Remove some old events; whether more are left, for the next turn: new ones are stored
-        between.
+        """Remove a portion of the old events; returns True if more are left for the next turn, so
+        that new events are stored in between.
         """
         oldest_ms = self._clock.wall_ms() - self.retention_ms
         try:
@@ -84,7 +84,7 @@ class AuditLog:
             return False
 
     def routes(self) -> list[ControlRoute]:
-        """A route for each call about the audit log."""
+        """Return the routes of the audit calls."""
         return [ControlRoute(NOTE_AUDIT, self._note), ControlRoute(AUDIT, self._list)]
 
     async def _note(self, body: NoteAudit, _params: Params) -> Done:

@@ -1,4 +1,4 @@
-"""Rows of the audit log: appended, listed, and removed by age and number.  SQL, synchronous."""
+"""Rows of the audit log: append, list, and remove by age and number. SQL, synchronous."""
 
 from __future__ import annotations
 
@@ -13,24 +13,26 @@ from ...protocol.http.audit import AuditEvent, AuditPage, AuditRow
 from ..sql.schema import access_audit
 
 ROWS_AT_ONCE = 10_000
-"""Rows that one transaction deletes: a statement on PostgreSQL has 10 s, and other writers wait."""
+"""Most rows that one transaction deletes: a statement on PostgreSQL has 10 s, and other writers
+wait.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditSearch:
-    """Which events are listed; None: of any."""
+    """The filter of a listing; None matches everything."""
 
     who: str | None
     subject: str | None
     outcome: str | None
     since_ms: int
     before: int
-    """Only events with a smaller id."""
+    """Upper limit of the ids, exclusive."""
     limit: int
 
 
 def append_events(connection: Connection, events: Sequence[AuditEvent]) -> None:
-    """Store events."""
+    """Store audit events in one statement."""
     if events:
         connection.execute(sa.insert(access_audit), [asdict(event) for event in events])
 
@@ -60,10 +62,10 @@ def read_events(connection: Connection, search: AuditSearch) -> AuditPage:
 
 def remove_events(connection: Connection, *, older_than_ms: int, rows_max: int) -> bool:
     """
-    Remove events from before a time, and the oldest above a number.
+    Remove events that are too old, and the oldest ones above a number.
 
     Returns:
-        Whether more are left: the caller goes on in another transaction.
+        True if more are left: the caller continues in another transaction.
     """
     columns = access_audit.c
     newest = connection.execute(sa.select(sa.func.max(columns.audit_id))).scalar_one() or 0

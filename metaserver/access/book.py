@@ -1,4 +1,4 @@
-"""All that SQL has about access, in memory: which principal a token is of, and what it may do.
+"""The access state of SQL in memory: the principal of each token, and the rights of each principal.
 Pure.
 """
 
@@ -15,16 +15,16 @@ from ...protocol.errors import UnauthenticatedError
 from ...rpc.access.caller import Caller
 
 CHANGED_MAX = 1_000
-"""Principals in the news of a broker; above it every older capability ends."""
+"""Most principals in the news for a broker; with more, every older capability ends."""
 CHANGED_MS = 2 * CAPABILITY_MS
-"""For this long a change is told: what was signed before it has ended by then."""
+"""Time, in milliseconds, for which a change is reported to brokers: capabilities that were signed
+before it have ended by then.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownToken:
-    """A token that was not revoked; times of the calendar, in milliseconds, `ends_at` 0 for
-    never.
-    """
+    """A token that was not revoked; times in milliseconds since 1970, `ends_at` 0 for never."""
 
     principal: str
     begins_at: int
@@ -33,29 +33,31 @@ class KnownToken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessBook:
-    """The state of access as of one version."""
+    """The state of access at one version."""
 
     cluster: str = ""
     version: int = 0
     tokens: Mapping[str, KnownToken] = field(default_factory=dict)
-    """By hash."""
+    """Token hash → token."""
     grants: Mapping[str, tuple[AccessGrant, ...]] = field(default_factory=dict)
-    """By principal."""
+    """Principal → its grants."""
     changed: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """Principal → version and time of its last change."""
+    """Principal → version and time of its last change, milliseconds since 1970."""
     keys: Mapping[str, bytes] = field(default_factory=dict)
-    """Id → public key."""
+    """Key id → public key."""
     quotas: Mapping[str, Quota] = field(default_factory=dict)
-    """By principal, EVERYBODY among them."""
+    """Principal → quota; EVERYBODY has the quota of all others."""
     subject_bytes: Mapping[str, int] = field(default_factory=dict)
-    """Limits of subjects, by name or pattern."""
+    """Subject or pattern → limit in bytes per second."""
     scheduled_bytes: Mapping[str, int] = field(default_factory=dict)
-    """The same, of scheduled messages."""
+    """Subject or pattern → limit in bytes of scheduled messages."""
 
     def with_files(
         self, tokens: Mapping[str, str], grants: Mapping[str, tuple[AccessGrant, ...]]
     ) -> AccessBook:
-        """The same, with tokens of files, hash → principal, and the rights of these principals."""
+        """Return a copy with the tokens of the settings, hash → principal, and the grants of their
+        principals.
+        """
         known = {text: KnownToken(principal, 0, 0) for text, principal in tokens.items()}
         merged = dict(self.grants)
         for principal, more in grants.items():
@@ -64,30 +66,30 @@ class AccessBook:
 
     def caller_of(self, token: str, now_ms: int) -> Caller:
         """
-        Who has this token.
+        Return the caller that a token identifies.
 
         Raises:
-            UnauthenticatedError: it is unknown, revoked, has ended or has not begun.
+            UnauthenticatedError: the token is unknown or revoked, or is not valid now.
         """
         known = self.tokens.get(token_hash(token))
         if known is None:
             raise UnauthenticatedError(
-                "the token is not of this cluster, or it was revoked", reason="unknown token"
+                "the token is not of this cluster, or it was revoked", problem="unknown token"
             )
         if now_ms < known.begins_at:
-            raise UnauthenticatedError("the token is not valid yet", reason="not begun")
+            raise UnauthenticatedError("the token is not valid yet", problem="not begun")
         if known.ends_at and now_ms >= known.ends_at:
-            raise UnauthenticatedError("the token has ended", reason="ended")
+            raise UnauthenticatedError("the token has ended", problem="ended")
         return self.caller_named(known.principal, ends_at_ms=known.ends_at)
 
     def caller_named(
         self, principal: str, groups: tuple[str, ...] = (), ends_at_ms: int = 0
     ) -> Caller:
         """
-        A principal, with its rights and those of its groups.
+        Return a principal as a caller, with its grants and those of its groups.
 
         Args:
-            groups: principals of groups.
+            groups: the principals that stand for its groups.
         """
         given = (self.grants.get(name, ()) for name in (principal, *groups))
         grants = tuple(dict.fromkeys(grant for each in given for grant in each))
@@ -95,7 +97,7 @@ class AccessBook:
         return Caller(principal, grants, groups, quota, ends_at_ms, self.version)
 
     def news(self, now_ms: int, *, operators: Mapping[str, str]) -> AccessNews:
-        """What brokers have to know; see `AccessNews.operators`."""
+        """Return the changes that brokers have to know; `operators` as in `AccessNews`."""
         late = {
             principal: version
             for principal, (version, at_ms) in self.changed.items()

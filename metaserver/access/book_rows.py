@@ -1,4 +1,4 @@
-"""All rows of access, read at once.  SQL, synchronous."""
+"""Reads all rows of access at once. SQL, synchronous."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .rows import STATE, read_grants
 
 
 def read_book(connection: Connection, now_ms: int) -> AccessBook:
-    """Return all of access."""
+    """Return the state of access."""
     state = connection.execute(STATE).one()
     tokens = connection.execute(sa.select(access_tokens).where(access_tokens.c.revoked_at == 0))
     grants: dict[str, list[AccessGrant]] = {}

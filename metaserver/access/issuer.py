@@ -1,9 +1,9 @@
-"""Believes tokens (JWT) of an outside issuer: signature, issuer, audience, times, and the name of
+"""Verifies tokens (JWT) of an outside issuer: signature, issuer, audience, times, and the name of
 the principal.
 
     header: alg on the list, kid known ─▶ key of that kind ─▶ claims ─▶ jwt:NAME, group:NAME …
 
-What the header says of keys (jku, x5u, jwk) is not looked at; `crit` is refused.
+Keys in the header (jku, x5u, jwk) are ignored; `crit` is refused.
 
 Source: RFC 7519 and RFC 8725.
 """
@@ -30,7 +30,7 @@ _CURVES: Final = {"ES256": "P-256", "ES384": "P-384", "ES512": "P-521"}
 
 
 class Vouched(NamedTuple):
-    """Whom an issuer vouches for, until when by the calendar in milliseconds."""
+    """A principal that an issuer vouches for; the end is in milliseconds since 1970."""
 
     principal: str
     groups: tuple[str, ...]
@@ -38,14 +38,14 @@ class Vouched(NamedTuple):
 
 
 class Issuer:
-    """An outside issuer that is believed."""
+    """An outside issuer whose tokens are accepted."""
 
     def __init__(self, settings: IssuerSettings, *, clock: Clock) -> None:
         self._settings = settings
         self._clock = clock
         self._keys = KeySet(settings.jwks, ca=settings.jwks_ca, boot_ms=clock.boot_ms)
         self._known: OrderedDict[bytes, tuple[str, Vouched]] = OrderedDict()
-        """SHA-256 of a token → its key, and whom it is of."""
+        """SHA-256 of a token → id of its key, and the principal."""
         self._known_of = 0
 
     @staticmethod
@@ -55,11 +55,11 @@ class Issuer:
 
     async def vouched(self, text: str) -> Vouched:
         """
-        Whom a token is of.
+        Verify a token, and return its principal.
 
         Raises:
-            UnauthenticatedError: it is not to be believed.
-            IssuerUnreachableError: the issuer's keys are not known.
+            UnauthenticatedError: the token is not valid.
+            UnavailableError: the issuer's keys are not known.
         """
         digest = hashlib.sha256(text.encode()).digest()
         known = self._known.get(digest)
@@ -99,12 +99,12 @@ class Issuer:
         name = claims.get(settings.principal_claim)
         principal = f"{JWT}{name}"
         if not isinstance(name, str) or not is_outside(principal):
-            raise _refused(f"its claim {settings.principal_claim} is no name", "name")
+            raise _refused(f"its claim {settings.principal_claim} is not a valid name", "name")
         ends_at_ms = (int(claims["exp"]) + settings.leeway_s) * 1000
         return Vouched(principal, self._groups(claims), ends_at_ms)
 
     def _groups(self, claims: dict[str, Any]) -> tuple[str, ...]:
-        """The groups in a token; those whose name no principal may have are left out."""
+        """Return the groups in a token, without those whose names no principal may have."""
         given = claims.get(self._settings.groups_claim, ()) if self._settings.groups_claim else ()
         names = given.split() if isinstance(given, str) else given
         if not isinstance(names, list | tuple):
@@ -114,11 +114,11 @@ class Issuer:
 
 
 def _header(text: str, allowed: tuple[str, ...]) -> tuple[str, str]:
-    """The id of the key, and the algorithm.  Raises UnauthenticatedError."""
+    """Return the key id and the algorithm of a token. Raises UnauthenticatedError."""
     try:
         header = jwt.get_unverified_header(text)
     except (jwt.PyJWTError, ValueError, RecursionError):
-        raise _refused("it is no JWT", "no token") from None
+        raise _refused("it is not a JWT", "no token") from None
     algorithm, kid = header.get("alg"), header.get("kid")
     if algorithm not in allowed:
         raise _refused(f"its algorithm is not one of {', '.join(allowed)}", "algorithm")
@@ -130,14 +130,14 @@ def _header(text: str, allowed: tuple[str, ...]) -> tuple[str, str]:
 
 
 def _key_for(key: dict[str, Any], algorithm: str) -> jwt.PyJWK:
-    """The key, if it is of the algorithm's kind.  Raises UnauthenticatedError."""
+    """Return the key if its kind fits the algorithm. Raises UnauthenticatedError."""
     fits = (
         key.get("kty") == _KINDS[algorithm[:2]]
         and key.get("alg", algorithm) == algorithm
         and key.get("crv") == _CURVES.get(algorithm, key.get("crv"))
     )
     if not fits:
-        raise _refused("its key is of another algorithm", "algorithm")
+        raise _refused("its key is for another algorithm", "algorithm")
     try:
         return jwt.PyJWK(key, algorithm=algorithm)
     except (jwt.PyJWTError, ValueError, TypeError, KeyError):
@@ -145,4 +145,6 @@ def _key_for(key: dict[str, Any], algorithm: str) -> jwt.PyJWK:
 
 
 def _refused(why: str, reason: str) -> UnauthenticatedError:
-    return UnauthenticatedError(f"the token of the outside issuer is refused: {why}", reason=reason)
+    return UnauthenticatedError(
+        f"the token of the outside issuer is refused: {why}", problem=reason
+    )

@@ -1,19 +1,19 @@
-"""The calls about access at a metaserver without access control: each is refused."""
+"""Refuses the calls about access at a metaserver without access control."""
 
 from __future__ import annotations
 
 from ...protocol.endpoints import ACCESS
-from ...protocol.errors import AccessOffError
+from ...protocol.errors import InvalidRequestError, Reason
 from ...rpc.server import ControlRoute
 
 
 class AccessOff:
-    """Stands for the service of access where there is none."""
+    """Takes the place of `AccessService` where there is no access control."""
 
     def routes(self) -> list[ControlRoute]:
-        """A route for each of `endpoints.ACCESS`."""
+        """Return a route for each of `endpoints.ACCESS`."""
 
         async def refuse(_body: object, _params: object) -> object:
-            raise AccessOffError
+            raise InvalidRequestError(Reason.ACCESS_OFF)
 
         return [ControlRoute(endpoint, refuse) for endpoint in ACCESS]

@@ -34,8 +34,8 @@ def set_quota(connection: Connection, ask: SetQuota, *, now_ms: int) -> None:
     Store limits; a repeat changes nothing.
 
     Raises:
-        InvalidNameError, InvalidRequestError
-        OverloadedError: there are too many.
+        InvalidRequestError, InvalidRequestError
+        OverloadedError: there are too many quotas.
     """
     _check_name(ask.kind, ask.name)
     together = (ask.subjects, ask.scheduled_bytes)
@@ -66,7 +66,7 @@ def set_quota(connection: Connection, ask: SetQuota, *, now_ms: int) -> None:
 
 
 def _store(connection: Connection, row: QuotaRow, table: sa.Table, *, kept: bool) -> None:
-    """Store what a table has of a row in place of the one before, or delete that one."""
+    """Store a table's part of a quota in place of the earlier row, or delete that row."""
     if kept:
         values = {str(column.name): getattr(row, column.name) for column in table.columns}
         insert_or_replace(connection, table, values)
@@ -75,7 +75,7 @@ def _store(connection: Connection, row: QuotaRow, table: sa.Table, *, kept: bool
 
 
 def _delete(connection: Connection, kind: str, name: str, table: sa.Table) -> bool:
-    """Delete the row of a table; False: there is none."""
+    """Delete the row of a table; returns False if there was none."""
     same = table.c.name == name
     if "kind" in table.c:
         same &= table.c.kind == kind
@@ -83,7 +83,7 @@ def _delete(connection: Connection, kind: str, name: str, table: sa.Table) -> bo
 
 
 def unset_quota(connection: Connection, ask: UnsetQuota, *, now_ms: int) -> None:
-    """Delete limits; a repeat changes nothing.  Raises InvalidNameError, InvalidRequestError."""
+    """Delete limits; a repeat changes nothing.  Raises InvalidRequestError."""
     _check_name(ask.kind, ask.name)
     tables = (access_quotas, name_limits) if ask.kind == SUBJECT else (access_quotas,)
     if sum(_delete(connection, ask.kind, ask.name, table) for table in tables):
@@ -91,7 +91,7 @@ def unset_quota(connection: Connection, ask: UnsetQuota, *, now_ms: int) -> None
 
 
 def read_quotas(connection: Connection) -> list[QuotaRow]:
-    """Return all, sorted."""
+    """Return all quotas, sorted."""
     quotas = connection.execute(sa.select(access_quotas))
     rows = {(row.kind, row.name): QuotaRow(**row._mapping) for row in quotas}
     for limits in connection.execute(sa.select(name_limits)).mappings():
@@ -101,7 +101,7 @@ def read_quotas(connection: Connection) -> list[QuotaRow]:
 
 
 def quotas_of(rows: list[QuotaRow]) -> tuple[Mapping[str, Quota], Mapping[str, int]]:
-    """Quotas by principal, and limits by subject or pattern."""
+    """Return principal → quota, and subject or pattern → limit in bytes per second."""
     quotas = {
         row.name: Quota(row.bytes_per_s, row.requests_per_s, row.connections)
         for row in rows
@@ -119,8 +119,8 @@ def _check_name(kind: str, name: str) -> None:
 
 
 def _changed(connection: Connection, kind: str, name: str, now_ms: int) -> None:
-    """End the capabilities of a principal; those that the quota of everybody is in are renewed
-    within minutes.
+    """End the capabilities of a principal. Those of EVERYBODY are renewed within minutes, so that a
+    version is enough.
     """
     if kind == PRINCIPAL and name != EVERYBODY:
         touch(connection, name, now_ms)

@@ -1,10 +1,11 @@
-"""Rows of principals, tokens, grants and signing keys.  SQL, synchronous.
+"""Rows of principals, tokens, grants and signing keys. SQL, synchronous.
 
 Invariants
-    Every change raises the version of the state, and gives it to the principal: what was signed
-    before has ended. A token is stored as its SHA-256 only. Times are the metaserver's calendar:
-    tokens have dates that people give. A token that was revoked or has ended stays listed until its
-    place is needed for a new one.
+    Every change raises the version of the state, and gives it to the principal: capabilities that
+    were signed before have ended.
+    A token is stored as its SHA-256 only.
+    Times are those of the metaserver's calendar, because people give the dates of tokens.
+    A token that was revoked or has ended stays listed until a new one needs its place.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from sqlalchemy.engine import Connection
 from ...protocol.access.capability import GRANT_BYTES_MAX, GRANTS_MAX
 from ...protocol.access.principals import check_principal
 from ...protocol.access.rights import AccessGrant, Rights, check_grant
-from ...protocol.errors import InvalidRequestError, OverloadedError, TokenIdUnknownError
+from ...protocol.errors import InvalidRequestError, NotFoundError, OverloadedError, Reason
 from ...protocol.http.access import ChangeGrant, CreateToken, TokenView
 from ...protocol.ids import check_name
 from ..sql.dialect import insert_new, insert_or_replace
@@ -35,18 +36,20 @@ _changed = sa.select(
     sa.func.coalesce(sa.func.max(access_principals.c.version), 0)
 ).scalar_subquery()
 _version = sa.case((_changed > access_state.c.version, _changed), else_=access_state.c.version)
-"""No principal has changed later, also if its row was copied from another database."""
+"""The version of access, at least the version of every principal, even if a row was copied from
+another database.
+"""
 STATE = sa.select(access_state.c.cluster, _version.label("version"))
 
 
 def read_version(connection: Connection) -> tuple[str, int] | None:
-    """Return which state of access this is, and its version; None before it is made."""
+    """Return the cluster's access id and the version; None before the state is made."""
     row = connection.execute(STATE).one_or_none()
     return None if row is None else (row.cluster, row.version)
 
 
 def begin_access(connection: Connection, cluster: str) -> None:
-    """Make the state of access, unless it is there; `cluster` is drawn at random."""
+    """Make the state of access unless it exists; `cluster` is drawn at random."""
     insert_new(connection, access_state, {"one": 1, "cluster": cluster, "version": 1})
 
 
@@ -67,9 +70,9 @@ def create_token(
     Store a new token.
 
     Raises:
-        InvalidNameError
-        InvalidRequestError: it would end before it begins, or has ended already.
-        OverloadedError: there are too many tokens that may still be used, or too many principals.
+        InvalidRequestError
+        InvalidRequestError: it would end before it begins, or before now.
+        OverloadedError: there are too many valid tokens, or too many principals.
     """
     check_name("principal", ask.principal)
     if ask.ends_at_ms and ask.ends_at_ms <= max(now_ms, ask.begins_at_ms):
@@ -92,13 +95,14 @@ def create_token(
 
 def _make_room(connection: Connection, now_ms: int) -> None:
     """
-    Delete the token that was revoked first, else the one that ended first, if there are as many as
-    there may be.
+    Delete one token if there are TOKENS_MAX: the one that was revoked first, else the one that
+    ended first.
 
-    One at a time: a calendar that is wrong for a while costs few tokens that have not ended.
+    It deletes one at a time, so that a wrong calendar removes few tokens that have not really
+    ended.
 
     Raises:
-        OverloadedError: none was revoked, and none has ended.
+        OverloadedError: no token was revoked or has ended.
     """
     tokens = access_tokens.c
     count = sa.select(sa.func.count()).select_from(access_tokens)
@@ -129,7 +133,7 @@ def read_tokens(connection: Connection, principal: str | None, now_ms: int) -> l
 
 
 def revoke_token(connection: Connection, token_id: int, *, now_ms: int) -> TokenView:
-    """Revoke a token; a repeat changes nothing.  Raises TokenIdUnknownError."""
+    """Revoke a token; a repeat changes nothing.  Raises NotFoundError."""
     before = _token(connection, token_id, now_ms)
     if not before.revoked_at_ms:
         touch(connection, before.principal, now_ms)
@@ -146,9 +150,9 @@ def grant(connection: Connection, ask: ChangeGrant, *, now_ms: int) -> None:
     Store a right; a repeat changes nothing.
 
     Raises:
-        InvalidNameError, InvalidRequestError
-        OverloadedError: the principal has as many as fit in a capability, or there are too many
-        principals.
+        InvalidRequestError, InvalidRequestError
+        OverloadedError: the principal's rights would not fit into a capability, or there are too
+            many principals.
     """
     check_principal(ask.principal)
     check_grant(ask.grant)
@@ -169,7 +173,7 @@ def grant(connection: Connection, ask: ChangeGrant, *, now_ms: int) -> None:
 
 
 def revoke_grant(connection: Connection, ask: ChangeGrant, *, now_ms: int) -> None:
-    """Delete a right; a repeat changes nothing.  Raises InvalidNameError."""
+    """Delete a right; a repeat changes nothing.  Raises InvalidRequestError."""
     check_principal(ask.principal)
     row = _grant_row(ask)
     same = sa.and_(*(access_grants.c[name] == value for name, value in row.items()))
@@ -198,14 +202,14 @@ def _grant_row(ask: ChangeGrant) -> dict[str, str]:
 
 
 def raise_version(connection: Connection) -> int:
-    """Raise the version of access."""
+    """Raise the version of access, and return it."""
     raised = sa.update(access_state).values(version=_version + 1)
     version: int = connection.execute(raised.returning(access_state.c.version)).scalar_one()
     return version
 
 
 def touch(connection: Connection, principal: str, now_ms: int) -> None:
-    """Note a change of a principal, which begins with it."""
+    """Record a change of a principal; the first change creates it."""
     version = raise_version(connection)
     known = connection.execute(
         sa.update(access_principals)
@@ -221,11 +225,11 @@ def touch(connection: Connection, principal: str, now_ms: int) -> None:
 
 def _make_room_for_principal(connection: Connection, now_ms: int) -> None:
     """
-    Delete the principal that can do nothing for the longest time, with its tokens, if there are as
-    many as there may be.
+    Delete the principal that has had no right and no valid token for the longest time, if there are
+    PRINCIPALS_MAX.
 
     Raises:
-        OverloadedError: each has a right, or a token that was not revoked and has not ended.
+        OverloadedError: each has a right or a valid token.
     """
     count = sa.select(sa.func.count()).select_from(access_principals)
     if connection.execute(count).scalar_one() < PRINCIPALS_MAX:
@@ -254,7 +258,7 @@ def _make_room_for_principal(connection: Connection, now_ms: int) -> None:
 
 
 def _is_over(now_ms: int) -> sa.ColumnElement[bool]:
-    """True of tokens that were revoked, or have ended."""
+    """Return the condition for tokens that were revoked or have ended."""
     tokens = access_tokens.c
     return (tokens.revoked_at > 0) | ((tokens.ends_at > 0) & (tokens.ends_at <= now_ms))
 
@@ -263,7 +267,9 @@ def _token(connection: Connection, token_id: int, now_ms: int) -> TokenView:
     chosen = sa.select(access_tokens).where(access_tokens.c.token_id == token_id)
     row = connection.execute(chosen).one_or_none()
     if row is None:
-        raise TokenIdUnknownError(f"there is no token {token_id}", token_id=token_id)
+        raise NotFoundError(
+            Reason.TOKEN_ID_UNKNOWN, f"there is no token {token_id}", token_id=token_id
+        )
     return _view(row, now_ms)
 
 

@@ -1,4 +1,4 @@
-"""Access control of a metaserver: knows tokens and rights, signs capabilities, keeps brokers
+"""Access control of a metaserver: knows tokens and rights, signs capabilities, and keeps brokers
 informed.
 
     SQL ──every POLL_MS──▶ AccessBook ──▶ who calls, and what they may do
@@ -105,20 +105,20 @@ log = logging.getLogger("keylane.metaserver")
 POLL_MS = 1_000
 KEY_MS = 3_600_000
 REREAD_MS = 30_000
-"""Everything is read anew so often, in case rows were put into the database by other means than a
-metaserver's calls.
+"""Interval, in milliseconds, at which everything is read again, in case rows were put into the
+database by other means than a metaserver's calls.
 """
 METASERVER = "metaserver"
 
 
 class AccessService:
     """
-    Access to one database; `start` before use.
+    Access control over one database; call `start` before use.
 
     Args:
-        known: hash of a token → its principal, of the settings: ADMIN, CLUSTER or a broker.
+        known: token hash → principal (ADMIN, CLUSTER or a broker), from the settings.
         audit: the audit log.
-        issuer: an outside one that is believed; None: there is none.
+        issuer: an outside issuer whose tokens are accepted; None: there is none.
     """
 
     def __init__(
@@ -157,13 +157,11 @@ class AccessService:
                 await self._follow()
             except StorageError as error:
                 log.warning(
-                    "cannot read rights again, the last known ones stay in force: %s", error.message
+                    "cannot read rights; the last known ones stay in force: %s", error.message
                 )
 
     async def _follow(self) -> None:
-        """Read what has changed, and store a new key if it is time for one, or if the database
-        lacks this one's.
-        """
+        """Read changes, and store a new key if the key is due or the database lacks it."""
         now_ms = self._clock.boot_ms()
         stored = await self._database.read(read_version)
         known = (self.book.cluster, self.book.version)
@@ -175,7 +173,7 @@ class AccessService:
             await self._new_key()
 
     async def refresh(self) -> None:
-        """Read everything anew: `book` has, from then on, all that was committed before this call.
+        """Read everything again: `book` then has everything that was committed before this call.
         Raises StorageError.
         """
         number, self._read_ms = self._readings.begin(), self._clock.boot_ms()
@@ -194,33 +192,36 @@ class AccessService:
         await self.refresh()
 
     async def identify(self, text: str) -> Caller:
-        """Who sends this token.  Raises UnauthenticatedError, IssuerUnreachableError."""
+        """Return the caller that a token identifies. Raises UnauthenticatedError,
+        UnavailableError.
+        """
         if self._issuer is not None and self._issuer.looks_like(text):
             return self.book.caller_named(*await self._issuer.vouched(text))
         return self.book.caller_of(text, self._clock.wall_ms())
 
     def certified(self, peer: Peer) -> Caller:
-        """Who has a client's certificate that TLS has verified.  Raises UnauthenticatedError."""
+        """Return the caller of a client certificate that TLS has verified. Raises
+        UnauthenticatedError.
+        """
         if self._clock.wall_ms() >= peer.ends_at_ms:
-            raise UnauthenticatedError("the client's certificate has ended", reason="ended")
+            raise UnauthenticatedError("the client's certificate has ended", problem="ended")
         return self.book.caller_named(peer.principal, ends_at_ms=peer.ends_at_ms)
 
     def version(self) -> int:
-        """The version of access."""
+        """Return the version of the access state."""
         return self.book.version
 
     def news(self) -> AccessNews:
-        """What brokers have to know."""
+        """Return the changes that brokers have to know."""
         return self.book.news(self._clock.wall_ms(), operators=self._file_tokens)
 
     # ── capabilities ──────────────────────────────────────────────────────────────────────────────
     def sign(self, caller: Caller, holder: bytes = b"") -> str:
         """
-        A capability of the caller.
+        Sign a capability of the caller.
 
         Raises:
-            OverloadedError: it has more rights, with those of its groups, than fit in a header of
-                HTTP.
+            OverloadedError: its rights, with those of its groups, do not fit into an HTTP header.
         """
         text = self._key.sign(
             Capability(
@@ -247,15 +248,17 @@ class AccessService:
         return text
 
     def _end_of(self, caller: Caller) -> int:
-        """When a capability ends: in CAPABILITY_MS, or with what the caller has shown."""
+        """Return when a capability ends: after CAPABILITY_MS, or earlier with the caller's token or
+        certificate.
+        """
         most = self._clock.wall_ms() + CAPABILITY_MS
         return min(most, caller.ends_at_ms) if caller.ends_at_ms else most
 
     def know_metaservers(self, addresses: Sequence[str]) -> None:
-        """A metaserver calls no other."""
+        """Do nothing: a metaserver calls no other metaserver."""
 
     async def bearer(self, _address: str) -> str | None:
-        """The metaserver's own capability; see `Credentials`."""
+        """Return the metaserver's own capability; see `Credentials`."""
         return self.sign(Caller(METASERVER, CLUSTER_GRANTS))
 
     async def held(self) -> ShownCapability | None:
@@ -264,7 +267,7 @@ class AccessService:
         return ShownCapability(text, self._own, CAPABILITY_MS / 2_000)
 
     def refused(self, _text: str) -> bool:
-        """See `Credentials`: each one is new."""
+        """See `Credentials`: each capability is new."""
         return True
 
     async def close(self) -> None:
@@ -272,7 +275,7 @@ class AccessService:
 
     # ── calls ─────────────────────────────────────────────────────────────────────────────────────
     def routes(self) -> list[ControlRoute]:
-        """A route for each of `endpoints.ACCESS`."""
+        """Return a route for each of `endpoints.ACCESS`."""
         return [
             ControlRoute(CREATE_TOKEN, self._create_token),
             ControlRoute(TOKENS, self._tokens),

@@ -1,5 +1,5 @@
-"""What a call to a metaserver is about: names in its path or body, or those of a consumer session,
-which SQL knows.
+"""Finds the subjects and groups that a call to a metaserver is about: from its path, its body, or
+its consumer session, which SQL knows.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from sqlalchemy.engine import Connection
 
 from ...protocol.control import CreateSubject, Join
 from ...protocol.endpoints import ACCEPT_FOLDER, CANCEL_OPERATION, CORDON
-from ...protocol.http.at_once import Heartbeats
 from ...protocol.http.endpoint import Endpoint
 from ...protocol.operations import OperationKind, Reshape
 from ...protocol.text import plain_number
@@ -23,31 +22,31 @@ from ..sql.schema import groups, operations, sessions, subjects
 
 SESSIONS_MAX = 100_000
 _OF_BROKERS = frozenset({CORDON.path, ACCEPT_FOLDER.path})
-"""Paths whose {group} is a broker group."""
+"""Paths in which {group} is a broker group."""
 _OF_SUBJECT = frozenset({OperationKind.RESIZE, OperationKind.GROW})
-"""Changes that name a subject; the others name partitions or a broker group, and need the right on
-everything.
+"""Operations whose body names a subject; the others name partitions or a broker group, and need the
+right on everything.
 """
 _CANCELED = _OF_SUBJECT | {OperationKind.SET}
-"""Those that who administers their subject may have begun."""
+"""Operations that an administrator of their subject may have begun, and may cancel."""
 _WHOLE = (AccessTarget(),)
 
 
 class MetaTargets:
-    """Finds what calls are about."""
+    """Finds the access targets of calls."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._sessions: OrderedDict[str, AccessTarget] = OrderedDict()
-        """A session is of one subject and group for ever."""
+        """Session → its subject and group, which never change."""
 
     async def __call__(
         self, endpoint: Endpoint[Any], body: Any, params: Mapping[str, str]
     ) -> Sequence[AccessTarget]:
         """
-        The subjects and groups that a call is about.
+        Return the subjects and groups that a call is about.
 
-        A session that is not known is about nothing: the call itself says so.
+        An unknown session has no target: the call itself reports that it is unknown.
         """
         if endpoint.path in _OF_BROKERS:
             return _WHOLE
@@ -55,7 +54,7 @@ class MetaTargets:
             subject = await self._database.read(_read_changed, plain_number(params["id"]))
             return _WHOLE if subject is None else (AccessTarget(subject, "", "this operation"),)
         if "{subject}" in endpoint.path:
-            # Only what the path says: the same name in the query is another one.
+            # Only the path counts: a parameter of the same name in the query means something else.
             group = params["group"] if "{group}" in endpoint.path else ""
             other = getattr(body, "hidden", None) or getattr(body, "target", None)
             targets = [AccessTarget(params["subject"], group)]
@@ -64,9 +63,6 @@ class MetaTargets:
             return (AccessTarget(body.subject),) if body.kind in _OF_SUBJECT else _WHOLE
         if isinstance(body, CreateSubject | Join):
             return (AccessTarget(body.subject, getattr(body, "group", "")),)
-        if isinstance(body, Heartbeats):
-            known = [await self._of_session(each.session) for each in body.heartbeats]
-            return list(dict.fromkeys(target for target in known if target is not None))
         session = getattr(body, "session", None)
         if isinstance(session, str):
             target = await self._of_session(session)
@@ -100,8 +96,8 @@ def _read_session(connection: Connection, session: str) -> AccessTarget | None:
 
 
 def _read_changed(connection: Connection, operation_id: int | None) -> str | None:
-    """The subject of an operation that who administers the subject may begin, and cancel; None: it
-    is another one.
+    """Return the subject of an operation that an administrator of the subject may begin and cancel;
+    None: it is another kind of operation.
     """
     chosen = (
         sa.select(subjects.c.name)

@@ -1,1 +1,1 @@
-"""Backups of the database: written while metaservers run, restored to an empty one."""
+"""Writes backups of the database while metaservers run, and restores them to an empty one."""

@@ -1,9 +1,8 @@
-"""The file of a backup: JSON lines, a head, the rows, and an end with their number and checksum.
-Pure.
+"""The file of a backup: JSON lines, with a head, the rows, and an end with their number and
+checksum. Pure.
 
 {"format":1,"program":"0.2.0","revision":"0200","cluster":"k…","cluster_version":"0.2"}
-["subjects",{"subject_id":1,…}]
-{"rows":57,"sha256":"…"}
+["subjects",{"subject_id":1,…}] {"rows":57,"sha256":"…"}
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ from typing import Any
 
 import msgspec
 
-from ...protocol.errors import BackupFileError
+from ...protocol.errors import ConfigError, Reason
 
 FORMAT = 1
 
 
 class BackupHead(msgspec.Struct, frozen=True, kw_only=True):
-    """Which database was backed up, and by what."""
+    """The first line: the database that was backed up, and the program that did it."""
 
     format: int
     program: str
@@ -30,7 +29,7 @@ class BackupHead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BackupEnd(msgspec.Struct, frozen=True):
-    """What makes the file whole."""
+    """The last line: it shows that the file is complete."""
 
     rows: int
     sha256: str
@@ -40,7 +39,7 @@ Row = tuple[str, dict[str, Any]]
 
 
 def encode_backup(head: BackupHead, rows: Iterable[Row]) -> Iterator[bytes]:
-    """The lines of a file."""
+    """Yield the lines of a file."""
     digest = hashlib.sha256()
     count = 0
     line = msgspec.json.encode(head) + b"\n"
@@ -56,24 +55,32 @@ def encode_backup(head: BackupHead, rows: Iterable[Row]) -> Iterator[bytes]:
 
 def decode_backup(content: bytes, path: str) -> tuple[BackupHead, list[Row]]:
     """
-    Head and rows of a file.
+    Return the head and the rows of a file.
 
     Raises:
-        BackupFileError: it is no backup, of another format, cut off, or damaged.
+        ConfigError: the file is not a backup, has another format, is cut off, or is damaged.
     """
     lines = content.splitlines(keepends=True)
     try:
         if len(lines) < 2:
-            raise BackupFileError(f"{path} is no backup, or is cut off", path=path)
+            raise ConfigError(
+                Reason.BACKUP_FILE, f"{path} is not a backup, or is cut off", path=path
+            )
         head = msgspec.json.decode(lines[0], type=BackupHead)
         if head.format != FORMAT:
-            raise BackupFileError(f"{path} has format {head.format}, not {FORMAT}", path=path)
+            raise ConfigError(
+                Reason.BACKUP_FILE, f"{path} has format {head.format}, not {FORMAT}", path=path
+            )
         end = msgspec.json.decode(lines[-1], type=BackupEnd)
         rows = [msgspec.json.decode(line, type=Row) for line in lines[1:-1]]
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise BackupFileError(
-            f"{path} is cut off or damaged, or is no backup: {error}", path=path
+        raise ConfigError(
+            Reason.BACKUP_FILE,
+            f"{path} is cut off or damaged, or is not a backup: {error}",
+            path=path,
         ) from error
     if end != BackupEnd(len(rows), hashlib.sha256(b"".join(lines[:-1])).hexdigest()):
-        raise BackupFileError(f"{path} is damaged: its checksum does not fit", path=path)
+        raise ConfigError(
+            Reason.BACKUP_FILE, f"{path} is damaged: its checksum does not fit", path=path
+        )
     return head, rows

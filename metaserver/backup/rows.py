@@ -1,13 +1,13 @@
 """All rows of a database as plain values, and the way back into an empty one, on SQLite and
-PostgreSQL.  SQL, synchronous.
+PostgreSQL. SQL, synchronous.
 
-What belongs to running programs is left out: sessions, duties, metaservers, refused brokers, the
-machine's boot.
+Rows that belong to running programs are left out: sessions, duties, metaservers, refused brokers,
+and the machine's boot.
 
 Invariants
-    Tokens, ids of partitions and versions of routes go on above all that were given after the
-    backup was taken, as far as `AHEAD` goes: a fence that a broker has seen since is below the next
-    one.
+    After a restore, tokens, partition ids and route versions are above all that were issued after
+    the backup was taken, as far as `AHEAD` and `IDS_AHEAD` reach: the next token is above every
+    fence that a broker has seen since.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ...protocol.errors import DatabaseInUseError
+from ...protocol.errors import ConfigError, Reason
 from ..sql.clock_restart import restart_times
 from ..sql.cluster_facts import CLUSTER, CLUSTER_VERSION
 from ..sql.dialect import begin_snapshot, insert_or_replace
@@ -36,19 +36,21 @@ from ..sql.schema import (
 )
 
 AHEAD = 1 << 32
-"""What is added to every group's last token: more grants than there are between a backup and its
-restore.
+"""Number that a restore adds to every group's last token; there are fewer grants between a backup
+and its restore.
 """
 IDS_AHEAD = 1 << 20
-"""Ids that are skipped: of what was made after the backup."""
+"""Number of ids that a restore skips, because rows made after the backup may have them."""
 HOLD_MS = 30_000
-"""Sessions from before may be at work for so long: nothing is granted meanwhile."""
+"""Time, in milliseconds, for which nothing is granted after a restore, because earlier sessions may
+still work.
+"""
 _LEFT_OUT = {sessions.name, duties.name, metaservers.name, refused_brokers.name}
 _KEPT_FACTS = (CLUSTER, CLUSTER_VERSION)
 
 
 def backup_tables() -> list[sa.Table]:
-    """The tables in a backup; those that others refer to come first."""
+    """Return the tables in a backup, referenced tables before those that refer to them."""
     return [table for table in metadata.sorted_tables if table.name not in _LEFT_OUT]
 
 
@@ -56,10 +58,10 @@ def read_rows(
     connection: Connection, tables: Sequence[sa.Table] | None = None
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """
-    Every row of a backup, as of one instant: the name of its table, and its values by column.
+    Yield every row as of one instant: the name of its table, and its values by column.
 
     Args:
-        tables: None: all of a backup.
+        tables: the tables to read; None: all tables of a backup.
     """
     begin_snapshot(connection)
     for table in backup_tables() if tables is None else tables:
@@ -69,12 +71,14 @@ def read_rows(
 
 
 def check_unused(connection: Connection) -> None:
-    """Check that nothing was ever stored in the database.  Raises DatabaseInUseError."""
+    """Check that the database is empty. Raises ConfigError."""
     for table in metadata.sorted_tables:
         if table in {facts, duties, metaservers}:
             continue
         if connection.execute(sa.select(sa.literal(1)).select_from(table).limit(1)).first():
-            raise DatabaseInUseError(f"the database is not empty: {table.name} has rows")
+            raise ConfigError(
+                Reason.DATABASE_NOT_EMPTY, f"the database is not empty: {table.name} has rows"
+            )
 
 
 def store_rows(
@@ -88,10 +92,10 @@ def store_rows(
     Store the rows of a backup in an empty database.
 
     Args:
-        route_version: the least version of every route; above every version that clients know.
+        route_version: the lowest version of every route, above every version that clients know.
 
     Raises:
-        DatabaseInUseError
+        ConfigError
     """
     check_unused(connection)
     tables = {table.name: table for table in backup_tables()}
@@ -116,7 +120,7 @@ def store_rows(
 
 
 def number_ahead(connection: Connection, table: sa.Table) -> None:
-    """Have the database give ids to later rows that no row made since the backup can have."""
+    """Let the database continue its ids above those of rows that were made after the backup."""
     (column, *more) = table.primary_key.columns
     if more or column.autoincrement is not True:
         return

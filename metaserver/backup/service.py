@@ -1,4 +1,4 @@
-"""Backs a database up, and restores it.  Shell around SQL."""
+"""Backs up a database, and restores it. Shell around SQL."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ...protocol.clock import SystemClock
-from ...protocol.errors import BackupFileError, DataFolderError
+from ...protocol.errors import ConfigError, DataFolderError, Reason
 from ...protocol.membership.versions import VERSION, check_member, parse_version
 from ..settings import MetaserverSettings, machine_boot, prepare_folder
 from ..sql.cluster_facts import check_cluster, read_facts
@@ -41,12 +41,12 @@ async def backup_database(
     settings: MetaserverSettings, write: Callable[[bytes], None]
 ) -> BackupHead:
     """
-    Back a database up while metaservers use it; `write` gets the whole file.
+    Back up a database while metaservers use it; `write` gets the whole file.
 
     Raises:
-        DataFolderError: there is no database.
+        DataFolderError: the data folder has no database.
         ConfigError: its schema is of another version; nothing was changed.
-        OtherClusterError, UpgradeSkippedError, MemberTooOldError, StorageError
+        ConflictError, VersionError, VersionError, StorageError
     """
     async with _stored(settings) as database:
         head, lines = await database.read(_backup)
@@ -55,7 +55,7 @@ async def backup_database(
 
 
 async def read_tables(settings: MetaserverSettings, tables: Sequence[sa.Table]) -> list[Row]:
-    """The rows of some tables, as of one instant.  Raises as `backup_database`."""
+    """Read the rows of some tables, as of one instant. Raises as `backup_database`."""
     async with _stored(settings) as database:
         return await database.read(_rows, tables)
 
@@ -63,7 +63,7 @@ async def read_tables(settings: MetaserverSettings, tables: Sequence[sa.Table]) 
 def _stored(
     settings: MetaserverSettings,
 ) -> AbstractAsyncContextManager[SqlDatabase]:
-    """A database that exists, to be opened.  Raises as `backup_database`."""
+    """Return an existing database, to be opened by `async with`. Raises as `backup_database`."""
     if settings.database_url is None and not (settings.data / FILE).exists():
         missing = DataFolderError(f"{settings.data} has no {FILE}", path=settings.data)
         missing.hint = "Name the data folder of the metaserver: --data DIR"
@@ -83,14 +83,15 @@ def read_backup(
     settings: MetaserverSettings, content: bytes, path: str
 ) -> tuple[BackupHead, list[Row]]:
     """
-    The head and the rows of a backup of this version and cluster.
+    Decode a backup, and check that it is of this version and cluster.
 
     Raises:
-        BackupFileError, OtherClusterError
+        ConfigError, ConflictError
     """
     head, rows = decode_backup(content, path)
     if head.revision != HEAD:
-        raise BackupFileError(
+        raise ConfigError(
+            Reason.BACKUP_FILE,
             f"{path} was written by keylane {head.program}, with the schema {head.revision}; this "
             f"is {VERSION}, with {HEAD}",
             path=path,
@@ -103,13 +104,13 @@ async def restore_database(
     settings: MetaserverSettings, content: bytes, path: str
 ) -> tuple[BackupHead, int]:
     """
-    Fill an empty database from a backup; returns its head and the number of rows.
+    Fill an empty database from a backup, and return its head and the number of rows.
 
     Raises:
-        BackupFileError: the file is damaged, or of another version.
-        OtherClusterError: the settings or the database are of another cluster.
-        UpgradeSkippedError, MemberTooOldError: the cluster's version does not allow this program.
-        DatabaseInUseError: the database is not empty.
+        ConfigError: the file is damaged, or of another version.
+        ConflictError: the settings or the database belong to another cluster.
+        VersionError, VersionError: the cluster's version does not allow this program.
+        ConfigError: the database is not empty.
         DataFolderError, StorageError
     """
     head, rows = read_backup(settings, content, path)
@@ -131,7 +132,7 @@ async def restore_database(
 
 
 def _check_target(head: BackupHead, connection: Connection) -> None:
-    """Check a database that exists, before anything of it is changed."""
+    """Check the target database before anything in it is changed."""
     check_revision(connection)
     check_cluster(head.cluster, read_facts(connection).name, "the database")
     check_unused(connection)

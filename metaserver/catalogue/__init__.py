@@ -1,1 +1,1 @@
-"""The calls about brokers and subjects: reports, creations, accepted copies, routes."""
+"""Handles the calls about brokers and subjects: reports, creations, accepted copies and routes."""

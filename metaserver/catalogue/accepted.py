@@ -1,11 +1,11 @@
-"""A data folder that an operator accepts although it is an older copy.  SQL, synchronous.
+"""Accepts a data folder on behalf of an operator although it is an older copy. SQL, synchronous.
 
 Invariants
-    The copy may lack consumer groups.  It counts as told of none from this transaction on, and is
-    told all of them before retention removes anything there. No token stays valid: the copy assigns
-    offsets again that consumers have handled, and a late ack would be one of another message.  The
-    leases end here.  The answer to the broker's report has the highest of their tokens, which the
-    broker refuses before it serves.
+    The copy may lack consumer groups. From this transaction on, the metaserver assumes that its
+    broker knows none, and announces all of them to it before retention removes anything there.
+    No earlier token stays valid: the copy assigns again offsets that consumers have handled, and a
+    late ack would be one of another message. The leases end here. The answer to the broker's report
+    has the highest of their tokens, which the broker refuses before it serves.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ from ..sql.schema import (
 
 def accept_folder(connection: Connection, broker_group: str, ask: AcceptFolder) -> RefusedBroker:
     """
-    Accept a refused older copy of a broker group's data folder, and journal that.
+    Accept a refused older copy of a broker group's data folder, and store that it was accepted.
 
-    The broker group counts as told of no consumer group.  Leases of its partitions end; shared ones
-    get another token.
+    Every consumer group will be announced to the broker again. Leases of its partitions end; those
+    of shared groups get another token.
 
     Raises:
-        InvalidNameError
-        BrokerGroupUnknownError: it never reported itself.
-        InvalidRequestError: the group's own broker is alive, or not exactly one such copy reports
-        itself.
+        InvalidRequestError
+        NotFoundError: it has never reported itself.
+        InvalidRequestError: the group's own broker is alive, or the number of such copies that
+            report themselves is not one.
     """
     check_name("broker group", broker_group)
     here = {"of_group": broker_group, "for_ms": 0}
@@ -72,7 +72,7 @@ def accept_folder(connection: Connection, broker_group: str, ask: AcceptFolder) 
     if row.alive:
         heard = last_heard(connection, broker_group)
         raise InvalidRequestError(
-            f"broker group {broker_group!r} {heard.said}, from {row.address}: nothing of it is "
+            f"broker group {broker_group!r} {heard.last_report}, from {row.address}: nothing of it is "
             f"given up.  If that broker is "
             f"dead, {heard.ask_again}"
         )
@@ -84,8 +84,7 @@ def accept_folder(connection: Connection, broker_group: str, ask: AcceptFolder) 
     if len(copies) != 1:
         addresses = ", ".join(copy.address for copy in copies) or "none"
         raise InvalidRequestError(
-            f"of the refused copies of the data folder of {broker_group!r} exactly "
-            f"one can be accepted; "
+            f"exactly one refused copy of the data folder of {broker_group!r} can be accepted; "
             f"these report themselves: {addresses}",
             copies=len(copies),
         )
@@ -105,7 +104,7 @@ def accept_folder(connection: Connection, broker_group: str, ask: AcceptFolder) 
 def accept_complete(
     connection: Connection, broker_group: str, ask: AcceptFolder, hosted: Iterable[PartitionStatus]
 ) -> RefusedBroker:
-    """As `accept_folder`, and `check_complete` of what the copy has: a driver may have noted
+    """Call `accept_folder` and `check_complete` in one transaction: a driver may have finished
     another step since the last check.
     """
     accepted = accept_folder(connection, broker_group, ask)
@@ -117,13 +116,13 @@ def check_complete(
     connection: Connection, broker_group: str, hosted: Iterable[PartitionStatus]
 ) -> None:
     """
-    Raise unless a copy has every partition of the group, and the end of each sealed one.
+    Check that a copy has every partition of the group, and the end of each sealed one.
 
-    A partition that is not in the copy, or open in it and sealed in SQL, could be served by no
-    broker.
+    No broker could serve a partition that the copy lacks, or that is open in the copy and sealed in
+    SQL.
 
     Raises:
-        InvalidRequestError: names the partitions that it lacks, and a way out.
+        InvalidRequestError: the text has the partitions that the copy lacks, and a way out.
     """
     in_copy = {status.partition_id: status for status in hosted}
     hosts = sa.select(steps.c.partition_id).where(steps.c.action == StepAction.HOST, steps.c.done)
@@ -154,7 +153,7 @@ def check_complete(
             lacking += [] if ends else [f"{partition_id} (sealed since, at {end_offset})"]
     if lacking:
         raise InvalidRequestError(
-            f"the copy of the data folder of {broker_group!r} is from before a change of "
+            f"the copy of the data folder of {broker_group!r} is older than a change of "
             f"partitions: it lacks "
             f"{listed(lacking)}; stop it, and give the disk up: keylane broker evacuate "
             f"{broker_group} --accept-loss",
@@ -163,8 +162,8 @@ def check_complete(
 
 
 def accepted_fence(connection: Connection, broker_group: str) -> int:
-    """Return the highest token from before the group's data folder was accepted; 0 if none was
-    accepted.
+    """Return the highest token that was granted before the group's data folder was accepted; 0 if
+    no folder was accepted.
     """
     highest = sa.select(sa.func.max(accepted_folders.c.fence)).where(
         accepted_folders.c.broker_group == broker_group
@@ -174,12 +173,12 @@ def accepted_fence(connection: Connection, broker_group: str) -> int:
 
 def _end_leases(connection: Connection, broker_group: str) -> FencingToken:
     """
-    End the leases of a broker group's partitions, lock their consumer groups and mark these
+    End the leases of a broker group's partitions, and lock their consumer groups and mark them
     unsettled.
 
     Returns:
-        A token above all that were granted to a consumer group with partitions there; all later
-        grants of all groups are above it.
+        A token above every one that was granted to a consumer group with partitions there. All
+        later grants of all groups are above it.
     """
     there = sa.select(partitions.c.partition_id).where(partitions.c.broker_group == broker_group)
     subject_ids = sa.select(partitions.c.subject_id).where(

@@ -1,5 +1,5 @@
-"""Creations of subjects that cannot go on: planned anew on other brokers, or failed.  SQL,
-synchronous.
+"""Creations of subjects that cannot continue: they are planned again on other brokers, or fail.
+SQL, synchronous.
 
     PLANNED on a silent broker ─▶ EXPIRED, sealed there by a canceled operation
                                └▶ PLANNED elsewhere, under a new id and a new name
@@ -7,8 +7,8 @@ synchronous.
 Invariants
     An id that may have been sent to a broker is never used for another partition.
     An open subject is not changed.
-    A creation that a broker refuses for good fails: its name may be used again, and its hosted
-    partitions are sealed.
+    If a broker refuses a partition for good, the creation fails: its name can be used again, and
+    its hosted partitions are sealed.
 """
 
 from __future__ import annotations
@@ -47,14 +47,15 @@ _planned = (
 )
 
 
-def plan_creation_anew(connection: Connection, subject_id: int) -> bool:
+def replan_creation(connection: Connection, subject_id: int) -> bool:
     """
-    Plan those partitions of a creation on other brokers whose brokers are silent or take no writes.
+    Move planned partitions of a creation from brokers that are silent or accept no writes to
+    others.
 
     Returns:
-        Whether the plan has changed.  It has not if all brokers are available, if no other is, or
-        if the subject is open or hidden: the partitions of a hidden one have names and parents of
-        its target.
+        True if the plan has changed. It has not if all brokers are available, if no other broker
+        is, or if the subject is open or hidden: the partitions of a hidden subject have the names
+        and parents of its target.
     """
     lock_brokers(connection)
     subject = connection.execute(_not_hidden, {"of_subject": subject_id}).one_or_none()
@@ -93,10 +94,10 @@ def fail_creation(
     connection: Connection, subject_id: int, problem: str, *, in_use: Collection[int]
 ) -> bool:
     """
-    Mark a creation as failed; False if the subject is open by now.
+    Mark a creation as failed; returns False if the subject is open by now.
 
     Args:
-        in_use: ids that brokers have given to other partitions, which are left alone.
+        in_use: ids that brokers use for other partitions, which are not touched.
     """
     if connection.execute(_creation, {"of_subject": subject_id}).one_or_none() is None:
         return False
@@ -119,7 +120,7 @@ def fail_creation(
 
 
 def _abandon(connection: Connection, subject_id: int, ids: list[int]) -> None:
-    """Mark planned partitions EXPIRED, and have their brokers seal what they may host of them."""
+    """Mark planned partitions EXPIRED, and journal that their brokers seal those that they host."""
     here = partitions.c.partition_id.in_(ids)
     connection.execute(sa.update(partitions).where(here).values(state=PartitionState.EXPIRED))
     operation_id = connection.execute(

@@ -2,10 +2,10 @@
 
     create ─▶ PLANNED rows in SQL ─▶ every broker hosts its part ─▶ OPEN rows, route version 1
                      │                          │ a broker fails, or this process ends
-                     └◀── the same call again, or the attendant, continues here
+                     └◀── a repeated call, or the attendant, continues here
 
 Every step is idempotent: hosting at the broker, planning and opening in SQL.
-Until the subject is open, partitions planned on a silent broker are planned on another one.
+Until the subject is open, partitions planned on a silent broker move to another one.
 """
 
 from __future__ import annotations
@@ -38,20 +38,16 @@ from ...protocol.control import (
     quiet_limit_ms,
 )
 from ...protocol.errors import (
-    BrokerGroupTakenError,
-    CreationFailedError,
-    CreationUnfinishedError,
-    DatabaseEmptyError,
-    FolderBehindError,
-    FolderGivenUpError,
+    ConflictError,
+    FolderRefusedError,
     InvalidRequestError,
     KeylaneError,
-    NotEnoughBrokersError,
     NotSentError,
-    PartitionInUseError,
+    Reason,
     SubjectDeletedError,
-    SubjectExistsError,
     SubjectUnknownError,
+    UnavailableError,
+    UnfinishedError,
 )
 from ...protocol.ids import Subject, check_name
 from ...protocol.operations import Cordon
@@ -91,39 +87,39 @@ from ..settings import MetaserverSettings
 from ..sql.database import Database
 from ..wakeups import Wakeups
 from .accepted import accept_complete, accept_folder, accepted_fence, check_complete
-from .creations import fail_creation, plan_creation_anew
+from .creations import fail_creation, replan_creation
 
 log = logging.getLogger("keylane.metaserver")
 T = TypeVar("T")
 
 PROBE_TIMEOUT_MS = 1_000
 REPORTS_MS_MIN = 2_000
-"""Every live broker has reported itself by then, if no silence is longer: it retries each second
-while no metaserver answers.
+"""Shortest wait, in milliseconds, for the reports of live brokers after a start: a broker retries
+each second while no metaserver answers.
 """
 PLANS_MAX = 4
-"""The largest number of plans that one call makes of a creation."""
+"""Most plans that one call makes for a creation."""
 HOSTED_AT_ONCE_MAX = 64
-"""Concurrent calls to brokers; each waits for a disk, and a broker flushes many at once."""
+"""Most concurrent calls to brokers; each waits for a disk, and a broker syncs many at once."""
 
 
 CREATION_WAIT_S = 5.0
-"""How long a call waits for a creation, which goes on without it: well below the time-outs of
-clients.
+"""Longest time, in seconds, for which a call waits for a creation, which then continues without it;
+well below the time-outs of clients.
 """
 
 
 @dataclass(slots=True)
 class _Creation:
-    """A creation that this metaserver is completing, for all calls that wait for it."""
+    """A creation that this metaserver is completing; all calls that wait for it share it."""
 
     hosted: set[int] = field(default_factory=set)
-    """Partitions that their brokers host."""
+    """Ids of the partitions that their brokers host."""
     task: asyncio.Task[None] | None = None
 
 
 class ClusterChecks(Protocol):
-    """Which brokers may be of the cluster, and its version."""
+    """Checks which brokers may join the cluster, and has its version."""
 
     @property
     def version(self) -> str:
@@ -131,7 +127,7 @@ class ClusterChecks(Protocol):
         ...
 
     def check(self, report: BrokerHeartbeat) -> None:
-        """Raise what speaks against a broker."""
+        """Raise an error if a broker may not join the cluster."""
         ...
 
 
@@ -150,9 +146,9 @@ class Catalogue:
     ) -> None:
         """
         Args:
-            news: what brokers have to know about access; None: every caller may do everything.
-            member: which brokers may be of the cluster; None: all.
-            doubt: called with a broker group that may have what the database lacks.
+            news: returns the access state for brokers; None: there is no access control.
+            member: checks which brokers may join the cluster; None: all may.
+            doubt: called with a broker group that may have more than the database.
         """
         self._doubt = doubt
         self._database = database
@@ -163,25 +159,30 @@ class Catalogue:
         self._wakeups: Wakeups[Subject] = Wakeups()
         self._versions: dict[str, int] = {}
         self._patient_until: float | None = None
-        """By the event loop's clock; None before the first unknown subject."""
-        self._untold: dict[str, tuple[int, ...]] = {}
+        """Time until which an unknown subject is asked for again, in seconds of the event loop's
+        clock; None before the first unknown subject.
+        """
+        self._unannounced: dict[str, tuple[int, ...]] = {}
         """Broker group → ids of its partitions whose consumer groups it was never told."""
         self._creating: dict[int, _Creation] = {}
-        """By subject id."""
+        """Subject id → its running creation."""
 
     # ── brokers ───────────────────────────────────────────────────────────────────────────────────
     async def report(self, report: BrokerHeartbeat) -> BrokerWelcome:
         """
-        Take a broker's report of itself; the first one registers it.
+        Process a broker's report; its first report registers it.
 
         Raises:
-            InvalidNameError, InvalidRequestError
-            BrokerAddressError: its address is not on loopback, and this metaserver serves loopback
-            only. BrokerGroupTakenError: its group belongs to another data folder, or its folder is
-            a copy of one in use. FolderBehindError: its folder is an older copy of one that was in
-            use. FolderGivenUpError: the loss of its folder was accepted. OtherClusterError: it is
-            of another cluster. UpgradeSkippedError, MemberTooOldError: the cluster's version does
-            not allow its own.
+            InvalidRequestError, InvalidRequestError
+            InvalidRequestError: its address is not on loopback, and this metaserver serves loopback
+                only.
+            FolderRefusedError: its group belongs to another data folder, or its folder is a copy
+                of one in use.
+            FolderRefusedError: its folder is an older copy of one that was in use.
+            FolderRefusedError: the loss of its folder was accepted.
+            ConflictError: it belongs to another cluster.
+            VersionError, VersionError: the cluster's version does not admit its
+                version.
         """
         check_name("broker group", report.broker_group)
         if not report.broker_id.isprintable() or not report.broker_id:
@@ -196,7 +197,7 @@ class Catalogue:
             try:
                 await self._check_no_copy(report)
                 changed = await self._database.write_first(report_broker, report, ttl_ms=ttl_ms)
-            except (BrokerGroupTakenError, FolderBehindError, FolderGivenUpError) as error:
+            except FolderRefusedError as error:
                 if not await self._is_past(report):
                     await self._database.write(note_refused, report, error.message, ttl_ms=ttl_ms)
                 raise
@@ -204,7 +205,7 @@ class Catalogue:
         if higher or (report.hosted and not renewed):
             self._doubt(report.broker_group)
         if report.untold:
-            self._untold[report.broker_group] = report.untold
+            self._unannounced[report.broker_group] = report.untold
         missed, fence = False, 0
         if not renewed or report.opened_after:  # the broker may have read no answer yet
             missed = await self._database.read(groups_missed, report.broker_group)
@@ -219,24 +220,24 @@ class Catalogue:
         )
 
     @property
-    def has_untold(self) -> bool:
+    def has_unannounced(self) -> bool:
         """Whether a broker has asked for the consumer groups of partitions."""
-        return bool(self._untold)
+        return bool(self._unannounced)
 
-    def take_untold(self) -> list[tuple[int, ...]]:
+    def take_unannounced(self) -> list[tuple[int, ...]]:
         """Return, and forget, the partitions whose brokers asked for their consumer groups; one
         tuple a broker.
         """
-        untold, self._untold = self._untold, {}
-        return list(untold.values())
+        unannounced, self._unannounced = self._unannounced, {}
+        return list(unannounced.values())
 
     async def _check_no_copy(self, report: BrokerHeartbeat) -> None:
         """
-        Raise if a broker with a new address is a copy: its data folder is in use at the old address
-        too.
+        Check that a broker with a new address is not a copy, whose data folder is in use at the old
+        address too.
 
         Raises:
-            BrokerGroupTakenError: another opening of the same data folder answers at the old
+            FolderRefusedError: another opening of the same data folder answers at the old
                 address.
         """
         known = await self._database.read(find_broker, report.broker_group)
@@ -249,7 +250,8 @@ class Catalogue:
         if opening and opening == report.opening:
             return  # the same broker under another name of its host
         if there == report.broker_id:
-            copy = BrokerGroupTakenError(
+            copy = FolderRefusedError(
+                Reason.BROKER_GROUP_TAKEN,
                 f"the data folder of broker group {report.broker_group!r} is in use at "
                 f"{known.address} "
                 f"too: the one at {report.address} is a copy",
@@ -261,12 +263,12 @@ class Catalogue:
 
     async def _is_past(self, report: BrokerHeartbeat) -> bool:
         """
-        Return whether a refused report came late, from before the broker moved, and not from a
-        second broker.
+        Return whether a refused report is a late one, sent before the broker moved, and not one of
+        a second broker.
 
-        It did if the data folder is the known one and its opening does not answer at the address:
-        no program listens there, or another program, a broker of another data folder, or another
-        opening of the same one.
+        It is if the data folder is the known one and its opening does not answer at the address:
+        nothing listens there, or another program, a broker of another data folder, or another
+        opening of the same folder.
         """
         known = await self._database.read(find_broker, report.broker_group)
         if known is None or known.broker_id != report.broker_id:
@@ -283,7 +285,7 @@ class Catalogue:
 
     async def _identity(self, address: str) -> tuple[str, str]:
         """
-        Return the broker id of the data folder in use at an address, and its opening.
+        Ask the broker at an address for the id of its data folder, and for its opening.
 
         Raises:
             NotSentError, OutcomeUnknownError
@@ -295,11 +297,11 @@ class Catalogue:
 
     async def accept_folder(self, broker_group: str, ask: AcceptFolder) -> RefusedBroker:
         """
-        Accept a data folder that is refused because it is an older copy.
+        Accept a data folder that was refused as an older copy.
 
         Raises:
-            InvalidNameError, BrokerGroupUnknownError, InvalidRequestError
-            NotSentError, OutcomeUnknownError: its broker did not answer which partitions it has.
+            InvalidRequestError, NotFoundError, InvalidRequestError
+            NotSentError, OutcomeUnknownError: its broker did not report its partitions.
         """
         would = replace(ask, dry_run=True)
         copy = await self._database.write(accept_folder, broker_group, would)
@@ -309,8 +311,8 @@ class Catalogue:
             return copy
         accepted = await self._database.write(accept_complete, broker_group, ask, hosted.partitions)
         log.warning(
-            "broker group %s continues with the data folder at %s; its log ends at %d, the known "
-            "one ended at %d",
+            "broker group %s continues with the data folder at %s, whose log ends at %d; the last "
+            "reported log ended at %d",
             broker_group,
             accepted.address,
             accepted.log_end,
@@ -318,7 +320,7 @@ class Catalogue:
         )
         return accepted
 
-    async def lost(self) -> DatabaseEmptyError | None:
+    async def lost(self) -> UnavailableError | None:
         """Return the error if brokers have partitions and the database has no subject, else
         None.
         """
@@ -329,9 +331,7 @@ class Catalogue:
         return await self._database.read(refused_views)
 
     async def cordon(self, broker_group: str, ask: Cordon) -> BrokerView:
-        """Keep a broker group from getting new partitions, or allow it.  Raises InvalidNameError,
-        BrokerGroupUnknownError.
-        """
+        """Cordon or uncordon a broker group. Raises InvalidRequestError, NotFoundError."""
         await self._database.write(cordon_broker, broker_group, ask.cordoned)
         views = await self._database.read(broker_views)
         return next(view for view in views if view.broker_group == broker_group)
@@ -343,17 +343,19 @@ class Catalogue:
     # ── subjects ──────────────────────────────────────────────────────────────────────────────────
     async def create(self, ask: CreateSubject) -> SubjectView:
         """
-        Create a subject and have its partitions hosted; does nothing if it exists with the same
-        settings.
+        Create a subject and host its partitions; a repeat with the same settings changes nothing.
 
         Raises:
-            InvalidNameError
-            SubjectExistsError: it exists with other settings.
+            InvalidRequestError
+            ConflictError: the subject exists with other settings.
             SubjectDeletedError: the earlier subject of this name is being deleted.
-            NotEnoughBrokersError: no broker is available, or one did not host its partitions; a
-            retry continues. CreationFailedError: a broker refused its partitions for good; the name
-            may be used again. CreationUnfinishedError: it takes longer than CREATION_WAIT_S, and
-            goes on; a repeat waits for it. DatabaseEmptyError: the database was lost.
+            UnavailableError: no broker is available, or one did not host its partitions; a
+                retry continues.
+            ConflictError: a broker refused its partitions for good; the name can be used
+                again.
+            UnfinishedError: it takes longer than CREATION_WAIT_S, and continues; a repeat
+                waits for it.
+            UnavailableError: the database was lost.
         """
         row = await self._database.write(
             plan_subject,
@@ -367,16 +369,14 @@ class Catalogue:
 
     async def auto_create(self, name: str, ask: AutoCreate) -> SubjectView:
         """
-        Create an unknown subject to which a first message is sent, if the setting `auto_create`
-        allows it.
+        Create a subject for its first message, if the setting `auto_create` allows it.
 
         Raises:
-            InvalidNameError
-            SubjectUnknownError: `auto_create` does not allow it, or an operator creates it just
-            now. SubjectDeletedError: the earlier subject of the name was deleted, or is being
-            deleted: programs that go on
-                sending would undo that.
-            KeylaneError: as `create` raises them.
+            InvalidRequestError
+            SubjectUnknownError: `auto_create` does not allow it, or an operator is creating it.
+            SubjectDeletedError: the earlier subject of the name was deleted, or is being deleted,
+                which programs that still send must not undo.
+            KeylaneError: any error of `create`.
         """
         try:
             return await self.subject(name)
@@ -389,7 +389,10 @@ class Catalogue:
         )
         try:
             view = await self.create(create)
-        except SubjectExistsError:  # another call is creating it, with other settings
+        except ConflictError as error:
+            if error.reason is not Reason.SUBJECT_EXISTS:
+                raise
+            # Another call is creating it, with other settings.
             row = await self._database.read(find_subject, name)
             if row is not None:
                 await self.complete(row)
@@ -398,8 +401,8 @@ class Catalogue:
         return view
 
     async def _was_deleted(self, name: str) -> bool:
-        """As `check_not_deleted`.  While programs ask for a subject that was deleted, that is not
-        forgotten.
+        """Call `check_not_deleted`. The deletion is remembered as long as programs ask for the
+        subject.
         """
         try:
             return await self._database.read(check_not_deleted, name)
@@ -410,31 +413,30 @@ class Catalogue:
 
     async def repair(self) -> None:
         """
-        Continue creations that were interrupted; one that has to wait does not block the others.
+        Continue interrupted creations; one that fails does not stop the others.
 
         Raises:
-            StorageError: they could not be read.
+            StorageError: the creations cannot be read.
         """
         for row in await self._database.read(planned_subjects):
             try:
                 await self.complete(row)
-            except CreationFailedError as error:
+            except ConflictError as error:
                 log.warning("%s", error.message)
             except KeylaneError as error:
                 log.info("%s", error.message)
 
     async def complete(self, row: SubjectRow) -> None:
         """
-        Have every planned partition hosted, on another broker if its own is silent, and open the
-        subject.
+        Host every planned partition, on another broker if its own is silent, and open the subject.
 
-        A hidden subject waits for its brokers.  Calls for one subject share what is done, which
-        goes on without them.
+        A hidden subject waits for its brokers. Calls for one subject share one task, which
+        continues without them.
 
         Raises:
-            NotEnoughBrokersError: a broker did not host its partitions, and no other is available.
-            CreationFailedError: a broker refused its partitions for good.
-            CreationUnfinishedError: it takes longer than CREATION_WAIT_S.
+            UnavailableError: a broker did not host its partitions, and no other is available.
+            ConflictError: a broker refused its partitions for good.
+            UnfinishedError: it takes longer than CREATION_WAIT_S.
         """
         creation = self._creating.get(row.subject_id)
         if creation is None:
@@ -448,7 +450,8 @@ class Catalogue:
             return
         planned = len(await self._database.read(planned_partitions, row.subject_id))
         hosted = len(creation.hosted)
-        raise CreationUnfinishedError(
+        raise UnfinishedError(
+            Reason.CREATION_UNFINISHED,
             f"{row.name!r} is being created: {hosted} of {counted(planned, 'partition')} have "
             f"their broker",
             subject=row.name,
@@ -462,7 +465,7 @@ class Catalogue:
             task.exception()  # those who wait raise it
 
     async def _complete(self, row: SubjectRow, hosted_ids: set[int]) -> None:
-        """As `complete`, to the end; notes in `hosted_ids` what brokers host."""
+        """Complete a creation without a limit of time; adds hosted partitions to `hosted_ids`."""
         problem = ""
         for _ in range(PLANS_MAX):
             planned = await self._database.read(planned_partitions, row.subject_id)
@@ -474,12 +477,12 @@ class Catalogue:
                 if await self._database.write(open_subject, row.name, hosted):
                     self._wakeups.wake([row.name])
                     return
-            elif not await self._database.write(plan_creation_anew, row.subject_id):
+            elif not await self._database.write(replan_creation, row.subject_id):
                 break
-        raise NotEnoughBrokersError(
-            f"{problem or 'its plan has changed meanwhile'}; the creation continues "
-            f"by itself when its "
-            "broker takes it, or on another broker once that one is silent",
+        raise UnavailableError(
+            Reason.NOT_ENOUGH_BROKERS,
+            f"{problem or 'its plan has changed meanwhile'}; the creation continues by itself when "
+            "the broker can host the partition, or on another broker once this one is silent",
             subject=row.name,
         )
 
@@ -487,10 +490,10 @@ class Catalogue:
         self, row: SubjectRow, planned: Sequence[Partition], hosted_ids: set[int]
     ) -> str:
         """
-        Have brokers host partitions; returns why some are not hosted, "" if all are.
+        Ask brokers to host partitions; returns the reason why some are not hosted, or "".
 
         Raises:
-            CreationFailedError: a broker refused its partitions for good.
+            ConflictError: a broker refused its partitions for good.
         """
         in_use: dict[int, str] = {}
         slots = asyncio.Semaphore(HOSTED_AT_ONCE_MAX)
@@ -508,16 +511,15 @@ class Catalogue:
         return f"{count} have no broker yet: {refused[0]}"
 
     async def _fail(self, row: SubjectRow, in_use: Mapping[int, str]) -> None:
-        """Mark a creation as failed whose partition ids are in use; does nothing if the subject is
-        open by now.
+        """Mark a creation as failed because partition ids are in use; does nothing if the subject
+        is open by now.
         """
         problem = (
-            f"the creation of {row.name!r} failed: {next(iter(in_use.values()))}; "
-            f"the id was given out "
-            "before, by a newer database or another one"
+            f"the creation of {row.name!r} failed: {next(iter(in_use.values()))}; the id was "
+            "issued earlier, by a newer database or another one"
         )
         if await self._database.write(fail_creation, row.subject_id, problem, in_use=set(in_use)):
-            raise CreationFailedError(problem, subject=row.name)
+            raise ConflictError(Reason.CREATION_FAILED, problem, subject=row.name)
 
     async def _host(
         self,
@@ -528,11 +530,11 @@ class Catalogue:
         hosted_ids: set[int],
     ) -> str | None:
         """
-        Have a broker host a partition; returns the reason if it has to be asked again.
+        Ask a broker to host a partition; returns the reason if it has to be asked again.
 
         Args:
-            in_use: gets the reason, by partition id, if the broker refuses for good because the id
-                is in use there.
+            in_use: gets partition id → reason if the broker refuses for good because the id is in
+                use.
         """
         if partition.address is None:
             return f"broker group {partition.broker_group!r} is silent"
@@ -555,7 +557,9 @@ class Catalogue:
                 await BrokerClient(self._network, partition.address).control(
                     endpoints.HOST_PARTITION, body
                 )
-            except PartitionInUseError as error:
+            except InvalidRequestError as error:
+                if error.reason is not Reason.PARTITION_IN_USE:
+                    return f"broker group {partition.broker_group!r}: {error.message}"
                 in_use[partition.partition_id] = (
                     f"broker group {partition.broker_group!r}: {error.message}"
                 )
@@ -579,24 +583,23 @@ class Catalogue:
 
     async def queues(self, name: str) -> QueueList:
         """Return the logic queues of a static subject.  Raises SubjectUnknownError,
-        SubjectNotStaticError.
+        ConflictError.
         """
         return await self._database.read(read_queues, name)
 
     def trust_database(self) -> None:
-        """An empty database is no lost one: an unknown subject is told as unknown at once, also
+        """Assume that an empty database was not lost: an unknown subject is an error at once, even
         right after a start.
         """
         self._patient_until = 0.0
 
     async def retry_while_empty(self, ask: Callable[[], Awaitable[T]]) -> T:
         """
-        Return what `ask` returns; ask again after a pause if the subject is unknown and the
-        database empty.
+        Call `ask`, and once more after a pause if the subject is unknown and the database is empty.
 
-        Only the brokers' reports tell an empty database from a lost one, and right after a start
-        they have not come yet. Clients end when a subject is unknown, and wait when a database is
-        lost.
+        Only the brokers' reports distinguish an empty database from a lost one, and right after a
+        start they have not arrived yet. Clients end when a subject is unknown, and wait when a
+        database is lost.
         """
         try:
             return await ask()
@@ -628,10 +631,10 @@ class Catalogue:
         Return the route as soon as it is newer than `known_version`, or after `wait_ms`.
 
         Args:
-            subject_id: the subject that the caller knows under this name; 0: none.
+            subject_id: id of the subject that the caller knows under this name; 0: it knows none.
 
         Raises:
-            InvalidNameError, SubjectUnknownError, SubjectDeletedError, StrategyMismatchError
+            InvalidRequestError, SubjectUnknownError, SubjectDeletedError, ConflictError
         """
 
         async def read() -> Route:
@@ -656,7 +659,7 @@ class Catalogue:
         return await read()
 
     async def check_for_changes(self) -> None:
-        """Wake the calls that wait for routes which another metaserver has changed.  Raises
+        """Wake the calls that wait for routes that another metaserver has changed. Raises
         StorageError.
         """
         names = self._wakeups.keys()
@@ -676,8 +679,8 @@ class Catalogue:
         self._wakeups.wake(names)
 
     def close(self) -> None:
-        """Answer every call that waits.  Another metaserver, or the next start, goes on with what
-        is being created.
+        """Answer every call that waits. Another metaserver, or this one after its next start,
+        continues the creations.
         """
         self._wakeups.wake_all()
         for creation in self._creating.values():
@@ -686,8 +689,8 @@ class Catalogue:
 
 
 def _renew(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: int) -> tuple[bool, bool]:
-    """Renew a broker; whether that was all, and whether it has a partition above every one of the
-    database.
+    """Renew a broker; returns whether that was enough, and whether it has a partition with a higher
+    id than any in the database.
     """
     renewed = renew_broker(connection, report, ttl_ms=ttl_ms)
     return renewed, has_higher_id(connection, report.highest_id)

@@ -1,1 +1,1 @@
-"""Rows of brokers, subjects, partitions and queues, and of the groups that brokers know."""
+"""Rows of brokers, subjects, partitions, queues, and of the consumer groups that brokers know."""

@@ -1,10 +1,13 @@
-"""Rows of brokers: their reports, their addresses, the refused ones.  SQL, synchronous.
+"""Rows of brokers: their reports, their addresses, and the refused ones. SQL, synchronous.
 
 Invariants
-    A broker group belongs to one data folder; another one replaces it only when it is silent and
-    has no partitions. An older copy of that folder does not replace it: it does not know the newest
-    opening, or its log ends earlier. A data folder whose loss was accepted is refused for ever. A
-    change of the address that clients get raises the version of every route with partitions there.
+    A broker group belongs to one data folder; another folder replaces it only when it is silent and
+    has no partitions.
+    An older copy of that folder does not replace it: the copy does not know the newest opening, or
+    its log ends earlier.
+    A data folder whose loss was accepted is refused for ever.
+    A change of the address that clients use raises the version of every route with partitions
+    there.
 """
 
 from __future__ import annotations
@@ -16,13 +19,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ...protocol.control import BrokerHeartbeat, BrokerView, RefusedBroker
-from ...protocol.errors import (
-    BrokerGroupTakenError,
-    BrokerGroupUnknownError,
-    FolderBehindError,
-    FolderGivenUpError,
-    NotEnoughBrokersError,
-)
+from ...protocol.errors import FolderRefusedError, NotFoundError, Reason, UnavailableError
 from ...protocol.ids import BrokerGroup, check_name
 from ...protocol.routing import PartitionState
 from ...protocol.text import counted, listed, seconds
@@ -50,8 +47,8 @@ _reported = (
     )
 )
 IN_TIME_SHARE = 4
-"""A report in the last quarter of the ttl counts as one of a silent broker: a reader may see the
-broker as silent before the report is committed, and its route has to be sent again.
+"""A broker counts as silent once only a quarter of its ttl is left: a reader may see it as silent
+before the report is committed, and its route has to be sent again.
 """
 _in_time = brokers.c.expires_at > now_ms() + _ttl_ms // IN_TIME_SHARE
 _renewed = _reported.where(
@@ -65,7 +62,7 @@ _renewed = _reported.where(
 
 
 def renew_broker(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: int) -> bool:
-    """Renew a live broker whose address has not changed; False if `report_broker` has to be
+    """Renew a live broker whose address has not changed; returns False if `report_broker` has to be
     called.
     """
     where_it_was = {
@@ -106,15 +103,15 @@ known_broker = (
 
 def report_broker(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: int) -> list[int]:
     """
-    Note that a broker is alive, and its address.
+    Store that a broker is alive, and its address.
 
     Returns:
         The ids of the subjects whose routes changed.
 
     Raises:
-        BrokerGroupTakenError: the group is another data folder's.
-        FolderBehindError: the data folder is an older copy of the group's.
-        FolderGivenUpError: an operator has accepted the loss of this data folder.
+        FolderRefusedError: the group belongs to another data folder.
+        FolderRefusedError: the data folder is an older copy of the group's.
+        FolderRefusedError: an operator has accepted the loss of this data folder.
     """
     here = {"of_group": report.broker_group, "for_ms": ttl_ms}
     who = {"broker_id": report.broker_id, "address": report.address}
@@ -133,7 +130,8 @@ def report_broker(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: in
                 if row.alive
                 else f"is silent, with {counted(hosted, 'partition')}"
             )
-            raise BrokerGroupTakenError(
+            raise FolderRefusedError(
+                Reason.BROKER_GROUP_TAKEN,
                 f"broker group {report.broker_group!r} belongs to another data "
                 f"folder, which {state}",
                 broker_group=report.broker_group,
@@ -163,21 +161,25 @@ def _check_not_lost(connection: Connection, report: BrokerHeartbeat) -> None:
         lost_folders.c.broker_id == report.broker_id
     )
     if connection.execute(lost).first() is not None:
-        raise FolderGivenUpError(
+        raise FolderRefusedError(
+            Reason.FOLDER_GIVEN_UP,
             f"the loss of the data folder of broker group {report.broker_group!r} was accepted",
             broker_group=report.broker_group,
         )
 
 
 def _check_not_behind(report: BrokerHeartbeat, known: sa.Row[Any]) -> None:
-    """Raises FolderBehindError if the reporting data folder is an older copy of the group's."""
+    """Check that the reporting data folder is not an older copy of the group's. Raises
+    FolderRefusedError.
+    """
     why = ""
     if known.opening not in {"", report.opening, *report.opened_after}:
         why = "does not know of the last start of its broker"
     elif report.log_end < known.log_end:
         why = f"has a log that ends at {report.log_end}, the known one ended at {known.log_end}"
     if why:
-        raise FolderBehindError(
+        raise FolderRefusedError(
+            Reason.FOLDER_BEHIND,
             f"the data folder of broker group {report.broker_group!r} at {report.address} {why}: "
             "it is an older copy, and messages may be missing in it",
             broker_group=report.broker_group,
@@ -188,9 +190,7 @@ def _check_not_behind(report: BrokerHeartbeat, known: sa.Row[Any]) -> None:
 
 
 class KnownBroker(NamedTuple):
-    """The id and the address of a broker group, and whether it has reported itself within its
-    ttl.
-    """
+    """A broker group's data folder and address, and whether it reported itself within its ttl."""
 
     broker_id: str
     address: str
@@ -198,7 +198,7 @@ class KnownBroker(NamedTuple):
 
 
 def find_broker(connection: Connection, broker_group: str) -> KnownBroker | None:
-    """Return where a broker group is; None if it never reported itself."""
+    """Return what is known of a broker group; None if it has never reported itself."""
     chosen = sa.select(
         brokers.c.broker_id, brokers.c.address, (brokers.c.expires_at > now_ms()).label("alive")
     ).where(brokers.c.broker_group == broker_group)
@@ -209,8 +209,8 @@ def find_broker(connection: Connection, broker_group: str) -> KnownBroker | None
 def note_refused(
     connection: Connection, report: BrokerHeartbeat, problem: str = "", *, ttl_ms: int
 ) -> None:
-    """Note for `ttl_ms` that a refused broker reported itself under a group's name; expired notes
-    are deleted.
+    """Store for `ttl_ms` that a refused broker reported itself under a group's name, and delete
+    expired rows.
     """
     connection.execute(sa.delete(refused_brokers).where(refused_brokers.c.expires_at <= now_ms()))
     row = {
@@ -253,7 +253,7 @@ def refused_views(connection: Connection) -> list[RefusedBroker]:
 
 
 def refused_view(row: sa.Row[Any]) -> RefusedBroker:
-    """Make the operators' view of a row of `refused_now`."""
+    """Convert a row of `refused_now` to the view for operators."""
     return RefusedBroker(
         broker_group=row.broker_group,
         address=row.address,
@@ -265,7 +265,7 @@ def refused_view(row: sa.Row[Any]) -> RefusedBroker:
 
 
 def _way_out(row: sa.Row[Any]) -> str:
-    """What an operator can do about a row of `refused_now`."""
+    """Return what an operator can do about a row of `refused_now`."""
     if row.given_up:
         return "start the broker with an empty folder"
     if row.own and row.alive:
@@ -290,7 +290,7 @@ def _hosted(connection: Connection, broker_group: str) -> int:
 
 def _renew_routes(connection: Connection, broker_group: str) -> list[int]:
     """Raise the version of every open route with a partition on the broker group; returns the ids
-    of their subjects.
+    of the subjects.
     """
     there = partitions.c.broker_group == broker_group
     inside = sa.select(partitions.c.subject_id).where(there).distinct()
@@ -304,8 +304,8 @@ def _renew_routes(connection: Connection, broker_group: str) -> list[int]:
 
 
 def writable_groups(connection: Connection) -> dict[BrokerGroup, int]:
-    """Return available, writable broker groups that are not cordoned → number of their open
-    partitions, fewest first.
+    """Return broker group → number of its open partitions, fewest first, for the groups that are
+    available, writable and not cordoned.
     """
     count = (
         sa.select(sa.func.count())
@@ -325,30 +325,30 @@ def writable_groups(connection: Connection) -> dict[BrokerGroup, int]:
 
 
 class Heard(NamedTuple):
-    """When a broker group reported itself last: milliseconds since then, and until it counts as
-    silent; 0 or less: it does.
+    """The time since a broker group's last report, and until it counts as silent, in milliseconds;
+    it is silent at 0 or less.
     """
 
     since_ms: int
     left_ms: int
 
     @property
-    def said(self) -> str:
+    def last_report(self) -> str:
         """The last report, for people."""
         return f"reported itself {seconds(self.since_ms)} ago, within its ttl"
 
     @property
     def ask_again(self) -> str:
-        """When the group counts as silent if it is dead, for people."""
+        """The time at which the group will count as silent if it is dead, for people."""
         return f"ask again once it is silent, at the latest in {-(-self.left_ms // 1000)} s"
 
 
 def last_heard(connection: Connection, broker_group: str) -> Heard:
     """
-    Return when a broker group reported itself last, by the database's clock.
+    Return the time since a broker group's last report, by the database's clock.
 
     Raises:
-        BrokerGroupUnknownError: it never did.
+        NotFoundError: it has never reported itself.
     """
     since, left = now_ms() - brokers.c.seen_at, brokers.c.expires_at - now_ms()
     chosen = sa.select(since, left).where(brokers.c.broker_group == broker_group)
@@ -363,7 +363,7 @@ def broker_alive(connection: Connection, broker_group: str) -> bool:
     Return whether a broker group has reported itself within its ttl.
 
     Raises:
-        BrokerGroupUnknownError: it never did.
+        NotFoundError: it has never reported itself.
     """
     chosen = sa.select(brokers.c.expires_at > now_ms()).where(
         brokers.c.broker_group == broker_group
@@ -374,20 +374,22 @@ def broker_alive(connection: Connection, broker_group: str) -> bool:
     return bool(alive)
 
 
-def unknown_group(connection: Connection, broker_group: str) -> BrokerGroupUnknownError:
-    """Make the error of a broker group that never reported itself; it names the known ones."""
+def unknown_group(connection: Connection, broker_group: str) -> NotFoundError:
+    """Make the error for a broker group that has never reported itself; it lists the known ones."""
     known = connection.execute(sa.select(brokers.c.broker_group).order_by(brokers.c.broker_group))
-    text = f"there is no broker group {broker_group!r}; known are: {listed(known.scalars())}"
-    return BrokerGroupUnknownError(text, broker_group=broker_group)
+    text = (
+        f"there is no broker group {broker_group!r}; the known ones are: {listed(known.scalars())}"
+    )
+    return NotFoundError(Reason.BROKER_GROUP_UNKNOWN, text, broker_group=broker_group)
 
 
 def cordon_broker(connection: Connection, broker_group: str, cordoned: bool) -> None:
     """
-    Keep a broker group from getting new partitions, or allow it again.
+    Cordon or uncordon a broker group.
 
     Raises:
-        InvalidNameError
-        BrokerGroupUnknownError: it never reported itself.
+        InvalidRequestError
+        NotFoundError: it has never reported itself.
     """
     check_name("broker group", broker_group)
     here = brokers.c.broker_group == broker_group
@@ -402,9 +404,9 @@ def lock_brokers(connection: Connection, *, alone: bool = False) -> None:
     """
     Lock every broker group's row until the transaction ends; call it before a subject is locked.
 
-    A plan of partitions and a cordon of their host exclude each other, so the later one sees the
-    earlier one.  Renewals of brokers wait for no plan: FOR SHARE, which one plan after the other
-    may have, would let them wait without end.
+    A plan of partitions and a cordon of their host exclude each other, so that the later one sees
+    the earlier one. Renewals of brokers do not wait for plans: with FOR SHARE, which overlapping
+    plans can hold without a gap, they might wait for ever.
 
     Args:
         alone: exclude other plans too.
@@ -415,16 +417,16 @@ def lock_brokers(connection: Connection, *, alone: bool = False) -> None:
 
 
 TURN = 0x6B65796C616E6562
-"""The advisory lock of `wait_turn`; not that of migrations."""
+"""Key of the advisory lock of `wait_turn`; migrations have another one."""
 
 
 def wait_turn(connection: Connection, *, alone: bool) -> None:
     """
     Wait in turn for the locks of broker rows; call it before any other lock.
 
-    PostgreSQL lets those that share the lock of a row pass one that waits to have it alone, so
-    rounds and plans without a pause would keep the report of a restarted broker out.  Its advisory
-    locks are given in turn.
+    PostgreSQL lets transactions that share a row lock overtake one that waits to hold it alone, so
+    that a stream of rounds and plans would block the report of a restarted broker. Its advisory
+    locks are granted in turn.
     """
     if connection.dialect.name == "postgresql":
         turn = sa.func.pg_advisory_xact_lock if alone else sa.func.pg_advisory_xact_lock_shared
@@ -435,12 +437,12 @@ def read_openings(
     connection: Connection, ids: Collection[int], *, lock: bool = False
 ) -> dict[int, str]:
     """
-    Return partition id → the opening of its broker group's data folder; "" of a broker that does
-    not say it.
+    Return partition id → opening of its broker group's data folder; "" if the broker did not report
+    it.
 
     Args:
-        lock: no other opening reports itself, and no older copy is accepted, until the transaction
-            ends, and renewals do not wait for that; call it before a subject is locked.
+        lock: until the transaction ends, no other opening can report itself and no older copy can
+            be accepted; renewals do not wait. Call it before a subject is locked.
     """
     if lock:  # also without ids: what the transaction writes afterwards may lock broker rows
         wait_turn(connection, alone=False)
@@ -460,7 +462,7 @@ _openings_locked = _openings.with_for_update(read=True, key_share=True, of=broke
 
 
 def is_cordoned(connection: Connection, broker_group: str) -> bool:
-    """Return whether a broker group is kept from getting new partitions."""
+    """Return whether a broker group is cordoned."""
     chosen = sa.select(brokers.c.cordoned).where(brokers.c.broker_group == broker_group)
     return bool(connection.execute(chosen).scalar_one_or_none())
 
@@ -492,9 +494,9 @@ def broker_views(connection: Connection) -> list[BrokerView]:
     ]
 
 
-def no_host(connection: Connection, *, without: str = "") -> NotEnoughBrokersError:
-    """Make the error of new partitions that no broker group can take; it says of each why, but for
-    `without`.
+def no_host(connection: Connection, *, without: str = "") -> UnavailableError:
+    """Make the error for new partitions that no broker group can host, with the reason of each
+    group other than `without`.
     """
     views = [view for view in broker_views(connection) if view.broker_group != without]
     states = [
@@ -505,7 +507,10 @@ def no_host(connection: Connection, *, without: str = "") -> NotEnoughBrokersErr
     ]
     other = "other " if without else ""
     if not states:
-        return NotEnoughBrokersError(f"no {other}broker has reported itself yet")
-    return NotEnoughBrokersError(
-        f"no {other}broker group can take new partitions: {listed(states)}"
+        return UnavailableError(
+            Reason.NOT_ENOUGH_BROKERS, f"no {other}broker has reported itself yet"
+        )
+    return UnavailableError(
+        Reason.NOT_ENOUGH_BROKERS,
+        f"no {other}broker group can take new partitions: {listed(states)}",
     )

@@ -1,19 +1,19 @@
-"""Which brokers know which consumer groups, which still have to be told, which groups settle again.
-SQL, synchronous.
+"""Which brokers know which consumer groups, which groups still have to be announced, and which have
+to be settled again.  SQL, synchronous.
 
-    group made ─▶ not `told` ─▶ the brokers of its partitions are told, a row of `heard` for each ─▶ `told`
-    partition planned ─▶ hosted with all groups, a row of `heard` for each ─▶ opened when no row is missing
+    group made ─▶ not `told` ─▶ announced to its brokers, with a row of `heard` for each ─▶ `told`
+    partition planned ─▶ hosted with all groups, a row of `heard` for each ─▶ opened once all exist
 
-Subjects whose retention is by time alone as well: there brokers count what they remove before a
-group has read it. A group on a partition that it has drained needs none of this. Brokers of a
-hidden subject are told when it is published, of the groups of its target.
+This applies to subjects whose retention is by time alone as well: their brokers count the messages
+that they remove before a group has read them. A group needs none of this for a partition that it
+has drained. The groups of a hidden subject's target are announced when it is published.
 
 Invariants
     A row of `heard` is written only after the broker has the group on its disk; a grant does not
-    write one.  What an earlier opening of the data folder has answered writes none. The rows of a
-    broker group are deleted when an older copy of its data folder is accepted. A partition is
-    granted to a group, and is opened, only with its row: retention removes nothing that the group
-    was promised.
+    write one, nor does an answer from an earlier opening of the data folder.
+    The rows of a broker group are deleted when an older copy of its data folder is accepted.
+    A partition is granted to a group, and is opened, only with its row, so that retention removes
+    nothing that the group was promised.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from .brokers import read_openings
 from .subjects import SERVED
 
 PARTITIONS_MAX = 1_024
-"""Brokers are told of at most this number at once."""
+"""Most partitions that are announced at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Announcement:
-    """A partition, its broker's address, and every group of its subject that is to read it, as (id,
-    name).
+    """A partition and its broker's address, with every group of its subject that is to read it, as
+    (id, name).
     """
 
     partition_id: int
     address: str
     groups: tuple[tuple[int, str], ...]
     opening: str = ""
-    """The opening of the data folder that is told; "" of a broker that does not say it."""
+    """Opening of the data folder that gets the announcement; "" if the broker did not report it."""
     tokens_above: int = 0
-    """Every token of the subject's deleted groups is at most this."""
+    """Token that no token of the subject's deleted groups exceeds."""
 
 
 _has_heard = (
@@ -59,7 +59,7 @@ _has_heard = (
     )
     .correlate(groups, partitions)
 )
-_through = (
+_has_drained = (
     sa.select(sa.literal(1))
     .where(
         drained.c.group_id == groups.c.group_id,
@@ -74,7 +74,7 @@ _pairs = (
     .where(
         sa.not_(groups.c.deleting),
         sa.not_(sa.exists(_has_heard)),
-        sa.not_(sa.exists(_through)),
+        sa.not_(sa.exists(_has_drained)),
     )
 )
 """Partitions, once for each group that needs them and that their brokers do not know."""
@@ -91,15 +91,15 @@ _unheard = (
     .limit(sa.bindparam("most"))
 )
 _unheard_of_one = _unheard.where(groups.c.group_id == sa.bindparam("of_group"))
-_untold = sa.select(sa.func.count()).select_from(groups).where(sa.not_(groups.c.told))
+_unannounced_count = sa.select(sa.func.count()).select_from(groups).where(sa.not_(groups.c.told))
 
 
-def untold_groups(connection: Connection) -> int:
+def unannounced_groups(connection: Connection) -> int:
     """Count the groups that some broker may not know."""
-    return connection.execute(_untold).scalar_one()
+    return connection.execute(_unannounced_count).scalar_one()
 
 
-_told = (
+_announced = (
     sa.select(
         partitions.c.partition_id,
         brokers.c.address,
@@ -116,7 +116,7 @@ _told = (
         sa.and_(
             groups.c.subject_id == partitions.c.subject_id,
             sa.not_(groups.c.deleting),
-            sa.not_(sa.exists(_through)),
+            sa.not_(sa.exists(_has_drained)),
             partitions.c.state.in_(SERVED),
         ),
     )
@@ -128,43 +128,50 @@ _told = (
     )
     .order_by(partitions.c.partition_id, groups.c.group_id)
 )
-_told_by_id = _told.where(partitions.c.partition_id.in_(sa.bindparam("ids", expanding=True)))
-_told_unheard = _told.where(partitions.c.partition_id.in_(_unheard))
-_told_unheard_of_one = _told.where(partitions.c.partition_id.in_(_unheard_of_one))
+_announcements_by_id = _announced.where(
+    partitions.c.partition_id.in_(sa.bindparam("ids", expanding=True))
+)
+_unheard_announcements = _announced.where(partitions.c.partition_id.in_(_unheard))
+_unheard_announcements_of_group = _announced.where(partitions.c.partition_id.in_(_unheard_of_one))
 
 
 def unheard_partitions(
     connection: Connection, *, after: int = 0, group_id: int | None = None
 ) -> list[Announcement]:
     """
-    Return partitions on live brokers that do not know one of their groups, each with all of its
+    Return the partitions on live brokers that do not know one of their groups, each with all of its
     groups, by id.
 
-    There are at most `PARTITIONS_MAX`; a caller goes on after them, whether they were told or not.
+    There are at most `PARTITIONS_MAX`; the caller continues after them, even if their brokers did
+    not answer.
 
     Args:
-        after: only partitions with higher ids.
-        group_id: only partitions whose brokers do not know this group.
+        after: lower limit of the partition ids, exclusive.
+        group_id: return only partitions whose brokers do not know this group.
     """
     which: dict[str, Any] = {"after": after, "most": PARTITIONS_MAX}
     if group_id is None:
-        return _announcements(connection.execute(_told_unheard, which))
-    return _announcements(connection.execute(_told_unheard_of_one, which | {"of_group": group_id}))
+        return _announcements(connection.execute(_unheard_announcements, which))
+    return _announcements(
+        connection.execute(_unheard_announcements_of_group, which | {"of_group": group_id})
+    )
 
 
 def begin_announcement(connection: Connection, group_id: int) -> list[Announcement]:
-    """As `unheard_partitions` of one group, in a durable write: after a crash no broker has a group
-    that SQL lacks.
+    """Return `unheard_partitions` of one group, in a durable write: after a crash no broker has a
+    group that SQL lacks.
     """
     mark_unsettled(connection, group_id)
     return unheard_partitions(connection, group_id=group_id)
 
 
 def read_announcements(connection: Connection, ids: Sequence[int]) -> list[Announcement]:
-    """Return these partitions as far as their brokers are alive, each with all groups that are to
-    read it.
+    """Return those of the given partitions whose brokers are alive, each with all groups that are
+    to read it.
     """
-    return _announcements(connection.execute(_told_by_id, {"ids": list(ids)})) if ids else []
+    return (
+        _announcements(connection.execute(_announcements_by_id, {"ids": list(ids)})) if ids else []
+    )
 
 
 def _announcements(rows: Iterable[sa.Row[Any]]) -> list[Announcement]:
@@ -185,24 +192,25 @@ def _announcements(rows: Iterable[sa.Row[Any]]) -> list[Announcement]:
 
 
 def note_heard(
-    connection: Connection, told: Sequence[Announcement], *, settling: int | None = None
+    connection: Connection, answered: Sequence[Announcement], *, settling: int | None = None
 ) -> bool:
     """
-    Note that the brokers have these groups on their disks: the groups may be granted the
+    Store that the brokers have these groups on their disks, so that the groups may be granted the
     partitions.
 
-    A broker that was told in an earlier opening is told again: its data folder may be an older copy
-    by now.
+    An answer from an earlier opening does not count, because the data folder may be an older copy
+    by now: the groups are announced again.
 
     Args:
-        settling: a group that is settled in the same transaction, and not marked for it.
+        settling: id of a group that is settled in the same transaction, and need not be marked
+            unsettled.
 
     Returns:
-        Whether that group may be granted more than before.
+        True if that group may be granted more partitions than before.
     """
-    ids = sorted({group_id for announcement in told for group_id, _ in announcement.groups})
+    ids = sorted({group_id for announcement in answered for group_id, _ in announcement.groups})
     left = lock_groups(connection, ids)
-    there = [announcement.partition_id for announcement in told]
+    there = [announcement.partition_id for announcement in answered]
     openings = read_openings(connection, there)  # under the locks
     news = store_heard(
         connection,
@@ -210,7 +218,7 @@ def note_heard(
             announcement.partition_id: [
                 group_id for group_id, _ in announcement.groups if group_id in left
             ]
-            for announcement in told
+            for announcement in answered
             if openings.get(announcement.partition_id) == announcement.opening
         },
     )
@@ -228,8 +236,7 @@ _there = (
 
 def store_heard(connection: Connection, pairs: dict[int, list[int]]) -> set[int]:
     """
-    Store partition id → groups that its broker knows; partitions that were deleted meanwhile are
-    left out.
+    Store partition id → groups that its broker knows; deleted partitions are skipped.
 
     Returns:
         The ids of the groups with a new row.
@@ -254,13 +261,13 @@ _waiting = (
 )
 
 
-def mark_told(connection: Connection) -> None:
-    """Mark the groups as told that every broker knows that has to, silent brokers included; a held
-    one at the next call.
+def mark_announced(connection: Connection) -> None:
+    """Mark the groups as announced that every broker that needs them knows, silent brokers
+    included. Groups whose rows are locked elsewhere have to wait for the next call.
     """
-    untold = sa.select(groups.c.group_id).where(sa.not_(groups.c.told))
+    unannounced = sa.select(groups.c.group_id).where(sa.not_(groups.c.told))
     ids = sorted(
-        lock_groups(connection, list(connection.execute(untold).scalars()), skip_held=True)
+        lock_groups(connection, list(connection.execute(unannounced).scalars()), skip_held=True)
     )
     waiting = set(connection.execute(_waiting).scalars())
     for done in portions([group_id for group_id in ids if group_id not in waiting]):
@@ -289,8 +296,8 @@ _UNSETTLED: dict[str, Any] = {
 
 
 def forget_heard(connection: Connection, broker_group: str) -> None:
-    """Delete what a broker group was told, so that it is told all groups again: its data folder may
-    lack some.
+    """Delete the record of the groups that a broker group knows, so that all are announced again:
+    its data folder may lack some.
     """
     there = partitions.c.broker_group == broker_group
     inside = sa.select(partitions.c.subject_id).where(there)
@@ -326,8 +333,8 @@ _locked, _locked_at_once = (_chosen.with_for_update(skip_locked=skip) for skip i
 def lock_groups(
     connection: Connection, ids: Collection[int], *, skip_held: bool = False
 ) -> set[int]:
-    """Lock the groups that exist, and return their ids; `skip_held` passes over those whose rows
-    another transaction holds.
+    """Lock the groups that exist, and return their ids; `skip_held` skips those whose rows another
+    transaction has locked.
     """
     locked = _locked_at_once if skip_held else _locked
     return {group_id for (group_id,) in rows_of(connection, locked, ids)}
@@ -339,5 +346,5 @@ _unsettled = (
 
 
 def mark_unsettled(connection: Connection, group_id: int) -> None:
-    """Note that a group's leases have to be settled; locks the group until the transaction ends."""
+    """Mark a group's leases as unsettled; locks the group until the transaction ends."""
     connection.execute(_unsettled, {"of_group": group_id})

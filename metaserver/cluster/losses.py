@@ -1,12 +1,15 @@
-"""Partitions whose loss an operator has accepted because their disk is gone.  SQL, synchronous.
+"""Partitions whose loss an operator has accepted because their disk is gone. SQL, synchronous.
 
 Invariants
-    A lost partition is expired: it is never read and nothing waits for its end.  Its parents are
-    still read before its children. The data folder that had it is refused from then on, so that no
-    message is acked there and never read.  Its broker group is silent until an empty folder reports
-    itself: a partition planned there would keep that folder out. A folder is refused too if its
-    loss let a partition open whose broker does not know every consumer group. What groups have not
-    read of a lost partition is stored with its loss, and stays as long as the group.
+    A lost partition is expired: it is never read and nothing waits for its end. Its parents are
+    still read before its children.
+    The data folder that had it is refused from then on, so that no message is acked there and never
+    read. Its broker group is silent until an empty folder reports itself: a partition planned there
+    would prevent that folder from being accepted.
+    A folder is refused too if its loss let a partition open whose broker does not know every
+    consumer group.
+    The unread messages of each group in a lost partition are stored with its loss, as long as the
+    group exists.
 """
 
 from __future__ import annotations
@@ -36,9 +39,7 @@ from ..sql.schema import (
 
 
 def lose_partitions(connection: Connection, ids: Collection[int]) -> None:
-    """Mark partitions as lost and refuse the data folders that had them; does nothing without
-    ids.
-    """
+    """Mark partitions as lost, and refuse the data folders that had them."""
     if not ids:
         return
     here = partitions.c.partition_id.in_(ids)
@@ -55,7 +56,7 @@ def lose_partitions(connection: Connection, ids: Collection[int]) -> None:
 
 
 def refuse_folders(connection: Connection, ids: Collection[int]) -> None:
-    """Refuse the data folders of these partitions from now on; does nothing without ids."""
+    """Refuse the data folders of these partitions from now on."""
     for some in portions(ids):
         there = sa.select(partitions.c.broker_group).where(partitions.c.partition_id.in_(some))
         folders = sa.select(brokers.c.broker_id, brokers.c.broker_group).where(
@@ -70,9 +71,11 @@ def refuse_folders(connection: Connection, ids: Collection[int]) -> None:
 
 def _unread(ids: Collection[int]) -> sa.Select[Any]:
     """
-    Groups, by name, that have not drained these partitions, and what at most each has left there.
+    Select the groups, by name, that have not drained these partitions, with the largest number of
+    messages that each has not read.
 
-    A group's cursor is at its broker, which is gone, but for a start that it has not stored.
+    A group's cursor is known only if its start was not stored at the broker yet: the broker has the
+    cursor, and is gone.
     """
     through = sa.select(sa.literal(1)).where(
         drained.c.group_id == groups.c.group_id,
@@ -104,11 +107,11 @@ def read_losses(
     connection: Connection, ids: Collection[int], *, done: bool = False
 ) -> tuple[LossView, ...]:
     """
-    Return what is lost with these partitions, by id: end offset, and the groups that have not
-    drained them.
+    Return the losses that these partitions mean, by id: the end offset, and the groups that have
+    not drained them.
 
     Args:
-        done: they are lost already; False: they would be.
+        done: the partitions are lost already; False: they would be.
     """
     if not ids:
         return ()
@@ -140,7 +143,7 @@ _of_group = (
 
 
 def read_given_up(connection: Connection, group_id: int) -> tuple[GivenUpPartition, ...]:
-    """Return what a group had not read of lost partitions, by partition."""
+    """Return the lost partitions that a group had not drained, by id."""
     return tuple(
         GivenUpPartition(
             partition_id=row.partition_id,

@@ -1,10 +1,11 @@
-"""A database that lacks what brokers have: it is empty beside their partitions, or it went back.
-SQL, synchronous.
+"""A database that lacks what brokers have: it is empty although they have partitions, or an older
+state was restored. SQL, synchronous.
 
 Invariants
     Calls create nothing in such a database: no subject, no partition, no operation, no consumer
-    group. That it went back is one row of `facts`, so all metaservers know it; a comparison with
-    the brokers writes and deletes it.
+    group.
+    That the database is behind is one row of `facts`, so that all metaservers know it; a comparison
+    with the brokers writes and deletes the row.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ from __future__ import annotations
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ...protocol.errors import DatabaseEmptyError
+from ...protocol.errors import Reason, UnavailableError
 from ...protocol.text import counted
 from ..sql.dialect import insert_or_replace
 from ..sql.schema import brokers, facts, partitions, subjects
 
 BEHIND = "behind"
-"""The fact that the database lacks what brokers have; its value is a sentence of what it lacks."""
+"""Name of the fact that the database lacks what brokers have; its value is a sentence about what is
+missing.
+"""
 BEHIND_CHARS_MAX = 512
 _subjects = sa.exists(sa.select(subjects.c.subject_id))
 _beside = (
@@ -36,11 +39,12 @@ def is_empty(connection: Connection) -> bool:
     return not connection.execute(sa.select(_subjects)).scalar_one()
 
 
-def database_lost(connection: Connection) -> DatabaseEmptyError | None:
+def database_lost(connection: Connection) -> UnavailableError | None:
     """Return the error if the database lacks what brokers have, else None."""
     row = connection.execute(_beside).one_or_none()
     if row is not None:
-        return DatabaseEmptyError(
+        return UnavailableError(
+            Reason.DATABASE_BEHIND,
             f"the database knows no subject, and broker group {row.broker_group!r} has "
             f"{counted(row.hosted, 'partition')}: it was lost, or is another one",
             broker_group=row.broker_group,
@@ -50,27 +54,27 @@ def database_lost(connection: Connection) -> DatabaseEmptyError | None:
     return behind_error(lacking) if lacking else None
 
 
-def behind_error(lacking: str) -> DatabaseEmptyError:
-    """Make the error of a database that went back; `lacking`: what it lacks, in a sentence."""
-    return DatabaseEmptyError(f"the database went back behind the brokers: {lacking}")
+def behind_error(lacking: str) -> UnavailableError:
+    """Make the error for a database that is behind; `lacking` is a sentence about what it lacks."""
+    return UnavailableError(
+        Reason.DATABASE_BEHIND, f"the database is older than what brokers have: {lacking}"
+    )
 
 
 def check_not_lost(connection: Connection) -> None:
-    """Raise DatabaseEmptyError if the database lacks what brokers have."""
+    """Raise UnavailableError if the database lacks what brokers have."""
     lost = database_lost(connection)
     if lost is not None:
         raise lost
 
 
 def read_behind(connection: Connection) -> str:
-    """Return what the database lacks, as the last comparison with the brokers found it; "":
-    nothing.
-    """
+    """Return what the database lacks according to the last comparison with the brokers, or ""."""
     return connection.execute(_behind).scalar_one_or_none() or ""
 
 
 def note_behind(connection: Connection, lacking: str) -> None:
-    """Note what the database lacks; "": nothing any more."""
+    """Store what the database lacks; "" deletes the record."""
     if lacking:
         insert_or_replace(connection, facts, {"name": BEHIND, "value": lacking[:BEHIND_CHARS_MAX]})
     else:
@@ -78,5 +82,5 @@ def note_behind(connection: Connection, lacking: str) -> None:
 
 
 def has_higher_id(connection: Connection, highest_id: int) -> bool:
-    """Return whether a broker's highest partition is above every partition of the database."""
+    """Return whether a broker's highest partition id is above every id in the database."""
     return highest_id > 0 and highest_id > connection.execute(_highest).scalar_one()

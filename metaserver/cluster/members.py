@@ -1,9 +1,9 @@
-"""Rows of the cluster's members: metaservers at work, and brokers, with their versions.  SQL,
-synchronous.
+"""Rows of the cluster's members, metaservers and brokers, with their versions. SQL, synchronous.
 
 Invariants
-    A silent broker counts as long as it has partitions: it may come back, and has to read what is
-    written meanwhile. The cluster's version is the lowest of all members, and never falls.
+    A silent broker counts as long as it has partitions: it may return, and has to read what was
+    written meanwhile.
+    The cluster's version is the lowest of all members, and never falls.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _known = sa.union_all(
     ),
     sa.select(sa.literal(_FACT), facts.c.name, facts.c.value).where(facts.c.name.in_(OF_CLUSTER)),
 )
-"""All that is known of a cluster in one statement: each metaserver asks for it every few
-seconds.
+"""Everything that is known of a cluster in one statement, because each metaserver reads it every
+few seconds.
 """
 
 
 class ClusterState(NamedTuple):
-    """A cluster, its version and its members."""
+    """A cluster's name, its version and its members."""
 
     name: str
     version: Version
@@ -54,15 +54,15 @@ class ClusterState(NamedTuple):
 
     @property
     def raised(self) -> Version:
-        """The version that the cluster has once these are all its members."""
+        """The version that the cluster gets with these members."""
         return raised_version(self.version, self.members)
 
 
 def renew_metaserver(
     connection: Connection, *, holder: str, address: str, version: str, ttl_ms: int
 ) -> ClusterState:
-    """Note that a metaserver is at work for `ttl_ms`.  May be lost with the machine: it does
-    nothing that lasts.
+    """Register a metaserver for `ttl_ms`. The write may be lost with the machine, because nothing
+    durable depends on it.
     """
     noted = {"of_holder": holder, "at_address": address, "of_version": version, "for_ms": ttl_ms}
     if not connection.execute(_renewed, noted).rowcount:
@@ -78,7 +78,7 @@ def renew_metaserver(
 def note_metaserver(
     connection: Connection, *, holder: str, address: str, version: str, ttl_ms: int
 ) -> ClusterState:
-    """As `renew_metaserver`, and raise the cluster's version if every member has a newer one."""
+    """Call `renew_metaserver`, and raise the cluster's version if every member has a newer one."""
     state = renew_metaserver(
         connection, holder=holder, address=address, version=version, ttl_ms=ttl_ms
     )
@@ -89,12 +89,12 @@ def note_metaserver(
 
 
 def leave(connection: Connection, *, holder: str) -> None:
-    """Forget a metaserver that ends."""
+    """Delete the registration of a metaserver that ends."""
     connection.execute(sa.delete(metaservers).where(metaservers.c.holder == holder))
 
 
 def read_cluster(connection: Connection) -> ClusterState:
-    """The cluster as the database has it."""
+    """Return the cluster's name, version and members."""
     return _state_of(connection.execute(_known).all())
 
 

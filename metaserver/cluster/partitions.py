@@ -1,8 +1,8 @@
-"""Rows of partitions as clients see them, with their parents and their broker's address.  SQL,
+"""Rows of partitions as clients see them, with their parents and their broker's address. SQL,
 synchronous.
 
 Invariants
-    Partitions are read before their parents: a change between the two adds partitions, and no
+    Partitions are read before their parents: a change between the two reads adds partitions, and no
     parent to a known one.
 """
 
@@ -20,7 +20,7 @@ from ..sql.dialect import now_ms
 from ..sql.schema import brokers, leases, partition_parents, partitions, subjects
 
 HAS_PARENTS = sa.exists().where(partition_parents.c.partition_id == partitions.c.partition_id)
-"""Whether a partition continues others, those included that clients do not know."""
+"""True if a partition continues others, including those that clients do not know."""
 _seen = sa.select(
     partitions,
     sa.case((brokers.c.expires_at > now_ms(), brokers.c.address)).label("address"),
@@ -40,18 +40,18 @@ SEEN_PARENT = sa.exists().where(
     _parent_subject.c.subject_id == _parent.c.subject_id,
     _parent_subject.c.hidden_for == "",
 )
-"""Whether a row of `partition_parents` concerns a parent that clients know: it is not, or not yet,
+"""True if a row of `partition_parents` names a parent that clients know: not a planned one, nor one
 of a hidden subject.
 """
 
 
 class PartitionFilter:
     """
-    A condition on partitions, with bind parameters if it needs some.  Make it once: it holds
+    A condition on partitions, which may have bind parameters. Create it once, because it holds
     prepared statements.
 
     Args:
-        hosted: with every parent, as brokers host them; else with those that clients know.
+        hosted: read every parent, as brokers host them; False: only those that clients know.
     """
 
     def __init__(self, condition: sa.ColumnElement[bool], *, hosted: bool = False) -> None:
@@ -77,13 +77,13 @@ _subject_partitions = _seen.where(
     _of_subject, partitions.c.state.in_(sa.bindparam("states"))
 ).order_by(partitions.c.range_start, partitions.c.partition_id)
 _subject_parents = _with_parents.where(_of_subject, SEEN_PARENT)
-# A subject keeps the rows of what has expired, many times as many as those of what it has.
+# A subject keeps the rows of expired partitions, which become many times as many as the others.
 _kept_parents = _subject_parents.where(partitions.c.state != PartitionState.EXPIRED)
 
 
 def is_gone(table: sa.FromClause) -> sa.ColumnElement[bool]:
-    """Whether a row of `partitions`, or of an alias of it, is EXPIRED by retention: it blocks no
-    child of any group.
+    """Return the condition that a row of `partitions`, or of an alias of it, was EXPIRED by
+    retention, so that it blocks no child of any group.
     """
     return sa.and_(table.c.state == PartitionState.EXPIRED, sa.not_(table.c.lost))
 
@@ -101,35 +101,36 @@ _blocking_parents = _with_parents.where(
 def subject_partitions(
     connection: Connection, subject_id: int, states: Sequence[PartitionState]
 ) -> tuple[Partition, ...]:
-    """Return a subject's partitions in these states, none of them EXPIRED, by range and then by
-    id.
+    """Return a subject's partitions in these states, none of which may be EXPIRED, by range and
+    then by id.
     """
     assert PartitionState.EXPIRED not in states
     here = {"of_subject": subject_id, "states": states}
     rows = connection.execute(_subject_partitions, here).all()
-    # One that expires between the two statements has no parent any more: these have expired before
-    # it.
+    # A partition that expires between the two statements has no parent left: parents expire first.
     return _complete(rows, _read_parents(connection, _kept_parents, here))
 
 
 def blocking_parents(
     connection: Connection, subject_id: int
 ) -> dict[PartitionId, tuple[PartitionId, ...]]:
-    """As `subject_parents`, without partitions and parents that are gone."""
+    """Return `subject_parents` without partitions and parents that are gone."""
     return _read_parents(connection, _blocking_parents, {"of_subject": subject_id})
 
 
 def subject_parents(
     connection: Connection, subject_id: int
 ) -> dict[PartitionId, tuple[PartitionId, ...]]:
-    """Return partition id → its parents that clients know, for a subject's partitions that have
-    some.
+    """Return partition id → its parents that clients know, for those partitions of a subject that
+    have parents.
     """
     return _read_parents(connection, _subject_parents, {"of_subject": subject_id})
 
 
 def select_granted(condition: sa.ColumnElement[bool]) -> sa.Select[Any]:
-    """Make the statement for `granted_partitions`: the partitions whose leases meet a condition."""
+    """Make the statement for `granted_partitions`, for the partitions whose leases meet a
+    condition.
+    """
     return (
         _seen.add_columns(leases.c.token, leases.c.session, HAS_PARENTS.label("has_parents"))
         .join(leases, leases.c.partition_id == partitions.c.partition_id)
@@ -142,7 +143,7 @@ def granted_partitions(
     connection: Connection, granted: sa.Select[Any], **values: Any
 ) -> list[tuple[Partition, int, str | None]]:
     """
-    Return the partitions that `granted` selects, by id, and the tokens and sessions of their
+    Return the partitions that `granted` selects, by id, with the tokens and sessions of their
     leases.
 
     `values` are bind parameters.

@@ -1,11 +1,13 @@
-"""Logic queues of static subjects: the rows of their chains.  SQL, synchronous.
+"""Logic queues of static subjects: the rows of their chains. SQL, synchronous.
 
 Invariants
-    A child of a static subject has one parent, beside one of a hidden subject that is to be
-    published before it. A child that continues its parent's queue begins at the logic offset at
-    which the parent was sealed; behind a lost parent without a known end, above every offset that
-    the parent can have had. A child of another queue than its parent's is the first partition of a
-    new queue, and begins at logic offset 0.
+    A child of a static subject has one parent, and possibly one more of a hidden subject that is to
+    be published before it.
+    A child that continues its parent's queue begins at the logic offset at which the parent was
+    sealed; after a lost parent without a known end, it begins above every offset that the parent
+    can have had.
+    A child of another queue than its parent's is the first partition of a new queue, and begins at
+    logic offset 0.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from collections.abc import Collection
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ...protocol.errors import SubjectNotStaticError
+from ...protocol.errors import ConflictError, Reason
 from ...protocol.queues import QueueList, QueueView, SegmentView, start_behind_loss
 from ...protocol.routing import Partition
 from ..sql.dialect import begin_snapshot
@@ -26,10 +28,10 @@ from .subjects import SERVED, open_subject_row
 
 def set_logic_starts(connection: Connection, children: Collection[int]) -> None:
     """
-    Set the logic offset at which each of these children begins: the end of its parent, which is
-    sealed or lost.
+    Set the logic offset at which each of these children begins, which is the end of its sealed or
+    lost parent.
 
-    A child that begins a new queue keeps 0.
+    A child that begins a new queue keeps logic offset 0.
     """
     parent, child = partitions.alias("parent"), partitions.alias("child")
     rows = connection.execute(
@@ -63,10 +65,11 @@ def shift_logic_offsets(
     connection: Connection, subject_id: int, published: Collection[int]
 ) -> None:
     """
-    Have a static subject's partitions behind these count on from them.
+    Shift the logic offsets of a static subject's partitions that follow these.
 
     Args:
-        published: partitions of a hidden subject, which count on from what they replace.
+        published: partitions of a hidden subject, whose logic offsets continue those of the
+            partitions that they replace.
     """
     set_logic_starts(connection, published)
     younger = sa.and_(
@@ -84,7 +87,7 @@ def shift_logic_offsets(
     for partition_id in sorted(parents):  # parents have lower ids
         parent = known[parents[partition_id]]
         if parent.end_offset is None:
-            continue  # lost: what lies behind it begins above all that it can have had
+            continue  # lost: its child begins above every offset that it can have had
         starts[partition_id] = starts[parent.partition_id] + parent.end_offset
         here = partitions.c.partition_id == partition_id
         connection.execute(
@@ -94,15 +97,15 @@ def shift_logic_offsets(
 
 def read_queues(connection: Connection, name: str) -> QueueList:
     """
-    Return the queues of a static subject, with their partitions that still have data.
+    Return the queues of a static subject, with the partitions that still have data.
 
     Raises:
-        InvalidNameError, SubjectUnknownError, SubjectNotStaticError
+        InvalidRequestError, SubjectUnknownError, ConflictError
     """
     begin_snapshot(connection)
     row = open_subject_row(connection, name)
     if not row.static:
-        raise SubjectNotStaticError(subject=name)
+        raise ConflictError(Reason.SUBJECT_NOT_STATIC, subject=name)
     chains: dict[int, list[Partition]] = {}
     for partition in subject_partitions(connection, row.subject_id, SERVED):
         chains.setdefault(partition.queue, []).append(partition)

@@ -1,18 +1,19 @@
-"""What brokers still have to drop or forget, and the end of deletions.  SQL, synchronous.
+"""The partitions and groups that brokers still have to delete, and the end of deletions.  SQL,
+synchronous.
 
-    marked (`deleting`), a row of `removals` for each partition ─▶ its broker has done it: the row
-        goes
-                                                                ─▶ no row is left: all rows go, a
-                                                                    row of `deletions` stays
+    marked `deleting`, a row of `removals` for each partition
+      ─▶ its broker has done it: the row is deleted
+      ─▶ no row is left: all rows are deleted, a row of `deletions` stays
 
-A row of `removals` with group 0 says that the broker has to drop the partition; any other, that it
-has to forget the group.
+A row of `removals` with group 0 means that the broker has to drop the partition; with any other
+group, that it has to forget the group.
 
 Invariants
-    The rows of a subject or a group go only when no row of `removals` is left: until then its name
-    is taken. Every function may be repeated, also by several metaservers at once; a repetition
-    changes nothing. Who removes rows of `removals` holds the lock of their subject: the last one
-    sees that none is left.
+    The rows of a subject or a group are deleted only when no row of `removals` is left: until then
+    its name is taken.
+    Every function may be repeated, also by several metaservers at once; a repeat changes nothing.
+    A transaction that deletes rows of `removals` holds the lock of their subject, so that the last
+    one sees that none is left.
 """
 
 from __future__ import annotations
@@ -48,16 +49,16 @@ from ..sql.schema import (
 from .losses import refuse_folders
 
 WHOLE = 0
-"""The group id of a removal, or of a deletion, that concerns the whole partition or subject."""
+"""Group id of a removal or a deletion that concerns the whole partition or subject."""
 GROUPS_AT_ONCE = 100
-"""Groups whose rows a statement deletes: each may have thousands."""
+"""Most groups whose rows a statement deletes, because each may have thousands."""
 Removal = tuple[int, int]
 """Partition id and group id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingRemoval:
-    """A partition that its broker has to drop, or on which it has to forget a group."""
+    """A partition that its broker has to drop, or on which the broker has to forget a group."""
 
     partition_id: int
     group_id: int
@@ -66,12 +67,11 @@ class PendingRemoval:
     subject: str
     group: str
     last_id: int
-    """The highest partition id that the subject has had; of one that was replaced, the highest that
-    is dropped.
+    """Highest partition id that the subject has had, or, for a replaced subject, that is dropped.
     """
     broker_group: str
     address: str | None
-    """None: the broker is silent."""
+    """host:port of the broker; None: it is silent."""
     state: PartitionState
 
     @property
@@ -81,8 +81,8 @@ class PendingRemoval:
 
     @property
     def obsolete(self) -> bool:
-        """Whether no broker need be asked: the partition has no messages left that the group could
-        keep.
+        """True if no broker need be asked, because the partition has no messages left for the
+        group.
         """
         return self.group_id != WHOLE and self.state is PartitionState.EXPIRED
 
@@ -90,7 +90,7 @@ class PendingRemoval:
 def plan_removals(
     connection: Connection, chosen: sa.ColumnElement[bool], *, group_id: int = WHOLE, token: int = 0
 ) -> None:
-    """Journal what the brokers of the chosen partitions have to do."""
+    """Journal the removals for the brokers of the chosen partitions."""
     ids = connection.execute(sa.select(partitions.c.partition_id).where(chosen)).scalars()
     row = {"group_id": group_id, "token": token}
     insert_new(connection, removals, [{"partition_id": each, **row} for each in sorted(ids)])
@@ -102,7 +102,7 @@ _last_id = (
     sa.select(sa.func.max(_of_all.c.partition_id))
     .where(
         _of_all.c.subject_id == subjects.c.subject_id,
-        # A subject that was replaced goes on in partitions with higher ids.
+        # A replaced subject continues in partitions with higher ids.
         sa.or_(
             subjects.c.deleting,
             sa.exists().where(
@@ -135,7 +135,7 @@ _pending = (
 def pending_removals(
     connection: Connection, *, limit: int, after: Removal = (0, 0)
 ) -> list[PendingRemoval]:
-    """Return what brokers have to do, those of silent brokers too, behind `after`; by partition."""
+    """Return the removals after `after`, by partition, including those of silent brokers."""
     behind = sa.tuple_(removals.c.partition_id, removals.c.group_id) > sa.tuple_(*after)
     return [
         PendingRemoval(
@@ -156,13 +156,13 @@ def pending_removals(
 
 def note_removed(connection: Connection, done: Mapping[Removal, int]) -> list[str]:
     """
-    Note what brokers have done, and end the deletions of which nothing is left.
+    Store what brokers have done, and end the deletions that are complete.
 
     Args:
-        done: (partition id, group id) → the highest token of the group that the broker refuses now.
+        done: (partition id, group id) → highest token of the group that the broker refuses now.
 
     Returns:
-        The names of the subjects that are gone.
+        The names of the subjects that are deleted now.
     """
     _lock_subjects(connection, partitions.c.partition_id.in_({key[0] for key in done}))
     for (partition_id, group_id), token in sorted(done.items()):
@@ -178,8 +178,8 @@ def note_removed(connection: Connection, done: Mapping[Removal, int]) -> list[st
 
 
 def give_up_removals(connection: Connection, broker_group: str) -> None:
-    """Wait no longer for a broker group whose loss is accepted: its data folder is refused from now
-    on.
+    """Cancel the removals of a broker group whose loss is accepted, because its data folder is
+    refused from now on.
     """
     _lock_subjects(
         connection,
@@ -195,8 +195,8 @@ def give_up_removals(connection: Connection, broker_group: str) -> None:
 
 
 def _lock_subjects(connection: Connection, *of_partitions: sa.ColumnElement[bool]) -> None:
-    """Lock the subjects of these partitions: of two who note what is done, the later one sees what
-    the first has noted.
+    """Lock the subjects of these partitions, so that of two transactions that store removals the
+    later one sees what the first has stored.
     """
     ids = sa.select(partitions.c.subject_id).where(*of_partitions)
     here = sa.select(subjects.c.subject_id).where(subjects.c.subject_id.in_(ids))
@@ -226,7 +226,7 @@ _ended_subjects = (
 
 def end_deletions(connection: Connection) -> list[str]:
     """Delete the rows of groups and subjects of which brokers have nothing left; returns the names
-    of these subjects.
+    of the subjects.
     """
     for row in connection.execute(_ended_groups).all():
         _delete_group_rows(connection, [row.group_id])
@@ -236,14 +236,15 @@ def end_deletions(connection: Connection) -> list[str]:
     for subject in gone:
         _delete_subject_rows(connection, subject.subject_id, subject.name)
     if gone and not connection.execute(sa.select(sa.exists(sa.select(subjects)))).scalar_one():
-        # Their last reports still count the dropped partitions: the database would seem to be lost.
+        # The brokers' last reports still count the dropped partitions: the database would seem
+        # lost.
         connection.execute(sa.update(brokers).values(hosted=0))
     return [subject.name for subject in gone]
 
 
 def _delete_group_rows(connection: Connection, ids: Sequence[int]) -> None:
-    """In portions: a group has rows for each of its partitions, and a statement on PostgreSQL has
-    10 s, and 32,767 parameters.
+    """Delete the rows of groups in portions: a group has rows for each of its partitions, and a
+    statement on PostgreSQL has 10 s, and 32,767 parameters.
     """
     for first in range(0, len(ids), GROUPS_AT_ONCE):
         portion = ids[first : first + GROUPS_AT_ONCE]
@@ -273,7 +274,7 @@ def _delete_subject_rows(connection: Connection, subject_id: int, name: str) -> 
     connection.execute(sa.delete(operations).where(operations.c.subject_id == subject_id))
     for table in (partition_parents, heard):
         connection.execute(sa.delete(table).where(table.c.partition_id.in_(mine)))
-    # Of hidden subjects that were to be published in this one.
+    # The rows of hidden subjects that were to be published in this one.
     connection.execute(sa.delete(partition_parents).where(partition_parents.c.parent_id.in_(mine)))
     for table in (partitions, subjects):
         connection.execute(sa.delete(table).where(table.c.subject_id == subject_id))
@@ -287,8 +288,8 @@ def _delete_subject_rows(connection: Connection, subject_id: int, name: str) -> 
 def was_deleted(
     connection: Connection, subject: str, *, subject_id: int = 0, group_id: int = WHOLE
 ) -> bool:
-    """Return whether the subject of this name and id is gone; with `group_id`, whether this group
-    of it is.
+    """Return whether the subject with this name and id was deleted, or, with `group_id`, whether
+    this group of it was.
     """
     named = sa.and_(deletions.c.subject == subject, deletions.c.group_id == group_id)
     if group_id == WHOLE:
@@ -297,20 +298,18 @@ def was_deleted(
 
 
 def subject_of_deleted_group(connection: Connection, subject: str, group_id: int) -> int | None:
-    """Return the id of the subject of this name whose group with this id is gone; None: no such
-    group is known to be.
-    """
+    """Return the id of the subject of this name whose group with this id was deleted, or None."""
     named = sa.and_(deletions.c.subject == subject, deletions.c.group_id == group_id)
     return connection.execute(sa.select(deletions.c.subject_id).where(named)).scalar_one_or_none()
 
 
 def name_was_deleted(connection: Connection, subject: str) -> bool:
-    """Return whether a subject of this name is gone."""
+    """Return whether a subject of this name was deleted."""
     return connection.execute(sa.select(sa.exists().where(_deleted(subject)))).scalar_one()
 
 
 def is_ageing(connection: Connection, subject: str) -> bool:
-    """Whether the deletion of a subject of this name is to be forgotten after a time; see
+    """Return whether the deletion of a subject of this name will be forgotten after a time; see
     `retention/past_rows.py`.
     """
     named = sa.and_(_deleted(subject), deletions.c.ended_at.is_not(None))
@@ -318,7 +317,9 @@ def is_ageing(connection: Connection, subject: str) -> bool:
 
 
 def remember_longer(connection: Connection, subject: str) -> None:
-    """Let the deletions of subjects of this name count anew: a program still asks for it."""
+    """Start the time again after which deletions of this name are forgotten, because a program
+    still asks for it.
+    """
     connection.execute(sa.update(deletions).where(_deleted(subject)).values(ended_at=None))
 
 
@@ -327,8 +328,8 @@ def _deleted(subject: str) -> sa.ColumnElement[bool]:
 
 
 def removals_left(connection: Connection, subject_id: int, group_id: int = WHOLE) -> int:
-    """Count the partitions that brokers still have to drop, or on which they still have to forget
-    the group.
+    """Count the partitions that brokers still have to drop, or on which they have to forget the
+    group.
     """
     count = (
         sa.select(sa.func.count())
@@ -339,7 +340,7 @@ def removals_left(connection: Connection, subject_id: int, group_id: int = WHOLE
 
 
 def being_deleted(connection: Connection, subject_id: int, name: str) -> SubjectDeletedError:
-    """Return the error for calls that concern a subject which is being deleted."""
+    """Make the error for calls that concern a subject that is being deleted."""
     return SubjectDeletedError(
         f"subject {name!r} is being deleted; its name is free when every broker has "
         f"dropped its partitions",

@@ -1,4 +1,4 @@
-"""A subject's row, as the metaserver's own code sees it.  Pure."""
+"""A subject's row. Pure."""
 
 from __future__ import annotations
 
@@ -12,30 +12,31 @@ from ...protocol.routing import OrderStrategy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubjectRow:
-    """A subject as stored; `route_version` 0 means it is planned and not open yet."""
+    """A subject as stored; `route_version` 0: it is planned and not open yet."""
 
     subject_id: int
     name: Subject
     order_strategy: OrderStrategy
     partitions_wanted: int
     partitions_named: int
-    """How many names of partitions the subject has given so far."""
+    """Number of partition names that the subject has used so far."""
     route_version: int
     retention: Retention = Retention.ACKED
     static: bool = False
     problem: str = ""
-    """Why its creation has failed; the name is free for another one."""
+    """Reason why its creation failed; "": it did not. After a failure the name can be used again.
+    """
     deleting: bool = False
-    """Brokers are dropping its partitions; then its name is free."""
+    """True while brokers drop its partitions; its name is free afterwards."""
     tokens_above: int = 0
-    """Every token of its deleted groups is at most this."""
+    """Token that no token of its deleted groups exceeds."""
     message_bytes_max: int = MESSAGE_BYTES_MAX
     hidden_for: str = ""
-    """The subject that its messages are to be published in; "": it is not hidden."""
+    """Subject in which its messages are to be published; "": it is not hidden."""
     filled_by: str = ""
-    """The job that fills it while it is hidden; "": not said."""
+    """Job that fills it while it is hidden; "": not stated."""
 
     @property
     def hosted_name(self) -> str:
-        """The subject that brokers have its partitions for: publishing changes nothing at them."""
+        """Subject under which brokers host its partitions; publishing changes nothing at them."""
         return self.hidden_for or self.name

@@ -1,5 +1,5 @@
-"""Whether there is room for one more subject: in the cluster, and among those whose names begin
-alike.  SQL, synchronous.
+"""Checks the limits on the number of subjects: in the cluster, and of those with a common prefix.
+SQL, synchronous.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ def check_subject_room(
     connection: Connection, name: str, *, subjects_max: int, limited: bool
 ) -> None:
     """
-    Check that a subject of this name may be made; what was made of it before does not count.
+    Check that a subject of this name may be created; an unfinished creation of it does not count.
 
     Args:
-        limited: the limits of names count.  Without access control they cannot be changed, and do
-            not.
+        limited: apply the limits of names, too. They need access control, without which they cannot
+            be changed.
 
     Raises:
-        OverloadedError: there are `subjects_max` others, or as many of a pattern as its limit.
+        OverloadedError: there are `subjects_max` other subjects, or a pattern has reached its
+            limit.
     """
     others = sa.select(sa.func.count()).select_from(subjects).where(subjects.c.name != name)
     count = connection.execute(others).scalar_one()
@@ -44,17 +45,17 @@ def check_subject_room(
     if not limited:
         return
     chosen = sa.select(name_limits.c.name, name_limits.c.subjects).where(name_limits.c.subjects > 0)
-    # On PostgreSQL plans share the locks of brokers, and two would count the same subjects.  All
-    # rows, in one order: a hidden subject is counted under two names.
+    # On PostgreSQL plans share the locks of brokers, and two would count the same subjects. All
+    # rows are locked, in one order, because a hidden subject counts under two names.
     locked = chosen.order_by(name_limits.c.name).with_for_update()
     limits = {row.name: row.subjects for row in connection.execute(locked)}
     for pattern, limit in limits_of(name, limits):
-        beginning = pattern.removesuffix("*")
-        # LIKE of SQLite knows no upper and lower case.
-        alike = sa.func.substr(subjects.c.name, 1, len(beginning)) == beginning
+        prefix = pattern.removesuffix("*")
+        # LIKE ignores case on SQLite.
+        alike = sa.func.substr(subjects.c.name, 1, len(prefix)) == prefix
         count = connection.execute(others.where(alike)).scalar_one()
         if count >= limit:
-            text = f"{pattern!r} has {counted(count, 'subject')}, and may have {limit}"
+            text = f"{pattern!r} has {counted(count, 'subject')}, and the limit is {limit}"
             raise _no_room(text, NAMES_HINT.format(pattern), count, limit)
 
 

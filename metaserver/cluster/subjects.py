@@ -1,9 +1,10 @@
-"""Rows of subjects and their routes: planned first, opened when every partition is hosted.  SQL,
+"""Rows of subjects and their routes: planned first, opened when every partition is hosted. SQL,
 synchronous.
 
 Invariants
-    A route is served only when it is complete: exactly one OPEN partition for each logical
-    partition. Its version only rises.
+    A route is served only when it is complete: it has exactly one OPEN partition for each logical
+    partition.
+    Its version only rises.
 """
 
 from __future__ import annotations
@@ -15,14 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ...protocol.control import CreateSubject, Retention, SubjectSummary, SubjectView
-from ...protocol.errors import (
-    CreationFailedError,
-    StrategyMismatchError,
-    SubjectDeletedError,
-    SubjectExistsError,
-    SubjectHiddenError,
-    SubjectUnknownError,
-)
+from ...protocol.errors import ConflictError, Reason, SubjectDeletedError, SubjectUnknownError
 from ...protocol.ids import RouteVersion, Subject, check_name, partition_name
 from ...protocol.routing import (
     OrderStrategy,
@@ -43,7 +37,7 @@ from .rows import SubjectRow
 from .subject_room import check_subject_room
 
 SERVED = (PartitionState.OPEN, PartitionState.SEALED)
-"""States of partitions that still have data."""
+"""The states of partitions that still have data."""
 
 
 _by_name = sa.select(subjects).where(subjects.c.name == sa.bindparam("of_name"))
@@ -51,8 +45,8 @@ _by_name_locked = _by_name.with_for_update()
 
 
 def find_subject(connection: Connection, name: str, *, lock: bool = False) -> SubjectRow | None:
-    """Return the row of a subject, planned or open, None if there is none; `lock` locks it for this
-    transaction.
+    """Return the row of a subject, planned or open, or None; `lock` locks it until the transaction
+    ends.
     """
     check_name("subject", name)
     chosen = _by_name_locked if lock else _by_name
@@ -61,7 +55,7 @@ def find_subject(connection: Connection, name: str, *, lock: bool = False) -> Su
 
 
 def all_subjects(connection: Connection) -> list[SubjectRow]:
-    """The rows of all subjects, planned or open, by name."""
+    """Return the rows of all subjects, planned or open, by name."""
     rows = connection.execute(sa.select(subjects).order_by(subjects.c.name))
     return [_subject_row(row) for row in rows]
 
@@ -90,10 +84,10 @@ def open_subject_row(connection: Connection, name: str) -> SubjectRow:
     Return the row of an open subject.
 
     Raises:
-        InvalidNameError, DatabaseEmptyError
-        SubjectUnknownError: it does not exist, or is planned and not open yet.
+        InvalidRequestError, UnavailableError
+        SubjectUnknownError: the subject does not exist, or is planned and not open yet.
         SubjectDeletedError: it is being deleted.
-        CreationFailedError: its creation has failed.
+        ConflictError: its creation has failed.
     """
     return check_open(connection, name, find_subject(connection, name))
 
@@ -103,7 +97,7 @@ def check_open(connection: Connection, name: str, row: SubjectRow | None) -> Sub
     Return the row if the subject is open.
 
     Raises:
-        SubjectUnknownError, SubjectDeletedError, CreationFailedError, DatabaseEmptyError
+        SubjectUnknownError, SubjectDeletedError, ConflictError, UnavailableError
     """
     if row is None:
         check_not_lost(connection)
@@ -112,14 +106,15 @@ def check_open(connection: Connection, name: str, row: SubjectRow | None) -> Sub
     elif row.route_version > 0:
         return row
     elif row.problem:
-        raise CreationFailedError(row.problem, subject=name)
+        raise ConflictError(Reason.CREATION_FAILED, row.problem, subject=name)
     raise SubjectUnknownError(subject=name)
 
 
 def check_not_hidden(row: SubjectRow) -> None:
-    """Raises SubjectHiddenError: the subject is hidden."""
+    """Check that a subject is not hidden. Raises ConflictError."""
     if row.hidden_for:
-        raise SubjectHiddenError(
+        raise ConflictError(
+            Reason.SUBJECT_HIDDEN,
             f"subject {row.name!r} is hidden until it is published in {row.hidden_for!r}",
             subject=row.name,
             target=row.hidden_for,
@@ -128,7 +123,8 @@ def check_not_hidden(row: SubjectRow) -> None:
 
 def check_not_deleted(connection: Connection, name: str) -> bool:
     """
-    Return whether an earlier subject of the name was deleted, and a later one is planned or open.
+    Return whether an earlier subject of the name was deleted; if so, a later one is planned or
+    open.
 
     Raises:
         SubjectDeletedError: it was deleted, and no later one was created.
@@ -136,8 +132,7 @@ def check_not_deleted(connection: Connection, name: str) -> bool:
     deleted = name_was_deleted(connection, name)
     if deleted and find_subject(connection, name) is None:
         raise SubjectDeletedError(
-            f"subject {name!r} was deleted, so that no message creates it again: that is an "
-            f"operator's to do",
+            f"subject {name!r} was deleted, and messages do not create it again; an operator can",
             subject=name,
         )
     return deleted
@@ -147,16 +142,16 @@ def plan_subject(
     connection: Connection, ask: CreateSubject, *, subjects_max: int, limited: bool = False
 ) -> SubjectRow:
     """
-    Store a subject and its PLANNED partitions, spread over the available broker groups; does
+    Store a subject and its PLANNED partitions, spread over the available broker groups; changes
     nothing if it exists.
 
     Raises:
-        SubjectExistsError: it exists with other settings.
+        ConflictError: the subject exists with other settings.
         SubjectDeletedError: the earlier subject of this name is being deleted.
-        NotEnoughBrokersError: no broker group is available.
-        OverloadedError: there are `subjects_max` subjects; or, if `limited`, as many of a pattern
-            as its limit.
-        DatabaseEmptyError: the database was lost, see `cluster/lost_database.py`.
+        UnavailableError: no broker group is available.
+        OverloadedError: there are `subjects_max` subjects, or, if `limited`, a pattern has reached
+            its limit.
+        UnavailableError: the database was lost, see `cluster/lost_database.py`.
     """
     check_name("subject", ask.subject)
     split_ranges(ask.partitions)  # refuses impossible counts
@@ -194,7 +189,7 @@ def plan_subject(
 
 
 def _check_settings(row: SubjectRow, ask: CreateSubject) -> None:
-    """Raises SubjectExistsError: the subject was created with other settings."""
+    """Check that the subject was created with these settings. Raises ConflictError."""
     pairs = {
         "order_strategy": (row.order_strategy, ask.order_strategy),
         "partitions": (row.partitions_wanted, ask.partitions),
@@ -208,7 +203,8 @@ def _check_settings(row: SubjectRow, ask: CreateSubject) -> None:
         if there != wanted
     ]
     if differences:
-        raise SubjectExistsError(
+        raise ConflictError(
+            Reason.SUBJECT_EXISTS,
             f"subject {row.name!r} exists; it was created with {'; '.join(differences)}",
             subject=row.name,
             **{name: there for name, (there, _wanted) in pairs.items()},
@@ -218,9 +214,7 @@ def _check_settings(row: SubjectRow, ask: CreateSubject) -> None:
 def _insert_planned(
     connection: Connection, row: SubjectRow, named: int, hosts: Sequence[str]
 ) -> None:
-    """Insert the PLANNED partitions of a creation; `named` partitions of the subject had names
-    before.
-    """
+    """Insert the PLANNED partitions of a creation; `named` partition names were used before."""
     planned = [
         {
             "subject_id": row.subject_id,
@@ -238,7 +232,7 @@ def _insert_planned(
 
 
 def _begin_again(connection: Connection, row: SubjectRow, settings: Mapping[str, Any]) -> int:
-    """Take the name of a failed creation for a new one; returns how many partitions were named
+    """Use the row of a failed creation for a new one; returns the number of partition names used
     before.
     """
     here = subjects.c.subject_id == row.subject_id
@@ -256,11 +250,11 @@ def planned_partitions(connection: Connection, subject_id: int) -> tuple[Partiti
 PLANNED = sa.select(subjects.c.name).where(
     subjects.c.route_version == 0, subjects.c.problem == "", sa.not_(subjects.c.deleting)
 )
-"""The names of the subjects whose creation was begun and not finished."""
+"""Names of the subjects whose creation is not finished."""
 
 
 def planned_subjects(connection: Connection) -> list[SubjectRow]:
-    """Return the subjects whose creation was begun and not finished."""
+    """Return the subjects whose creation is not finished."""
     names = connection.execute(PLANNED).scalars().all()
     rows = [find_subject(connection, name) for name in names]
     return [row for row in rows if row is not None]
@@ -274,8 +268,8 @@ def open_subject(connection: Connection, name: str, hosted: Collection[int] | No
         hosted: the ids of the partitions that brokers host; None: all of them.
 
     Returns:
-        False if it was opened or deleted before, or was planned anew and has partitions that are
-        not hosted.
+        False if the subject is open or deleted already, or was planned again and has partitions
+        that are not hosted.
     """
     row = find_subject(connection, name, lock=True)
     if row is None or row.deleting or row.route_version > 0:
@@ -307,12 +301,12 @@ def read_route(
     Return the route of an open subject.
 
     Args:
-        subject_id: the id of the subject that the caller knows under this name; 0: it knows none.
+        subject_id: id of the subject that the caller knows under this name; 0: it knows none.
 
     Raises:
         SubjectUnknownError
-        SubjectDeletedError: it is being deleted, or the subject with this id is gone.
-        StrategyMismatchError: `order_strategy` is not the subject's.
+        SubjectDeletedError: it is being deleted, or the subject with this id was deleted.
+        ConflictError: the subject has another `order_strategy`.
     """
     row = find_subject(connection, name)
     other = subject_id and (row is None or row.subject_id != subject_id)
@@ -320,8 +314,11 @@ def read_route(
         raise SubjectDeletedError(f"subject {name!r} was deleted", subject=name)
     row = check_open(connection, name, row)
     if order_strategy is not None and order_strategy is not row.order_strategy:
-        raise StrategyMismatchError(
-            subject=name, stored=row.order_strategy.value, asked=order_strategy.value
+        raise ConflictError(
+            Reason.ORDER_STRATEGY,
+            subject=name,
+            stored=row.order_strategy.value,
+            asked=order_strategy.value,
         )
     return Route(
         subject=row.name,
@@ -358,7 +355,7 @@ _route_versions = sa.select(subjects.c.name, subjects.c.route_version).where(
 
 
 def route_versions(connection: Connection, names: Sequence[str]) -> dict[str, int]:
-    """Return subject → current version of its route."""
+    """Return subject → present version of its route."""
     return {row.name: row.route_version for row in rows_of(connection, _route_versions, names)}
 
 
@@ -366,7 +363,7 @@ _subject_names = sa.select(subjects.c.name).where(subjects.c.subject_id.in_(sa.b
 
 
 def subject_names(connection: Connection, ids: list[int]) -> list[Subject]:
-    """Return the names of subjects."""
+    """Return the names of the subjects with these ids."""
     return [Subject(row.name) for row in rows_of(connection, _subject_names, ids)]
 
 
@@ -374,13 +371,13 @@ def subject_summaries(
     connection: Connection, *, hidden_expires_ms: int = 0
 ) -> list[SubjectSummary]:
     """
-    Return all open subjects, hidden ones too, and those whose creation has failed, by name.
+    Return all open subjects, including hidden ones, and those whose creation has failed, by name.
 
     Args:
-        hidden_expires_ms: after which idle time hidden ones are deleted; 0: none is.
+        hidden_expires_ms: idle time after which hidden subjects are deleted; 0: they are not.
 
     Raises:
-        DatabaseEmptyError
+        UnavailableError
     """
     check_not_lost(connection)
     count = (

@@ -1,1 +1,1 @@
-"""Consumer groups: their sessions, and which session has the lease of which partition."""
+"""Consumer groups: their sessions, and the leases that grant partitions to sessions."""

@@ -1,13 +1,14 @@
-"""Allocates partitions to sessions: sticky, balanced, with the least movement.  Pure.
+"""Allocates partitions to sessions: sticky, balanced, with the least movement. Pure.
 
 Invariants
     Every partition has exactly one session, if there is a session.
-    The sessions' shares differ by at most one, unless a session does not get at the broker of a
-    partition. No more partitions change their session than the shares demand.
+    The sessions' shares differ by at most one, unless a session cannot connect to the broker of a
+    partition.
+    Only as many partitions change their session as the shares require.
 
-Quotas first, then keep, then fill; as Kafka's sticky assignor, without its search.  A session gives
-up the partitions that it got last, so a rolling restart moves the same few partitions again and
-again, and leaves the others alone.
+It sets quotas, then keeps partitions, then fills up, as Kafka's sticky assignor does, but without
+its search. A session gives up the partitions that it got last, so that a rolling restart moves the
+same few partitions repeatedly, and no others.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ def allocate(
     Allocate partitions to sessions.
 
     Args:
-        sessions: the live ones; among equals the earlier one gets the larger share.
-        partitions: the readable ones, in the order in which free ones are allocated.
-        current: the present owner of a partition, the longest owned first; unknown partitions and
+        sessions: the live sessions; among equals the earlier one gets the larger share.
+        partitions: the readable partitions, in the order in which free ones are allocated.
+        current: partition → its present owner, the longest owned first; unknown partitions and
             sessions are ignored.
-        preferred: the session that gets a free partition if its share allows: the owner of a
-            parent.
+        preferred: partition → the session that gets it when it is free, if its share allows: the
+            owner of a parent.
 
     Returns:
-        The session of each partition; empty without sessions.
+        Partition → its session; empty without sessions.
     """
     if not sessions:
         return {}
@@ -83,16 +84,16 @@ def pass_on(
     unreached: Mapping[PartitionId, Collection[SessionId]],
 ) -> dict[PartitionId, SessionId]:
     """
-    Pass partitions on from sessions that do not get at their brokers.
+    Reassign partitions whose sessions cannot connect to their brokers.
 
-    One stays with its present owner if that gets at it, so nothing moves to and fro; else the
-    session with the fewest gets it. Where no session gets at a partition, it stays where it is: a
-    move would help none.
+    A partition stays with its present owner if that can connect, so that nothing moves back and
+    forth; else the session with the fewest partitions gets it. A partition to which no session can
+    connect stays where it is, because a move would not help.
 
     Args:
         allocated: partition → session, without regard to `unreached`.
-        sessions: the live ones, as for `allocate`.
-        unreached: partition → sessions that do not get at it.
+        sessions: the live sessions, as for `allocate`.
+        unreached: partition → sessions that cannot connect to its broker.
     """
     after = dict(allocated)
     counts = Counter(after.values())

@@ -1,16 +1,17 @@
-"""Sessions that join one group together are settled together: partitions do not wander from one
-that joined to the next.  Pure.
+"""Settles together the sessions that join a group together, so that partitions do not move from one
+new session to the next.  Pure.
 
     join asked ─▶ stored ─┐
-    join asked ─▶ stored ─┼─▶ none under way, and quiet for PAUSE_MS for each one before the last ─▶ settled
-    join asked ─▶ stored ─┘                                              at most GATHER_MS_MAX after the first
+    join asked ─▶ stored ─┼─▶ none is running, and PAUSE_MS of quiet for each ─▶ settled
+    join asked ─▶ stored ─┘   but the first; at most GATHER_MS_MAX in all
 
-Settled one by one, the n-th session takes an n-th of all partitions from those before, each of
-which has to hand over: 200 sessions of 1,000 partitions cause 5,000 hand-overs instead of none.
+If sessions were settled one by one, the n-th would take an n-th of all partitions from the earlier
+ones, each of which has to hand over: 200 sessions of 1,000 partitions would cause 5,000 hand-overs
+instead of none.
 
 Invariants
-    A session that joins alone waits for nothing.
-    None waits for longer than GATHER_MS_MAX, or an eighth of its ttl.
+    A session that joins alone does not wait.
+    No session waits for longer than GATHER_MS_MAX, or an eighth of its ttl.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ GATHER_MS_MAX = 2_000
 PAUSE_MS = 20
 PAUSE_MS_MAX = 500
 LOOK_MS = 20
-"""After which to look again while joins are under way."""
+"""Interval, in milliseconds, between two checks while joins are running."""
 
 
 class Arrivals:
-    """The joins of one group that are under way, and the sessions that are not settled yet."""
+    """The running joins of one group, and the number of its sessions that are not settled yet."""
 
     def __init__(self) -> None:
         self._under_way = 0
@@ -33,15 +34,15 @@ class Arrivals:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is under way or waits to be settled."""
+        """True if no join is running and no session waits to be settled."""
         return not (self._under_way or self._stored)
 
     def began(self) -> None:
-        """Note that a join was asked for."""
+        """Register the start of a join."""
         self._under_way += 1
 
     def ended(self, now_ms: int, *, ttl_ms: int | None) -> None:
-        """Note that a join has stored a session with this ttl; None: it has failed."""
+        """Register the end of a join that stored a session with this ttl; None: the join failed."""
         self._under_way -= 1
         if ttl_ms is None:
             return
@@ -51,8 +52,8 @@ class Arrivals:
         self._last_ms = now_ms
 
     def wait_ms(self, now_ms: int) -> int:
-        """For how long settling the group waits before it looks again; 0: it has to be settled
-        now.
+        """Return the time in milliseconds until the next check; 0: the group has to be
+        settled now.
         """
         left_ms = self._until_ms - now_ms
         if not self._stored or left_ms <= 0:
@@ -61,10 +62,12 @@ class Arrivals:
         return min(left_ms, max(quiet_ms, LOOK_MS if self._under_way else 0, 0))
 
     def settled(self) -> None:
-        """Note that all sessions that are stored are about to be settled."""
+        """Register that all stored sessions are about to be settled."""
         self._stored = 0
 
 
 def longest_ms(ttl_ms: int) -> int:
-    """How long a session with this ttl waits at most for others that join."""
+    """Return the longest time, in milliseconds, for which a session with this ttl waits for
+    others.
+    """
     return min(GATHER_MS_MAX, ttl_ms // 8)

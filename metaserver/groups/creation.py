@@ -1,11 +1,11 @@
-"""The row of a new consumer group.  SQL, synchronous."""
+"""Inserts the row of a new consumer group. SQL, synchronous."""
 
 from __future__ import annotations
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ...protocol.errors.groups import too_many_groups
+from ...protocol.errors.refusals import too_many_groups
 from ...protocol.groups import GroupStart
 from ...protocol.limits import GROUPS_PER_SUBJECT_MAX
 from ...protocol.routing import ConsumeStrategy
@@ -25,7 +25,7 @@ _facts = sa.select(
     .scalar_subquery()
     .label("fence"),
 )
-"""How many groups a subject has; and brokers refuse tokens up to this fence, see
+"""Number of groups of a subject, and the fence up to which brokers refuse tokens; see
 catalogue/accepted.py.
 """
 
@@ -40,15 +40,15 @@ def insert_group(
     version: int = 0,
 ) -> bool:
     """
-    Insert a group that is not settled; does nothing if there is one of this name.
+    Insert an unsettled group; does nothing if the name exists.
 
     Returns:
-        Whether it was inserted.
+        True if it was inserted.
 
     Raises:
-        SubjectHiddenError: the subject is hidden.
-        OverloadedError: the subject has as many groups as it may have.
-        DatabaseEmptyError: the database went back.
+        ConflictError: the subject is hidden.
+        OverloadedError: the subject has the maximum number of groups.
+        UnavailableError: the database lacks what brokers have.
     """
     check_not_hidden(subject)
     check_not_lost(connection)

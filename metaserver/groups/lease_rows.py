@@ -1,8 +1,9 @@
-"""Leases settled, released and drained: SQL around the decisions of `leases.py`, synchronous.
+"""Settles, releases and drains leases: SQL around the decisions of `leases.py`, synchronous.
 
 Invariants
-    Every change of a group's leases holds the lock of the group's row, so that it sees the previous
-    change complete. A token is stored in the transaction that grants it.
+    Every change of a group's leases holds the lock of the group's row, so that it sees the whole of
+    the previous change.
+    A token is stored in the transaction that grants it.
 """
 
 from __future__ import annotations
@@ -79,7 +80,9 @@ log = logging.getLogger("keylane.metaserver")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """Changes for waiting heartbeats: new versions of sessions' grants, and sessions that ended."""
+    """Changes that waiting heartbeats need: new versions of sessions' grants, and sessions that
+    ended.
+    """
 
     versions: Mapping[SessionId, int]
     ended: Collection[SessionId] = ()
@@ -90,7 +93,7 @@ NO_CHANGES = Changes(versions={})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseOutcome:
-    """The outcome of releases: changes, and the error of each one that was refused."""
+    """The result of releases: the changes, and the error of each refused one."""
 
     changes: Changes
     refused: Mapping[ReleaseGrant, KeylaneError]
@@ -98,13 +101,13 @@ class ReleaseOutcome:
 
 def settle_group(connection: Connection, group_id: int, *, anew: bool = False) -> Changes:
     """
-    Sweep expired sessions, then withdraw and grant leases until they fit the sessions and the
+    End expired sessions, then withdraw and grant leases so that they fit the sessions and
     partitions.
 
     Does nothing if the group was deleted.
 
     Args:
-        anew: also if it is settled.
+        anew: settle the group even if it is settled already.
     """
     try:
         group = lock_group(connection, group_id)
@@ -153,15 +156,15 @@ def settle_group(connection: Connection, group_id: int, *, anew: bool = False) -
 
 def release_leases(connection: Connection, asks: Sequence[ReleaseGrant]) -> ReleaseOutcome:
     """
-    Release leases that sessions have handed over, and grant each to the session that it was
-    withdrawn for.
+    Release leases that sessions have handed over, and grant each to the session for which it was
+    withdrawn.
 
-    A hand-over is often of many partitions, and one that joins takes from many sessions: all of
-    them cost one transaction.
+    One transaction serves all of them, because a hand-over often concerns many partitions, and a
+    new session gets partitions from many others.
 
     Args:
-        asks: those with a token that their session was not granted, and of sessions that have
-            ended, are in `refused` of the answer.
+        asks: the releases; `refused` of the result has those with a token that their session
+            was not granted, and those of sessions that have ended.
     """
     refused: dict[ReleaseGrant, KeylaneError] = {}
     versions: dict[SessionId, int] = {}
@@ -171,7 +174,7 @@ def release_leases(connection: Connection, asks: Sequence[ReleaseGrant]) -> Rele
             group = lock_group(connection, group_id)
         except GroupUnknownError:
             continue
-        # Some may have been swept before the group was locked.
+        # Some sessions may have ended before the group was locked.
         live = live_sessions(connection, ids)
         here = [
             ask for ask in asks if ask.session in live and live[ask.session].group_id == group_id
@@ -204,8 +207,8 @@ def _release(
             last_token = _token_floor(last_token, ask.fence)
     if not free:
         return ReleaseOutcome(changes=NO_CHANGES, refused=refused)
-    # The one that it was withdrawn for may have been suspended since, and the group is not settled
-    # yet.
+    # The session for which a lease was withdrawn may have been suspended since, before the group is
+    # settled.
     wanted = {lease.wanted for lease in free.values() if lease.wanted}
     able = lock_able_sessions(connection, wanted)
     changed: set[SessionId] = set()
@@ -228,7 +231,9 @@ def _release(
 def _renew_tokens(
     connection: Connection, group: LockedGroup, asks: Sequence[ReleaseGrant]
 ) -> ReleaseOutcome:
-    """Replace shared tokens that brokers refuse: every session of the group gets new ones."""
+    """Replace tokens of a shared group that brokers refuse; every session of the group gets new
+    ones.
+    """
     held = read_leases_of(connection, group.group_id, [ask.partition_id for ask in asks])
     refused: dict[ReleaseGrant, KeylaneError] = {}
     renewed: dict[PartitionId, PartitionLease] = {}
@@ -265,10 +270,11 @@ _withdrawn = (
 
 def release_unheld(connection: Connection, asks: Sequence[Heartbeat]) -> Changes:
     """
-    Release the leases that sessions of a group were asked to hand over and do not hold.
+    Release the leases that sessions were asked to hand over and do not hold.
 
-    The grant was withdrawn before its session learned of it, or its release was lost.  Does nothing
-    for a session that has ended or does not know its latest grants: it may be about to take them.
+    Either the grant was withdrawn before its session learned of it, or the release was lost.
+    Sessions that have ended, or do not know their latest grants and may still take them, are
+    skipped.
     """
     by_session = {ask.session: ask for ask in asks}
     for group_id in sorted(
@@ -315,27 +321,29 @@ def note_drained(
     holding: Collection[tuple[int, int]] | None = None,
 ) -> int | None:
     """
-    Note that a group has acked sealed partitions to their end, as the session says that holds or
-    shares them.
+    Store that a group has acked sealed partitions to their end, as reported by a session that holds
+    or shares them.
 
-    Ignores partitions that are not SEALED or not held by the session: their present owner will
+    Partitions that are not SEALED or not held by the session are ignored: their present owner will
     report them.
 
     Args:
-        parked: those of them on which the group has parked messages.
-        holding: (partition id, token) of what the session says it holds; None: not said.  A report
-            under a token of before may be older than a reset of the cursor, which the session has
-            lived through.
+        parked: ids of those partitions on which the group has parked messages.
+        holding: (partition id, token) of the leases that the session reports; None: it reports
+            none. A report under an earlier token may be older than a reset of the cursor during the
+            session.
 
     Returns:
-        The id of the group if one of them was not drained before, else None.
+        The id of the group if a partition is newly drained, else None.
 
     Raises:
         SessionUnknownError: the session has ended.
     """
     group_id = live_session(connection, session).group_id
     lock_group(connection, group_id)
-    live_session(connection, session)  # a reset may have ended it before the group was locked
+    live_session(
+        connection, session
+    )  # a reset may have ended the session before the group was locked
     which = {"of_group": group_id, "of_session": session, "ids": valid_ids(ids)}
     rows = [
         {"group_id": group_id, "partition_id": partition_id, "parked": partition_id in parked}
@@ -371,21 +379,21 @@ def read_grants(connection: Connection, session: str) -> Grants:
 
 
 def read_many_grants(connection: Connection, ids: Collection[str]) -> dict[SessionId, Grants]:
-    """Return the grants of sessions of one group; those that have ended are left out."""
-    # The versions are read first: if a change comes between, the grants are newer than they say,
-    # and are sent again.
+    """Return the grants of sessions of one group; sessions that have ended are left out."""
+    # The versions are read first: after a change in between, the grants are newer than their
+    # version, and are sent once more.
     members = live_members(connection, ids)
     if not members:
         return {}
-    row, told = members[0]
-    if told.strategy is ConsumeStrategy.SHARED:
+    row, settings = members[0]
+    if settings.strategy is ConsumeStrategy.SHARED:
         granted = granted_partitions(connection, _shared, of_group=row.group_id)
         to_all = [(partition, token) for partition, token, _ in granted]
         off = OperatorSwitch.OFF
         held = {
             row.session: to_all
-            for row, told in members
-            if told.suspended_by is off and not row.suspended
+            for row, settings in members
+            if settings.suspended_by is off and not row.suspended
         }
     else:
         held = {}
@@ -401,12 +409,12 @@ def read_many_grants(connection: Connection, ids: Collection[str]) -> dict[Sessi
                 _grant(partition, token, parked.get(partition.partition_id, ()))
                 for partition, token in held.get(row.session, ())
             ),
-            policy=told.policy,
-            suspended_by=told.suspended_by,
-            order_strategy=told.order_strategy,
+            policy=settings.policy,
+            suspended_by=settings.suspended_by,
+            order_strategy=settings.order_strategy,
             group_id=row.group_id,
         )
-        for row, told in members
+        for row, settings in members
     }
 
 
@@ -422,21 +430,23 @@ def _grant(partition: Partition, token: int, parked: Collection[TakenOver]) -> G
 
 
 class _Circumstances(NamedTuple):
-    """What the leases of a group depend on besides its own rows; read once the group is locked."""
+    """The facts outside a group's own rows on which its leases depend; read once the group is
+    locked.
+    """
 
     route_version: int
-    """The route version of the subject."""
+    """The route version of the group's subject."""
     retention: Retention
-    """Of the subject."""
+    """The retention of the group's subject."""
     resetting: bool
-    """An operator sets its progress under its sessions: they are granted nothing until that is
-    done.
+    """True while an operator resets the group's cursors under live sessions, which are granted
+    nothing meanwhile.
     """
     rebuilt_left_ms: int
-    """For how long sessions from before a rebuild may still be at work."""
+    """Time, in milliseconds, for which sessions from before a rebuild may still be at work."""
     being_replaced: bool
-    """A publication is about to expire what the subject has.  Where its groups go on is fixed
-    already: nothing is granted until they go on there.
+    """True while a publication replaces the subject's messages. The place where its groups continue
+    is fixed already, so that nothing is granted until they continue there.
     """
 
 
@@ -487,7 +497,9 @@ _partition_facts = (
     .where(
         partitions.c.subject_id == sa.bindparam("of_subject"),
         partitions.c.state != PartitionState.PLANNED,
-        sa.not_(is_gone(partitions)),  # it blocks nothing, and a subject has ever more of them
+        sa.not_(
+            is_gone(partitions)
+        ),  # expired ones block nothing, and there are more and more of them
     )
     .order_by(partitions.c.range_start, partitions.c.partition_id)
 )
@@ -501,7 +513,7 @@ def _read_readable(
 ) -> list[PartitionFacts]:
     here = {"of_group": group.group_id}
     rows = connection.execute(_partition_facts, here | {"of_subject": group.subject_id}).all()
-    # Lineage is read after the facts: it is written before its partition and is immutable.
+    # Lineage is read after the facts, because it is written before its partition and never changes.
     has_parents = any(row.has_parents for row in rows)
     parents = blocking_parents(connection, group.subject_id) if has_parents else {}
     facts = [
@@ -519,8 +531,8 @@ def _read_readable(
         for row in rows
     ]
     passed = {PartitionId(row.partition_id) for row in rows if row.drained}
-    # Some parents are not among the facts.  What else the group drained is not read: nothing
-    # depends on it.
+    # Some parents are not among the facts. Other drained partitions are not read: nothing depends
+    # on them.
     if outside := {parent for each in facts for parent in each.parents} - {
         row.partition_id for row in rows
     }:

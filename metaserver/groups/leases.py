@@ -1,4 +1,4 @@
-"""Decisions about leases: which partitions are readable, which session is granted which, when a
+"""Decides about leases: which partitions a group may read, which session gets which, and when a
 hand-over is done.  Pure.
 
     free ──grant, token + 1──▶ held ──another session is wanted──▶ withdrawn
@@ -11,10 +11,12 @@ session, under one token.
 Invariants
     A held or withdrawn lease is granted to another session only after it is free.
     A withdrawn lease never becomes held again: the same session gets it back only with a higher
-    token. Every grant takes a token above all before it. A partition is granted only when the group
-    has drained all its parents, and what is before them.  Instead of an abandoned parent, its own
-    parents have to be drained. A partition is granted only when its broker knows the group, and has
-    stored where the group begins on it.
+    token.
+    Every grant takes a token above all earlier ones.
+    A partition is granted only when the group has drained all its parents and their ancestors.
+    Instead of an abandoned parent, that parent's own parents have to be drained.
+    A partition is granted only when its broker knows the group, and has stored where the group
+    begins on it.
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ from ...protocol.routing import PartitionState
 from .allocation import allocate, pass_on
 
 FENCE_BELIEVED_MAX = TOKEN_STEP_MAX // 2
-"""The highest token that a fence can set.  Brokers that have seen no token accept as many grants
-after it.  Grants alone never reach it.
+"""Highest token that a reported fence can set. Brokers accept as many grants after it even if they
+have seen no token, and grants alone never reach it.
 """
 EVERYBODY = SessionId("*")
 """The `wanted` of a lease of a SHARED group."""
@@ -43,12 +45,12 @@ class PartitionLease:
 
     partition_id: PartitionId
     token: FencingToken = FencingToken(0)
-    """The token of the last grant; 0 before the first."""
+    """Token of the last grant; 0 before the first."""
     session: SessionId | None = None
     wanted: SessionId | None = None
-    """The session that is granted it once it is free."""
+    """Session to which the lease is granted once it is free."""
     withdrawn: bool = False
-    """The holder was asked to hand it over."""
+    """True if the holder was asked to hand it over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,21 +61,23 @@ class PartitionFacts:
     state: PartitionState
     parents: tuple[PartitionId, ...] = ()
     abandoned: bool = False
-    """An operation continued without its broker: its children are readable although its end is
-    unknown.
+    """True if an operation continued without its broker: its children are readable although its end
+    is unknown.
     """
     ended: bool = False
-    """It was abandoned, and its broker came back and has sealed it: its end is known."""
+    """True if it was abandoned, and its broker has returned and sealed it, so that its end is
+    known.
+    """
     begun: bool = False
-    """A session of the group holds it, or is about to."""
+    """True if a session of the group holds it or is about to."""
     lost: bool = False
-    """Its loss was accepted: its data is gone; its parents may still be unread."""
+    """True if its loss was accepted: its data is gone, but its parents may still be unread."""
     heard: bool = True
-    """Its broker has the group on its disk, or retention is by time alone and does not wait for
-    groups.
+    """True if its broker has the group on its disk, or if retention is by time alone and does not
+    wait for groups.
     """
     starting: bool = False
-    """Its broker has not stored yet where the group begins."""
+    """True if its broker has not stored yet where the group begins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +85,6 @@ class Settlement:
     """The changes that settling a group's leases makes."""
 
     leases: tuple[PartitionLease, ...]
-    """The changed leases."""
     sessions: frozenset[SessionId]
     """The sessions whose grants changed."""
     last_token: FencingToken
@@ -93,23 +96,26 @@ def readable_partitions(
     """
     Return the partitions that a group may read now.
 
-    These are OPEN or SEALED, not drained by the group, known as the group's to their broker with
-    the group's start, and blocked by no parent. A parent blocks its children unless the group has
-    drained it, its loss was accepted or it was abandoned. The parents of a lost or abandoned
-    partition still block.  Once the end of an abandoned partition is known, it blocks the children
-    that the group has not begun.  The parents of a drained partition block too, if they were reset
-    without it; abandoned ones do not.
+    These are OPEN or SEALED, and not drained by the group; their broker knows the group and its
+    start; and no parent blocks them.
+
+    A parent blocks its children unless the group has drained it, its loss was accepted, or it was
+    abandoned. The parents of a lost or abandoned partition still block. Once the end of an
+    abandoned partition is known, it blocks the children that the group has not begun. The parents
+    of a drained partition block too if they were reset without it, unless they are abandoned.
 
     Args:
-        partitions: without those whose data has expired (`is_gone`), also as parents: they block
+        partitions: the partitions of the subject, and as parents only partitions among them or
+            drained ones; those whose data has expired (`is_gone`) are left out, because they block
             nothing.
-        drained: at least those of `partitions` and of their parents that the group has drained.
+        drained: the partitions that the group has drained; those that are neither in `partitions`
+            nor parents of them may be left out.
     """
     facts = {partition.partition_id: partition for partition in partitions}
     passed = set(drained)
     blocking: dict[bool, set[PartitionId]] = {True: set(), False: set()}
-    """Whether the children are begun → partitions that block them, themselves or by what is before
-    them.
+    """Whether the children are begun → partitions that block them, by themselves or by their
+    ancestors.
     """
 
     def blocks(parent_id: PartitionId, begun: bool) -> bool:
@@ -137,10 +143,10 @@ def drained_through(
     at_end: Collection[int], parents: Mapping[int, Collection[int]]
 ) -> frozenset[int]:
     """
-    Return the partitions that a group has drained, of those whose end it has reached.
+    Return those partitions that a group has drained, among the ones whose end it has reached.
 
-    A group drains a partition after all its parents.  An empty partition has its end at offset 0:
-    counted as drained before its parents, it would unblock its children too early.
+    A group drains a partition after all its parents. An empty partition has its end at offset 0: if
+    it counted as drained before its parents, it would unblock its children too early.
 
     Args:
         at_end: ids of the partitions whose end the group has reached.
@@ -163,15 +169,16 @@ def settle_leases(
     last_token: FencingToken,
 ) -> Settlement:
     """
-    Free the leases of ended sessions, allocate the readable partitions, withdraw and grant leases.
+    Free the leases of ended sessions, allocate the readable partitions, and withdraw and grant
+    leases.
 
     Args:
         leases: all leases of the group.
-        sessions: the live ones, in the order of joining.
+        sessions: the live sessions, in the order of joining.
         readable: the partitions that `readable_partitions` returned.
         suspended: live sessions that are granted nothing; their leases are withdrawn.
-        unreached: partition → sessions that do not get at its broker; others have it, if there is
-            one.
+        unreached: partition → sessions that cannot connect to its broker; others get it, if there
+            are any.
         last_token: the highest token that the group was ever granted.
     """
     live = set(sessions)
@@ -214,8 +221,8 @@ def settle_shared(
     *,
     last_token: FencingToken,
 ) -> Settlement:
-    """As `settle_leases`, for a SHARED group: every session is granted every readable partition;
-    `sessions` is empty.
+    """Return `settle_leases` for a SHARED group: every session is granted every readable partition,
+    and `sessions` of the result is empty.
     """
     open_to_all = {partition.partition_id for partition in readable}
     changed = []
@@ -236,9 +243,10 @@ def renew_token(
     lease: PartitionLease | None, token: int, *, last_token: FencingToken
 ) -> PartitionLease | None:
     """
-    Return the lease of a SHARED group under the next token, because its broker refuses `token`.
+    Return a SHARED group's lease under the next token, because its broker refuses `token`.
 
-    Returns None if the lease has a newer token already.
+    Returns:
+        None if the lease has a newer token already.
 
     Raises:
         TokenUnknownError: the token was never granted.
@@ -262,37 +270,35 @@ def grant(lease: PartitionLease, *, last_token: FencingToken) -> PartitionLease 
 
 def raise_token_floor(last_token: FencingToken, fence: int) -> FencingToken:
     """
-    Return the token after which the group's tokens continue, when a broker is said to have seen
-    `fence`.
+    Return the token after which the group's tokens continue, given that a broker is said to have
+    seen `fence`.
 
-    A database restored from a copy may be behind that fence.  The result stays so low that no
-    broker refuses later tokens as impossible.
+    The tokens of a database that was restored from a copy may be below that fence. The result is so
+    low that no broker refuses later tokens as impossible.
     """
     return FencingToken(max(last_token, min(fence, FENCE_BELIEVED_MAX)))
 
 
 def release(lease: PartitionLease | None, session: SessionId, token: int) -> PartitionLease | None:
     """
-    Return the lease as free; None if it was released before, so that a retry is harmless.
+    Return the lease as free; None if it was released already, so that a retry is harmless.
 
     Raises:
-        TokenUnknownError: the token was never granted, or is another session's.
+        TokenUnknownError: the token was never granted, or was granted to another session.
     """
     if lease is None or not 0 < token <= lease.token:
         raise TokenUnknownError(token=token)
     if lease.token != token or lease.session is None:
         return None
     if lease.session != session:
-        raise TokenUnknownError("the grant of this token is another session's", token=token)
+        raise TokenUnknownError("the token was granted to another session", token=token)
     return replace(lease, session=None, withdrawn=False)
 
 
 def _owners(
     leases: Iterable[PartitionLease], live: Collection[SessionId]
 ) -> dict[PartitionId, SessionId]:
-    """Return the present owner of each lease, the longest owned first; leases that are being handed
-    over come last.
-    """
+    """Return partition → present owner, the longest owned first, and leases in a hand-over last."""
     held = []
     moving = []
     for lease in leases:
@@ -314,8 +320,8 @@ def _heirs(
     readable: Sequence[PartitionFacts],
     live: Collection[SessionId],
 ) -> dict[PartitionId, SessionId]:
-    """Return the session that holds a parent, for each child with such a parent: it has state of
-    the same keys.
+    """Return child partition → the session that holds a parent of it, because that session has
+    state of the same keys.
     """
     heirs = {}
     for partition in readable:

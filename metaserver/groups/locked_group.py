@@ -1,4 +1,4 @@
-"""The rows of one locked consumer group: its sessions and leases, read and stored.  SQL,
+"""Reads and stores the rows of one locked consumer group: its sessions and leases. SQL,
 synchronous.
 """
 
@@ -32,13 +32,13 @@ class LockedGroup:
     version: int
     settled: bool
     route_version: int
-    """The route version with which the group was settled."""
+    """Route version with which the group was settled."""
     shared: bool
 
 
-# Of the group's row alone: a statement that has waited for the lock sees that row anew, and all
-# others as they were when it began.  What the transaction before has stored elsewhere is read by a
-# later statement.
+# It reads the group's row alone: a statement that has waited for a lock sees the locked row as it
+# is now, but all others as they were when it began. A later statement reads what the previous
+# transaction has stored elsewhere.
 _locked_group = (
     sa.select(groups).where(groups.c.group_id == sa.bindparam("of_group")).with_for_update()
 )
@@ -86,8 +86,8 @@ _members = (
 
 
 def read_members(connection: Connection, group_id: int) -> dict[SessionId, bool]:
-    """Return session → suspended by itself or an operator, for the sessions of a group in the order
-    of joining.
+    """Return session → whether it is suspended, by itself or an operator, for the sessions of a
+    group in the order of joining.
     """
     rows = connection.execute(_members, {"of_group": group_id})
     return {SessionId(row.session): row.suspended for row in rows}
@@ -96,8 +96,8 @@ def read_members(connection: Connection, group_id: int) -> dict[SessionId, bool]
 def sweep_members(
     connection: Connection, group_id: int
 ) -> tuple[dict[SessionId, bool], list[SessionId]]:
-    """End the expired sessions of a group; returns the others as `read_members`, and those that
-    have ended.
+    """End the expired sessions of a group; returns the others as `read_members` does, and the ended
+    ones.
     """
     rows = connection.execute(_members, {"of_group": group_id}).all()
     members = {SessionId(row.session): row.suspended for row in rows}
@@ -121,14 +121,14 @@ _able_locked = lock_in_order(
 
 
 def lock_able_sessions(connection: Connection, ids: Collection[SessionId]) -> set[SessionId]:
-    """Lock the ones of these sessions that exist and are not suspended, by themselves or an
-    operator, and return them.
+    """Lock those sessions that exist and are not suspended by themselves or an operator, and return
+    them.
     """
     rows = connection.execute(_able_locked, {"ids": list(ids)}).scalars()
     return {SessionId(session) for session in rows}
 
 
-_changed = _sessions_locked.cte("told")
+_changed = _sessions_locked.cte("changed")
 _set_versions = (
     sa.update(sessions)
     .where(sessions.c.session.in_(sa.select(_changed.c.session)))
@@ -137,14 +137,14 @@ _set_versions = (
 
 
 def raise_versions(connection: Connection, changed: Collection[SessionId], version: int) -> None:
-    """Note that the grants of these sessions have changed, and give them this version."""
+    """Store that the grants of these sessions have changed, under this version."""
     if changed:
         connection.execute(_set_versions, {"ids": list(changed), "to_version": version})
 
 
 _of_groups = lock_in_order(sessions.c.group_id.in_(sa.bindparam("ids"))).cte("of_groups")
 _every_session = lock_in_order()
-"""With more groups than a statement names."""
+"""Locks every session; used if there are more groups than a statement can name."""
 _version = sa.select(groups.c.version).where(groups.c.group_id == sessions.c.group_id)
 _set_group_versions = (
     sa.update(sessions)
@@ -154,11 +154,11 @@ _set_group_versions = (
 
 
 def raise_group_versions(connection: Connection, group_ids: Collection[int]) -> None:
-    """Note that the grants of every session of these groups have changed; each gets its group's
+    """Store that the grants of every session of these groups have changed, each under its group's
     version.
 
-    All sessions are locked before the first is changed: group by group, they would be locked in
-    another order than heartbeats lock them.
+    All sessions are locked before the first is changed, because group by group they would be locked
+    in another order than heartbeats use.
     """
     parts = list(portions(group_ids))
     if len(parts) > 1:
@@ -180,7 +180,7 @@ def read_leases(connection: Connection, group_id: int) -> dict[PartitionId, Part
 def read_leases_of(
     connection: Connection, group_id: int, ids: Collection[int]
 ) -> dict[PartitionId, PartitionLease]:
-    """Return a group's leases of these partitions; partitions without a lease are left out."""
+    """Return partition id → lease of a group; partitions without a lease are left out."""
     which = {"of_group": group_id, "ids": valid_ids(ids)}
     return {row.partition_id: _lease(row) for row in connection.execute(_some_leases, which)}
 
@@ -196,7 +196,7 @@ def store_leases(connection: Connection, group_id: int, rows: Collection[Partiti
 
 
 def _lease_row(group_id: int, lease: PartitionLease) -> dict[str, Any]:
-    """Not `asdict`, which copies each value and takes ten times as long."""
+    """Return the columns of a lease; `asdict` copies each value, and takes ten times as long."""
     return {
         "group_id": group_id,
         "partition_id": lease.partition_id,

@@ -1,10 +1,11 @@
-"""What operators change of a consumer group under its members: its failure policy, its switches.
-SQL, synchronous.
+"""Changes that operators make to a consumer group with live members: its failure policy and its
+switches. SQL, synchronous.
 
 Invariants
     A change raises the version of every session's grants in its transaction, so that each member
-    hears of it with its next heartbeat, from any metaserver. The switches of operators and the
-    switch of a session's own code are apart: there are grants if none is set.
+    gets it with its next heartbeat, from any metaserver.
+    The switches of operators and the switch of a session's own code are separate: a session has
+    grants only if none is set.
 """
 
 from __future__ import annotations
@@ -13,12 +14,7 @@ import sqlalchemy as sa
 from msgspec.structs import asdict
 from sqlalchemy.engine import Connection
 
-from ...protocol.errors import (
-    InvalidRequestError,
-    PolicyInvalidError,
-    RetryPolicyError,
-    SuspendedClientsError,
-)
+from ...protocol.errors import InvalidRequestError, OverloadedError, Reason
 from ...protocol.groups import (
     FailurePolicy,
     GroupPolicy,
@@ -41,10 +37,10 @@ SUSPENDED_CLIENTS_MAX = 1_000
 
 def group_settings(connection: Connection, subject: str, group: str) -> GroupSettings:
     """
-    Return what is stored of a group.
+    Return the stored settings of a group.
 
     Raises:
-        InvalidNameError, SubjectUnknownError, GroupUnknownError
+        InvalidRequestError, SubjectUnknownError, GroupUnknownError
     """
     row = open_subject_row(connection, subject)
     group_id, _ = find_group(connection, row.subject_id, subject, group)
@@ -61,9 +57,9 @@ def set_policy(
         The id of the group, and the new versions of its members' grants.
 
     Raises:
-        InvalidNameError, SubjectUnknownError, GroupUnknownError
-        PolicyInvalidError: the fields would not work together; nothing has changed.
-        RetryPolicyError: messages of the group are not set aside for retry.
+        InvalidRequestError, SubjectUnknownError, GroupUnknownError
+        InvalidRequestError: the fields contradict each other; nothing was changed.
+        InvalidRequestError: messages of the group are not set aside for retry.
     """
     group_id = _lock(connection, subject, group)
     here = groups.c.group_id == group_id
@@ -72,16 +68,18 @@ def set_policy(
     if ask.on_failure is FailurePolicy.RETRY:
         _check_retries(connection, subject, group, group_id)
     connection.execute(sa.update(groups).where(here).values(policy_values(policy)))
-    return group_id, _tell_members(connection, group_id)
+    return group_id, _notify_members(connection, group_id)
 
 
 def _check_retries(connection: Connection, subject: str, group: str, group_id: int) -> None:
-    """Raises RetryPolicyError."""
+    """Check that messages of the group can be set aside for retry. Raises InvalidRequestError."""
     chosen = sa.select(groups.c.strategy).where(groups.c.group_id == group_id)
     shared = connection.execute(chosen).scalar_one() == ConsumeStrategy.SHARED
     strict = open_subject_row(connection, subject).order_strategy is OrderStrategy.STRICT
     if strict and not shared:
-        raise RetryPolicyError(f"subject {subject!r} is strict", subject=subject, group=group)
+        raise InvalidRequestError(
+            Reason.RETRY_POLICY, f"subject {subject!r} is strict", subject=subject, group=group
+        )
 
 
 def changed_policy(before: GroupPolicy, ask: SetGroup) -> GroupPolicy:
@@ -89,7 +87,7 @@ def changed_policy(before: GroupPolicy, ask: SetGroup) -> GroupPolicy:
     Return the policy after a change.
 
     Raises:
-        PolicyInvalidError: its fields do not work together.
+        InvalidRequestError: its fields contradict each other.
     """
     kept = {} if ask.forget else asdict(before)
     given = {name: value for name, value in asdict(ask).items() if name in asdict(before)}
@@ -98,10 +96,13 @@ def changed_policy(before: GroupPolicy, ask: SetGroup) -> GroupPolicy:
     )
     first_ms, max_ms = policy.backoff_first_ms, policy.backoff_max_ms
     if (first_ms is None) != (max_ms is None):
-        raise PolicyInvalidError("backoff_first_ms and backoff_max_ms go together")
+        raise InvalidRequestError(
+            Reason.POLICY_INVALID, "backoff_first_ms and backoff_max_ms go together"
+        )
     if first_ms is not None and max_ms is not None and first_ms > max_ms:
-        raise PolicyInvalidError(
-            f"backoff_first_ms is {first_ms}, and backoff_max_ms only {max_ms}"
+        raise InvalidRequestError(
+            Reason.POLICY_INVALID,
+            f"backoff_first_ms is {first_ms}, and backoff_max_ms only {max_ms}",
         )
     return policy
 
@@ -110,15 +111,15 @@ def suspend_members(
     connection: Connection, subject: str, group: str, ask: SuspendGroup
 ) -> tuple[int, Changes]:
     """
-    Suspend a group, or a client of it, or end that; a repeat changes nothing.
+    Suspend or resume a group or a client of it; a repeat changes nothing.
 
     Returns:
         The id of the group, which has to be settled, and the new versions of its members' grants.
 
     Raises:
-        InvalidNameError, SubjectUnknownError, GroupUnknownError
-        InvalidRequestError: the client's name has a NUL in it.
-        SuspendedClientsError: SUSPENDED_CLIENTS_MAX clients are suspended.
+        InvalidRequestError, SubjectUnknownError, GroupUnknownError
+        InvalidRequestError: the client's name contains a NUL.
+        OverloadedError: SUSPENDED_CLIENTS_MAX clients are suspended.
     """
     group_id = _lock(connection, subject, group)
     if ask.client is None:
@@ -126,12 +127,12 @@ def suspend_members(
         connection.execute(sa.update(groups).where(here).values(suspended=ask.suspended))
     else:
         _switch_client(connection, group_id, ask.client, suspended=ask.suspended)
-    return group_id, _tell_members(connection, group_id)
+    return group_id, _notify_members(connection, group_id)
 
 
 def _switch_client(connection: Connection, group_id: int, client: str, *, suspended: bool) -> None:
     if "\0" in client:
-        raise InvalidRequestError("the client's name has a NUL in it")
+        raise InvalidRequestError("the client's name contains a NUL")
     of_group = suspended_clients.c.group_id == group_id
     if not suspended:
         here = sa.and_(of_group, suspended_clients.c.client == client)
@@ -140,7 +141,7 @@ def _switch_client(connection: Connection, group_id: int, client: str, *, suspen
     insert_new(connection, suspended_clients, {"group_id": group_id, "client": client})
     count = sa.select(sa.func.count()).select_from(suspended_clients).where(of_group)
     if connection.execute(count).scalar_one() > SUSPENDED_CLIENTS_MAX:
-        raise SuspendedClientsError(limit=SUSPENDED_CLIENTS_MAX)
+        raise OverloadedError(Reason.SUSPENDED_CLIENTS, limit=SUSPENDED_CLIENTS_MAX)
 
 
 def _lock(connection: Connection, subject: str, group: str) -> int:
@@ -150,7 +151,7 @@ def _lock(connection: Connection, subject: str, group: str) -> int:
     return group_id
 
 
-def _tell_members(connection: Connection, group_id: int) -> Changes:
+def _notify_members(connection: Connection, group_id: int) -> Changes:
     mark_unsettled(connection, group_id)
     raise_group_versions(connection, [group_id])
     return Changes(versions=grants_versions(connection, [group_id]))

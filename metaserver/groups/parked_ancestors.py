@@ -1,16 +1,17 @@
-"""Of which ancestors a granted partition takes over what the group has parked: SQL around one
-decision, synchronous.
+"""Finds the ancestors whose parked messages a granted partition adopts: SQL around one decision,
+synchronous.
 
-    parent: drained, with parked messages ─▶ always; what is taken over already is not asked for
-        again
-    further ancestor: reset alone, and parked anew since the partitions between were granted last ─▶
-        past these
-                      all partitions between are lost: what their owners have taken over, and done,
-                      is lost with them
+    parent: drained, with parked messages
+        ─▶ always, but messages that were adopted already are not asked for again
+    further ancestor: it alone was reset, and messages were parked there after the partitions in
+    between were last granted
+        ─▶ adopted past these
+    all partitions in between are lost, with the messages that their owners had adopted
+        ─▶ adopted past these
 
 Invariant
-    What an owner of a partition between has had the chance to take over comes by way of that
-    partition alone, unless that is lost: then what the ancestor still has is handled, or handled
+    Messages that an owner of a partition in between could adopt come by way of that partition
+    alone, unless it is lost: then the messages that the ancestor still has are handled, perhaps
     again.
 """
 
@@ -33,39 +34,39 @@ Ranges = tuple[tuple[int, int], ...]
 
 
 class TakenOver(NamedTuple):
-    """An ancestor of which a partition takes something over."""
+    """An ancestor from which a partition adopts parked messages."""
 
     partition: Partition
     token: int
-    """Of the group's last lease of it."""
+    """Token of the group's last lease of the ancestor."""
     ranges: Ranges
-    """What is taken over; (): the range of the partition that takes it."""
+    """Ranges that are adopted; (): the range of the adopting partition."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ancestor:
-    """A partition, as one that others continue sees it, for one group."""
+    """A partition in its role as an ancestor, for one group."""
 
     range_start: int
     range_end: int
     parents: tuple[PartitionId, ...] = ()
     token: int = 0
-    """Of the last lease; 0: there was none, or the partition is lost with what its owners had still
-    to do.
+    """Token of the last lease; 0: there was none, or the partition is lost with the unfinished work
+    of its owners.
     """
     passed: bool = False
-    """The group has drained it, or its loss was accepted: those behind it are read."""
+    """True if the group has drained it or its loss was accepted, so that its children are read."""
     left: bool = False
-    """The group has drained it, and left parked messages there."""
+    """True if the group has drained it and left parked messages there."""
 
 
 def taken_over(partition: Partition, known: Mapping[PartitionId, Ancestor]) -> dict[int, Ranges]:
     """
-    Return the ancestors of which a partition takes over what the group has left there: id → ranges,
-    as of `TakenOver`.
+    Return the ancestors whose parked messages of the group a partition adopts: id → ranges, as in
+    `TakenOver`.
 
-    An ancestor past the parents counts if its last lease is later than those of all partitions
-    between: none of them has been granted since something was parked there.
+    An ancestor beyond the parents counts if its last lease is later than those of all partitions in
+    between, because then none of these was granted after messages were parked there.
     """
     parents = [parent for parent in partition.parents if parent in known]
     direct: dict[int, Ranges] = {parent: () for parent in parents if known[parent].left}
@@ -86,7 +87,9 @@ def taken_over(partition: Partition, known: Mapping[PartitionId, Ancestor]) -> d
             if ancestor is None:
                 continue
             part = max(start, ancestor.range_start), min(end, ancestor.range_end)
-            if part[0] >= part[1]:  # merged it would be (), which is the whole range
+            if (
+                part[0] >= part[1]
+            ):  # an empty range would be merged to (), which means the whole range
                 continue
             if ancestor.left and ancestor.token > newest and number not in direct:
                 past.setdefault(number, set()).add(part)
@@ -103,14 +106,14 @@ def noted_at_end(
     parked: Collection[int],
 ) -> list[int]:
     """
-    Return those of the partitions at whose end a group is that need no owner more, by id.
+    Return, by id, those partitions at whose end a group is and that need no further owner.
 
-    The others have an owner first, which takes over what ancestors have left, and so have those
-    behind these.
+    The others, and their children, first need an owner that adopts the messages left by ancestors.
 
     Args:
-        at_end: sealed ones, of which the group has drained the parents, or that are among them.
-        parked: those of them that leave something to their children.
+        at_end: sealed partitions whose parents the group has drained, or whose parents are among
+            them.
+        parked: ids of those that leave parked messages to their children.
     """
     facts = dict(known)
     noted: list[int] = []
@@ -145,8 +148,8 @@ def _merged(parts: Iterable[tuple[int, int]]) -> Ranges:
 _token = sa.func.coalesce(leases.c.token, 0)
 _is_open = sa.or_(drained.c.partition_id.is_(None), drained.c.parked)
 _token_kept = sa.case((sa.and_(partitions.c.lost, _is_open), 0), else_=_token)
-"""What was under the leases of a lost partition is not known any more; of one that was drained, and
-left nothing, it is done.
+"""Token of the last lease, but 0 for a lost partition whose work is unknown; the work of one that
+was drained and left nothing is done.
 """
 _of_lease = sa.and_(
     leases.c.group_id == sa.bindparam("of_group"),
@@ -210,7 +213,7 @@ _any_left = (
 def read_taken_over(
     connection: Connection, group_id: int, held: Collection[Partition]
 ) -> dict[PartitionId, list[TakenOver]]:
-    """Return of which ancestors granted partitions take something over: id → these, the parents
+    """Return granted partition id → the ancestors from which it adopts parked messages, the parents
     first.
     """
     parents = {parent for partition in held for parent in partition.parents}
@@ -222,7 +225,7 @@ def read_taken_over(
     if not left:
         return {}
     kept = {row.partition_id: row.token_kept for row in rows}
-    # Mostly a partition is granted later than all before it, and nothing more has to be read.
+    # A partition is usually granted later than all its ancestors, and nothing more has to be read.
     if any(_may_reach_past_parents(partition, left, kept) for partition in held):
         known = _read_known(connection, group_id)
         sources = {partition.partition_id: taken_over(partition, known) for partition in held}
@@ -246,8 +249,8 @@ def read_taken_over(
 def _may_reach_past_parents(
     partition: Partition, left: Collection[int], tokens: Mapping[int, int]
 ) -> bool:
-    """Whether one that left something is later than a parent; it may be the parent of other
-    partitions.
+    """Return whether an ancestor that left messages may have a later lease than a parent; it may
+    turn out to be an ancestor of other partitions.
     """
     if not partition.parents:
         return False
@@ -261,7 +264,7 @@ def _may_reach_past_parents(
 def need_no_owner(
     connection: Connection, group_id: int, at_end: Sequence[int], parked: Collection[int]
 ) -> Sequence[int]:
-    """As `noted_at_end`, of a locked group."""
+    """Return `noted_at_end` for a locked group."""
     if not at_end:
         return at_end
     if not parked and connection.execute(_any_left, {"of_group": group_id}).first() is None:

@@ -1,14 +1,15 @@
 """The consumers' calls: join, heartbeat as a long poll, release, leave.  Shell around SQL.
 
     heartbeat ─▶ renewed at once, many in one statement ─▶ grants changed? ─▶ answer
-                                                                   │ no
-                                                                   └─▶ wait for a change, at most a third of the ttl
+                                                               │ no
+                                                               └─▶ wait for a change,
+                                                                   at most a third of the ttl
 
-A change wakes the heartbeats of the sessions it concerns and no others.
+A change wakes only the heartbeats of the sessions that it concerns.
 
 Heartbeats of one moment share one UPDATE (`SingleFlight`); the queue of writes puts it before
-joins. The queue shares transactions between works, not statements. Measured with a thousand
-sessions on SQLite: 50 µs of processor time each, against 700 µs with one UPDATE each.
+joins. The queue shares transactions between works, not statements. With a thousand sessions on
+SQLite, a heartbeat takes 50 µs of processor time, against 700 µs with one UPDATE each.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from sqlalchemy.engine import Connection
 
 from ...protocol.control import (
     Done,
-    ErrorBody,
     Grants,
     GroupList,
     GroupView,
@@ -42,14 +42,13 @@ from ...protocol.errors import (
     StorageError,
 )
 from ...protocol.groups import CreateGroup, GroupSettings, SetGroup, SuspendGroup
-from ...protocol.http.at_once import HeartbeatAnswers, HeartbeatNews, Heartbeats
 from ...protocol.ids import ConsumerGroup, SessionId, check_name
 from ...protocol.limits import UNREACHED_MAX
 from ...rpc.access.guard import CALLER
 from ..cluster.heard import Announcement
 from ..settings import MetaserverSettings
 from ..sql.database import Database
-from ..wakeups import SingleFlight, Waiter, Wakeups, wait_for
+from ..wakeups import SingleFlight, Waiter, Wakeups
 from .arrivals import Arrivals, longest_ms
 from .creation import EARLIEST
 from .lease_rows import (
@@ -78,36 +77,35 @@ from .views import grants_versions, group_versions, list_groups, read_group
 
 log = logging.getLogger("keylane.metaserver")
 DRAINED_MAX = 4_096
-"""Partitions in one list of a heartbeat."""
+"""Most partitions in one list of a heartbeat."""
 SETTLE_REST_MS_MAX = 250
-"""Settling a group of a thousand takes tens of milliseconds; while many join, a run is shared by
-more of them.
+"""Longest pause, in milliseconds, between two runs that settle a group: settling a group of a
+thousand takes tens of milliseconds, and while many sessions join more of them share a run.
 """
 JOINS_AT_ONCE_MAX = 200
 JOIN_ALONE_MS_MAX = 2_000
-"""A failure that takes longer has to do with the database, not with one of the joins that share a
-transaction.
+"""Time, in milliseconds, after which a failure is blamed on the database, and not on one of the
+joins that share a transaction.
 """
 REPORT_MS_MAX = 500
-"""How long a heartbeat waits for what it reports to be done."""
-HELD = "another transaction holds the row of this session in the database"
+"""Longest time, in milliseconds, for which a heartbeat waits until its reports are stored."""
 GRANTS_CACHED_MAX = 20_000
 
 
 @dataclass(frozen=True, slots=True)
 class _FirstGrants:
-    """What a session that joins is granted, and the changes of settling its new group."""
+    """The grants of a session that joins, and the changes of settling its new group."""
 
     changes: Changes
     grants: Grants | None
-    """Of that session; None: it has ended."""
+    """Grants of that session; None: it has ended."""
 
 
 Announce = Callable[
     [int, Sequence[Announcement], Callable[[Connection, bool], _FirstGrants]],
     Awaitable[_FirstGrants | None],
 ]
-"""As `Announcer.announce`."""
+"""The signature of `Announcer.announce`."""
 
 
 async def _announce_later(
@@ -128,10 +126,12 @@ class _WaitingHeartbeat:
 
     row: SessionRow
     versions: Mapping[int, int]
-    """Of groups, read before `row`, or compared with it."""
+    """Group id → version, read before `row` or compared with it."""
 
     def may_have_news(self, versions: Mapping[int, int]) -> bool:
-        """Whether its group may have changed up to these versions, read after `row`."""
+        """Return whether its group may have changed, given these versions that were read after
+        `row`.
+        """
         known = self.versions.get(self.row.group_id)
         return known is None or known != versions.get(self.row.group_id)
 
@@ -152,11 +152,11 @@ class GroupService:
         Make the service.
 
         Args:
-            announce: tells the brokers of its subject of a new group, and settles it with what they
-                answer.
+            announce: announces a new group to the brokers of its subject, and settles it with their
+                answers.
             begin: makes a group that does not begin at the earliest message, unless it exists.
-            rows_are_locked: the database locks rows, and a transaction that waits for one has a
-                connection meanwhile.
+            rows_are_locked: True for a database that locks rows, where a transaction that waits for
+                one keeps a connection meanwhile.
         """
         self._announce = announce
         self._begin = begin
@@ -169,7 +169,7 @@ class GroupService:
         self._settling_first: SingleFlight[int, None, None] = SingleFlight(
             self._settle_first, rest_ms_max=SETTLE_REST_MS_MAX
         )
-        """For heartbeats: they do not wait behind joins, because a late answer costs the
+        """Settling for heartbeats, which do not wait behind joins: a late answer costs the
         session.
         """
         self._writes = GroupWrites(database, in_turns=rows_are_locked)
@@ -186,37 +186,39 @@ class GroupService:
         self._reading: SingleFlight[int, SessionId, Mapping[SessionId, Grants]] = SingleFlight(
             self._read_grants_now
         )
-        """By group: a change often concerns many of its sessions."""
+        """Reads of grants by group, because a change often concerns many of its sessions."""
         self._arriving: dict[tuple[str, str], Arrivals] = {}
-        """By subject and group."""
+        """(subject, group) → sessions that are joining."""
         self._arrivals: dict[int, tuple[str, str]] = {}
-        """The keys of those by the id of their group."""
+        """Group id → key in `_arriving`."""
         self._reporting: set[asyncio.Task[None]] = set()
         self._cached: dict[SessionId, Grants] = {}
         self._waiting: dict[Waiter, _WaitingHeartbeat] = {}
-        """By call, because of two heartbeats of one session the older may end later."""
+        """Waiter → its heartbeat; not by session, because the older of two heartbeats of one
+        session may end later.
+        """
         self._group_versions: dict[int, int] = {}
-        """As the last `check_for_changes` read them; a new object each time."""
+        """Group id → version, as the last `check_for_changes` read them; a new object each time."""
         self._all_compared = True
-        """Whether every heartbeat that waits was compared with these versions, or read its row
-        after them.
+        """True if every waiting heartbeat was compared with these versions, or read its row after
+        them.
         """
         self._seen: tuple[int, ...] = ()
-        """Of that call."""
+        """`seen` of the last `check_for_changes`."""
 
     async def join(self, ask: Join) -> Joined:
         """
-        Begin a session, and allocate the group's partitions anew before returning.
+        Begin a session, and allocate the group's partitions again before returning.
 
-        The first session of a group creates it.  Every broker that answers knows the group when
-        this returns, and removes nothing that it has not read.  The partitions of the other brokers
-        are granted once these have heard of it.
+        The first session of a group creates it. When this returns, every broker that answers knows
+        the group, and removes no message that the group has not read. Partitions of other brokers
+        are granted once these know the group.
 
         Raises:
-            SubjectUnknownError, SubjectDeletedError, InvalidNameError, InvalidRequestError,
-            GroupStrategyError, GroupBusyError, GroupDeletedError, InstanceTakenError,
-            OverloadedError, SessionQuotaError NotSentError: a broker does not say where a new group
-            is to begin; there is no group.
+            SubjectUnknownError, SubjectDeletedError, InvalidRequestError, InvalidRequestError,
+            ConflictError, BusyError, GroupDeletedError, FencedError,
+            OverloadedError, QuotaExceededError
+            NotSentError: a broker does not answer where a new group is to begin; no group was made.
         """
         if ask.start is not None and ask.start != EARLIEST:
             making = CreateGroup(start=ask.start, strategy=ask.strategy)
@@ -246,7 +248,9 @@ class GroupService:
         )
 
     def _limited_principal(self) -> str:
-        """Whose consumers the caller's are; "": of a server, or without access control."""
+        """Return the principal whose quota counts the caller's consumers; "": a server, or no
+        access control.
+        """
         caller = CALLER.get()
         return "" if caller.is_server or not self._settings.is_guarded else caller.principal
 
@@ -294,10 +298,11 @@ class GroupService:
 
     async def _first_grants(self, row: SessionRow) -> Grants | None:
         """
-        Settle the group of a session that has joined, and return its grants; None: it has ended, or
-        that takes too long.
+        Settle the group of a new session, and return the session's grants; None: it has ended, or
+        settling takes too long.
 
-        Nothing renews a session while its join waits; its first heartbeat brings the grants.
+        Nothing renews a session while its join waits, so that a slow join leaves the grants to its
+        first heartbeat.
         """
         try:
             async with asyncio.timeout(2 * longest_ms(row.ttl_ms) / 1000):
@@ -307,7 +312,7 @@ class GroupService:
             return None
 
     def gathers(self, group_id: int) -> bool:
-        """Whether sessions of a group are joining here, which settles it when they have."""
+        """Return whether sessions of a group are joining here; the group is settled after them."""
         arrivals = self._arriving.get(self._arrivals.get(group_id, ("", "")))
         return arrivals is not None and arrivals.wait_ms(_now_ms()) > 0
 
@@ -351,115 +356,21 @@ class GroupService:
             finally:
                 del self._waiting[waiter]
 
-    async def heartbeats(self, asks: Heartbeats) -> HeartbeatAnswers:
-        """
-        As `heartbeat` of several sessions: renew them in one run, and answer as soon as the grants
-        of one of them differ.
-
-        A session that has ended or whose heartbeat is refused is told in its answer, and ends the
-        wait at once.
-
-        Raises:
-            StorageError
-        """
-        by_session = {SessionId(each.session): each for each in asks.heartbeats}
-        refused: dict[str, KeylaneError] = {}
-        sessions: list[SessionId] = []
-        for session, ask in by_session.items():
-            try:
-                sessions.append(_checked(ask))
-            except KeylaneError as error:
-                refused[session] = error
-        event = asyncio.Event()
-        with self._wakeups.listen_all(sessions, event) as waiters:
-            versions = self._group_versions  # read before the rows
-            rows, held = await self._renewals.together(sessions)
-            try:
-                # All of them before anything else is awaited: a look at changes meanwhile must see
-                # them.
-                for session, waiter in waiters.items():
-                    if session in rows:
-                        self._begin_to_wait(waiter, rows[session], versions)
-                    elif session in held:
-                        refused[session] = StorageError(HELD, operation="lock")
-                    else:
-                        self._forget(session)
-                        refused[session] = SessionUnknownError(session=session)
-                return await self._answer_together(by_session, rows, waiters, event, refused)
-            finally:
-                for waiter in waiters.values():
-                    self._waiting.pop(waiter, None)
-
     def _begin_to_wait(self, waiter: Waiter, row: SessionRow, versions: Mapping[int, int]) -> None:
-        """Note a heartbeat that waits; `versions` were read before its row."""
+        """Register a waiting heartbeat; `versions` were read before its row."""
         self._waiting[waiter] = _WaitingHeartbeat(row, versions)
         if versions is not self._group_versions:
             self._all_compared = False
 
-    async def _answer_together(
-        self,
-        by_session: Mapping[SessionId, Heartbeat],
-        rows: Mapping[SessionId, SessionRow],
-        waiters: Mapping[SessionId, Waiter],
-        event: asyncio.Event,
-        refused: dict[str, KeylaneError],
-    ) -> HeartbeatAnswers:
-        """Wait for news of one of these renewed sessions, unless one was refused, and tell what
-        there is of each.
-        """
-        refused |= await self._take_all_reports(by_session, rows)
-        left = {session: row for session, row in rows.items() if session not in refused}
-        if not refused and all(
-            row.grants_version == by_session[session].known_version for session, row in left.items()
-        ):
-            ttl_ms = min(row.ttl_ms for row in left.values())
-            wait_ms = min(ttl_ms // 3, *(ask.wait_ms for ask in by_session.values()))
-            await wait_for(event, wait_ms)
-        news = [
-            HeartbeatNews(session=session, error=ErrorBody.of(error))
-            for session, error in refused.items()
-        ]
-        told = [self._news(by_session[each], row, waiters[each]) for each, row in left.items()]
-        news += [each for each in await asyncio.gather(*told) if each is not None]
-        return HeartbeatAnswers(news=tuple(news))
-
-    async def _news(self, ask: Heartbeat, row: SessionRow, waiter: Waiter) -> HeartbeatNews | None:
-        """The answer to one of several heartbeats; None: its grants are those that it knows."""
-        cached = self._still_granted(row, waiter)
-        if cached is not None and cached.version == ask.known_version:
-            return None
-        try:
-            grants = cached or await self._read_grants(row)
-        except KeylaneError as error:
-            return HeartbeatNews(session=row.session, error=ErrorBody.of(error))
-        return HeartbeatNews(session=row.session, grants=grants)
-
     def _still_granted(self, row: SessionRow, waiter: Waiter) -> Grants | None:
-        """The grants of a session, if they are known and no change came since its row was read."""
+        """Return the cached grants of a session if nothing has changed since its row was read."""
         cached = self._cached.get(row.session)
         current = cached is not None and cached.version == row.grants_version and not waiter.woken
         return cached if current else None
 
-    async def _take_all_reports(
-        self, asks: Mapping[SessionId, Heartbeat], rows: Mapping[SessionId, SessionRow]
-    ) -> dict[str, KeylaneError]:
-        """Take the reports of several heartbeats at once, in common transactions; returns why those
-        of a session failed.
-        """
-        telling = [row for session, row in rows.items() if _reports(asks[session], row)]
-        taking = [self._take_in_time(asks[row.session], row) for row in telling]
-        outcomes = await asyncio.gather(*taking, return_exceptions=True)
-        failed: dict[str, KeylaneError] = {}
-        for row, outcome in zip(telling, outcomes, strict=True):
-            if isinstance(outcome, KeylaneError):
-                failed[row.session] = outcome
-            elif isinstance(outcome, BaseException):
-                raise outcome
-        return failed
-
     async def _take_in_time(self, ask: Heartbeat, row: SessionRow) -> None:
-        """As `_take_reports`; what takes long is left to itself, because a late answer costs the
-        session.
+        """Call `_take_reports`, but leave a slow one to the background, because a late answer costs
+        the session.
         """
         if not _reports(ask, row):
             return
@@ -473,7 +384,7 @@ class GroupService:
             task.add_done_callback(_look_at)
 
     async def _take_reports(self, ask: Heartbeat, row: SessionRow) -> None:
-        """Do what a heartbeat says beside that its session lives.  Raises SessionUnknownError."""
+        """Store the reports of a heartbeat. Raises SessionUnknownError."""
         session = row.session
         if _is_of_another_group(ask, row):
             await self.leave(Leave(session=session))  # its partitions are free at once
@@ -497,7 +408,7 @@ class GroupService:
 
     async def release(self, ask: ReleaseGrant) -> Done:
         """
-        Give a lease back after a hand-over, and grant it to its next owner at once.
+        Release a lease after a hand-over, and grant it to its next owner at once.
 
         Raises:
             SessionUnknownError: the session has ended.
@@ -511,7 +422,7 @@ class GroupService:
         return Done()
 
     async def suspend(self, ask: Suspend) -> Done:
-        """Grant a session nothing from now on, or its share again.  Raises SessionUnknownError."""
+        """Suspend or resume a session. Raises SessionUnknownError."""
         await self._suspend(ask, await self._writes.group_of(ask.session), self._settling)
         return Done()
 
@@ -554,15 +465,15 @@ class GroupService:
         return await self.group(subject, group)
 
     async def settings(self, subject: str, group: str) -> GroupSettings:
-        """Return what is stored of a group.  Raises SubjectUnknownError, GroupUnknownError."""
+        """Return the stored settings of a group. Raises SubjectUnknownError, GroupUnknownError."""
         return await self._database.read(group_settings, subject, group)
 
     async def set_policy(self, subject: str, group: str, ask: SetGroup) -> GroupSettings:
         """
-        Change the stored failure policy of a group; its members hear of it at once.
+        Change the stored failure policy of a group, and send it to the group's members at once.
 
         Raises:
-            SubjectUnknownError, GroupUnknownError, PolicyInvalidError, RetryPolicyError
+            SubjectUnknownError, GroupUnknownError, InvalidRequestError, InvalidRequestError
         """
         _, changes = await self._database.write(set_policy, subject, group, ask)
         self._notify(changes)
@@ -570,10 +481,10 @@ class GroupService:
 
     async def suspend_members(self, subject: str, group: str, ask: SuspendGroup) -> GroupSettings:
         """
-        Suspend a group or a client of it for an operator, or end that.
+        Suspend or resume a group, or a client of it, for an operator.
 
         Raises:
-            SubjectUnknownError, GroupUnknownError, InvalidRequestError, SuspendedClientsError
+            SubjectUnknownError, GroupUnknownError, InvalidRequestError, OverloadedError
         """
         group_id, changes = await self._database.write(suspend_members, subject, group, ask)
         await self.settle(group_id)
@@ -591,9 +502,9 @@ class GroupService:
         Wake the heartbeats whose grants were changed by another metaserver.
 
         Args:
-            seen: `DueWork.versions`, read before this call; as in the call before, no version has
-                risen since.  Who began to wait while that call read the versions was not compared
-                with them, and is compared now.
+            seen: `DueWork.versions`, read before this call. If it is the same as in the previous
+                call, no version has risen since. Heartbeats that began to wait while that call read
+                the versions are compared now.
 
         Raises:
             StorageError
@@ -653,7 +564,7 @@ class GroupService:
         self._notify(await self._writes.write_first(group_id, settle_group, group_id))
 
     async def _read_grants(self, row: SessionRow) -> Grants:
-        """Raises SessionUnknownError."""
+        """Read and cache the grants of a session. Raises SessionUnknownError."""
         grants = (await self._reading.run(row.group_id, row.session)).get(row.session)
         if grants is None:
             raise SessionUnknownError(session=row.session)
@@ -666,7 +577,7 @@ class GroupService:
         return await self._database.read(read_many_grants, set(ids))
 
     def _keep(self, session: SessionId, grants: Grants) -> None:
-        """Keep what a session is granted, for heartbeats that find its version unchanged."""
+        """Cache the grants of a session, for heartbeats that find its version unchanged."""
         if any(grant.partition.address is None for grant in grants.grants):
             self._forget(session)  # its broker is silent: the address comes without a new version
             return
@@ -686,7 +597,9 @@ class GroupService:
 
 
 def _look_at(task: asyncio.Task[None]) -> None:
-    """Nobody waits for its error: the next heartbeat reports the same."""
+    """Retrieve the task's error, for which nobody waits: the next heartbeat sends the same
+    report.
+    """
     if not task.cancelled():
         task.exception()
 
@@ -706,7 +619,7 @@ def _settle_and_read(
 
 
 def _checked(ask: Heartbeat) -> SessionId:
-    """Raises SessionUnknownError, InvalidRequestError, InvalidNameError."""
+    """Check a heartbeat. Raises SessionUnknownError, InvalidRequestError, InvalidRequestError."""
     check_session(ask.session)
     if max(len(ask.drained), len(ask.parked), len(ask.holding or ())) > DRAINED_MAX:
         raise InvalidRequestError(f"at most {DRAINED_MAX} partitions at once")
@@ -718,7 +631,7 @@ def _checked(ask: Heartbeat) -> SessionId:
 
 
 def _reports(ask: Heartbeat, row: SessionRow) -> bool:
-    """Whether a heartbeat may say more than that its session lives."""
+    """Return whether a heartbeat may report more than that its session is alive."""
     handed_over = row.handing_over and ask.holding is not None
     other = _is_of_another_group(ask, row)
     lost = _suspend_reply_was_lost(ask, row)
@@ -726,19 +639,19 @@ def _reports(ask: Heartbeat, row: SessionRow) -> bool:
 
 
 def _reaches_others(ask: Heartbeat, row: SessionRow) -> bool:
-    """Whether the session gets connections to other brokers than was stored of it."""
+    """Return whether the unreached brokers of the session differ from the stored ones."""
     return ask.unreached is not None and set(ask.unreached) != set(row.unreached)
 
 
 def _is_of_another_group(ask: Heartbeat, row: SessionRow) -> bool:
-    """Whether the session was begun again by a late join, after its group or subject was deleted
-    and made anew.
+    """Return whether a late join began the session again after its group or subject was deleted and
+    created again.
     """
     return ask.group_id not in {0, row.group_id}
 
 
 def _suspend_reply_was_lost(ask: Heartbeat, row: SessionRow) -> bool:
-    """Return whether the session knows its latest grants and still asks for another state: a
-    Suspend came late or was lost.
+    """Return whether the session knows its latest grants and still asks for another state, because
+    a Suspend was late or lost.
     """
     return ask.suspended not in {None, row.suspended} and ask.known_version == row.grants_version

@@ -1,7 +1,7 @@
-"""Whether a principal may have one more consumer.  SQL, synchronous.
+"""Checks whether a principal may have one more consumer. SQL, synchronous.
 
-Two joins of one moment in different groups may both get the last place: their transactions do not
-wait for each other.
+Two simultaneous joins in different groups may both get the last place, because their transactions
+do not wait for each other.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ...protocol.access.quota import EVERYBODY
-from ...protocol.errors import SessionQuotaError
+from ...protocol.errors import QuotaExceededError, Reason
 from ...protocol.http.quotas import PRINCIPAL
 from ..sql.dialect import now_ms
 from ..sql.schema import access_quotas, sessions
@@ -28,11 +28,11 @@ _live = sa.select(sa.func.count()).where(
 
 def check_session_quota(connection: Connection, principal: str, *, more: int = 1) -> None:
     """
-    Check that a principal may begin `more` sessions; without one there is no limit.
+    Check that a principal may begin `more` sessions; "" has no limit.
 
     Raises:
-        SessionQuotaError: it has as many as its quota, or that of everybody where it has none of
-            its own.
+        QuotaExceededError: it would have more than its quota, or, if it has none, than the quota of
+            EVERYBODY.
     """
     if not principal:
         return
@@ -40,7 +40,8 @@ def check_session_quota(connection: Connection, principal: str, *, more: int = 1
     limits = {row.name: row.sessions for row in connection.execute(_quotas, who)}
     limit = limits.get(principal, limits.get(EVERYBODY, 0))
     if limit and connection.execute(_live, who).scalar_one() + more > limit:
-        raise SessionQuotaError(
+        raise QuotaExceededError(
+            Reason.SESSION_QUOTA,
             f"{principal!r} has {limit} consumers, and may have no more",
             principal=principal,
             limit=limit,

@@ -1,9 +1,9 @@
-"""Rows of consumer sessions: joined, renewed, ended.  SQL, synchronous.
+"""Rows of consumer sessions: joined, renewed, ended. SQL, synchronous.
 
 Invariants
-    A session is live while `expires_at` is after the database's time.  Only live sessions are
-    renewed: an expired one stays dead, also before it is swept. The transaction that begins or ends
-    a session marks its group unsettled.
+    A session is live while `expires_at` is after the database's time.
+    Only live sessions are renewed: an expired one stays dead even before its row is deleted.
+    The transaction that begins or ends a session marks its group unsettled.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from sqlalchemy.engine import Connection
 
 from ...protocol.control import Join, Suspend
 from ...protocol.errors import (
-    GroupBusyError,
+    BusyError,
+    ConflictError,
+    FencedError,
     GroupDeletedError,
-    GroupFilterError,
-    GroupStrategyError,
     GroupUnknownError,
-    InstanceTakenError,
     InvalidRequestError,
     KeylaneError,
     OverloadedError,
-    SessionQuotaError,
+    QuotaExceededError,
+    Reason,
     SessionUnknownError,
     SubjectDeletedError,
 )
@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from sqlalchemy.sql.dml import ReturningUpdate
 
 PREDECESSORS_MAX = 16
-"""Sessions of an instance that are remembered; calls of still earlier ones are older than any call
-waits.
+"""Number of earlier sessions of an instance that are remembered; calls of still earlier ones are
+older than any call waits.
 """
 _SESSION = re.compile(r"[0-9a-f]{16,64}")
 
@@ -65,21 +65,21 @@ class SessionRow:
     grants_version: int
     suspended: bool = False
     handing_over: bool = False
-    """It was asked to hand a lease over and has not released it; set by `renew_sessions` only."""
-    new_group: bool = False
-    """Its group began with it; set by `join_group` only."""
-    unheard: tuple[Announcement, ...] = ()
-    """Of a new group: the partitions whose brokers have to be told of it; set by `join_group`
+    """True if it was asked to hand over a lease and has not released it; set by `renew_sessions`
     only.
     """
+    new_group: bool = False
+    """True if its group was created with it; set by `join_group` only."""
+    unheard: tuple[Announcement, ...] = ()
+    """Partitions of a new group whose brokers do not know it yet; set by `join_group` only."""
     start: GroupStart | None = None
-    """Where its group has begun; set by `join_group` only."""
+    """Place where its group began; set by `join_group` only."""
     replaced: tuple[SessionId, ...] = ()
-    """Sessions of the same instance that ended with it; set by `join_group` only."""
+    """Sessions of the same instance that ended with this join; set by `join_group` only."""
     order_strategy: OrderStrategy = OrderStrategy.STRICT
-    """Of its subject; set by `join_group` only."""
+    """Order strategy of its subject; set by `join_group` only."""
     unreached: tuple[str, ...] = ()
-    """Broker groups to which it gets no connection."""
+    """Broker groups to which it cannot connect."""
 
 
 _row = sa.select(
@@ -116,7 +116,9 @@ _pending_reset = sa.select(
         live_resets.c.group_id == sa.bindparam("of_group"), live_resets.c.answer.is_(None)
     )
 )
-"""A reset under live sessions: one more may join, and is granted nothing until it is done."""
+"""True if a reset with live sessions is running: further sessions may join, and are granted nothing
+until it is done.
+"""
 _other_filter = (
     sa.select(sessions.c.filter, sessions.c.client)
     .where(
@@ -133,23 +135,22 @@ def join_group(
     connection: Connection, ask: Join, *, sessions_max: int, principal: str = ""
 ) -> SessionRow:
     """
-    Begin a session; does nothing while the session is live.  The first session of a group creates
-    it.
+    Begin a session, unless it is live. The first session of a group creates the group.
 
     Raises:
-        InvalidNameError, SubjectUnknownError, InvalidRequestError: the session is one of another
-            group.
-        GroupStrategyError: the group has another strategy.
-        GroupFilterError: a live session of the group leaves other messages out.
-        SessionQuotaError: `principal` has as many sessions as it may have; "": it has no limit.
-        OverloadedError: the group has `sessions_max` sessions, or the subject too many groups.
-        GroupBusyError: the group's progress is being set.
-        SubjectDeletedError, GroupDeletedError: it is being deleted; or the client's earlier session
-            was of one that is gone.
-        GroupUnknownError: the group does not exist, and would not begin at the earliest message:
-            `starts/` makes it.
-        InstanceTakenError: another live session has the instance, and this client joins again; see
-            `_replace_instance`.
+        InvalidRequestError, SubjectUnknownError
+        InvalidRequestError: the session belongs to another group.
+        ConflictError: the group has another strategy.
+        ConflictError: a live session of the group has another filter.
+        QuotaExceededError: `principal` has the maximum number of sessions; "" has no limit.
+        OverloadedError: the group has `sessions_max` sessions, or the subject has too many groups.
+        BusyError: the group's cursors are being set.
+        SubjectDeletedError, GroupDeletedError: it is being deleted, or the client's earlier session
+            was of one that was deleted.
+        GroupUnknownError: the group does not exist, and would not begin at the earliest message, so
+            that `starts/` has to make it.
+        FencedError: another live session has the instance, and this client joins once more;
+            see `_replace_instance`.
     """
     _check_texts(ask)
     _check_same_subject(connection, ask)
@@ -172,7 +173,7 @@ def join_group(
     check_session_quota(connection, principal)
     version = group.version if new_group else group.version + 1
     row = {
-        **_said(ask),
+        **_columns_of(ask),
         "group_id": group_id,
         "joined": version,
         "grants_version": version,
@@ -197,14 +198,14 @@ def join_group(
 
 
 class JoinAsk(NamedTuple):
-    """A join, and whose consumers it counts among; "": nobody's."""
+    """A join, and the principal whose quota counts it; "": no quota."""
 
     join: Join
     principal: str
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """Equal for joins of one group that differ in nothing that is checked."""
+        """Equal for joins of one group for which every check has the same result."""
         ask = self.join
         own = ask.session if ask.instance else ""
         return ask.strategy, ask.filter, ask.group_id, repr(ask.start), self.principal, own
@@ -214,10 +215,10 @@ def join_together(
     connection: Connection, asks: Sequence[JoinAsk], *, sessions_max: int
 ) -> dict[str, SessionRow | KeylaneError]:
     """
-    As `join_group` of several sessions of one group, where each has a row or an error of its own.
+    Call `join_group` for several sessions of one group; each gets a row or an error of its own.
 
-    Many consumers often start at once, and differ in their ids alone: then one of them is checked,
-    and all are stored in one statement.
+    Many consumers often start at once and differ only in their ids: then one of them is checked,
+    and all others are stored in one statement.
     """
     answers: dict[str, SessionRow | KeylaneError] = {}
     by_session = {ask.join.session: ask for ask in asks}
@@ -252,11 +253,11 @@ _known = sa.select(sessions.c.session).where(sessions.c.session.in_(sa.bindparam
 def _is_room(
     connection: Connection, group_id: int, asks: Sequence[JoinAsk], sessions_max: int
 ) -> bool:
-    """Whether the group and the principal may have these sessions too."""
+    """Return whether the group and the principal may have these sessions too."""
     members: int = connection.execute(_members, {"of_group": group_id}).scalar_one()
     try:
         check_session_quota(connection, asks[0].principal, more=len(asks))
-    except SessionQuotaError:
+    except QuotaExceededError:
         return False
     return members + len(asks) <= sessions_max
 
@@ -274,7 +275,7 @@ def _join_alike(
         "grants_version": version,
         "predecessors": "",
     }
-    rows = [{**_said(ask.join), **begun, "principal": ask.principal} for ask in asks]
+    rows = [{**_columns_of(ask.join), **begun, "principal": ask.principal} for ask in asks]
     connection.execute(_joined, rows)
     mark_unsettled(connection, first.group_id)
     return {
@@ -290,7 +291,7 @@ def _join_alike(
     }
 
 
-def _said(ask: Join) -> dict[str, object]:
+def _columns_of(ask: Join) -> dict[str, object]:
     """What the row of a session has from its join."""
     return {
         "session": ask.session,
@@ -304,22 +305,22 @@ def _said(ask: Join) -> dict[str, object]:
 
 
 def _check_texts(ask: Join) -> None:
-    """Raises InvalidNameError."""
+    """Check the names in a join. Raises InvalidRequestError."""
     check_name("consumer group", ask.group)
     if ask.instance:
         check_name("instance", ask.instance)
 
 
 def _check_members(connection: Connection, group_id: int, ask: Join, sessions_max: int) -> None:
-    """Raises GroupFilterError, OverloadedError."""
+    """Check that a session fits the live ones. Raises ConflictError, OverloadedError."""
     _check_filter(connection, group_id, ask)
     if connection.execute(_members, {"of_group": group_id}).scalar_one() >= sessions_max:
         raise OverloadedError("too many consumers in this group", limit=sessions_max)
 
 
 def _unheard(connection: Connection, group_id: int) -> tuple[Announcement, ...]:
-    """Read in the durable transaction that makes the group: after a crash no broker has a group
-    that SQL lacks.
+    """Read the brokers to notify in the durable transaction that makes the group: after a crash no
+    broker has a group that SQL lacks.
     """
     return tuple(unheard_partitions(connection, group_id=group_id))
 
@@ -344,18 +345,18 @@ def _replace_instance(
     connection: Connection, group_id: int, ask: Join
 ) -> tuple[tuple[SessionId, ...], str]:
     """
-    End the earlier sessions of an instance; what they had, or were about to get, is granted to the
-    new one instead.
+    End the earlier sessions of an instance; their leases, and those they were about to get, are
+    granted to the new session instead.
 
     Returns:
         The ended sessions, and those that the new one has to remember.
 
     Raises:
-        InstanceTakenError: one of them is live, and the client joins again: the other process was
-            opened later; or one of them has come in the place of this session, of which this is a
-            late call.
-        GroupBusyError: it was not heard since its join, which may be a late call of a process that
-            is gone.
+        FencedError: one of them is live, and this client joins once more, so that the other
+            process started later; or one of them has replaced this session, whose late call this
+            is.
+        BusyError: the live one has sent no heartbeat since its join, which may be a late call
+            of a process that is gone.
     """
     if not ask.instance:
         return (), ""
@@ -364,10 +365,14 @@ def _replace_instance(
     live = [session for session in known if session.alive]
     late = any(ask.session in session.predecessors.split() for session in known)
     if late or (ask.again and any(session.heard for session in live)):
-        raise InstanceTakenError(instance=ask.instance, subject=ask.subject, group=ask.group)
+        raise FencedError(
+            Reason.INSTANCE_TAKEN, instance=ask.instance, subject=ask.subject, group=ask.group
+        )
     if ask.again and live:
-        error = GroupBusyError(
-            f"a session with the instance name {ask.instance!r} has joined, and was not heard since"
+        error = BusyError(
+            Reason.GROUP_BUSY,
+            f"a session with the instance name {ask.instance!r} has joined, and was not "
+            "heard since",
         )
         error.hint = "Join again in a moment: it sends its first heartbeat, or ends with its ttl."
         raise error
@@ -381,21 +386,23 @@ def _replace_instance(
 
 
 def _check_not_reset(connection: Connection, group_id: int) -> None:
-    """Raises GroupBusyError."""
+    """Check that the group's cursors are not being set. Raises BusyError."""
     left_ms = duty_left_ms(connection, reset_duty(group_id))
     if left_ms and not connection.execute(_pending_reset, {"of_group": group_id}).scalar_one():
-        raise GroupBusyError(
+        raise BusyError(
+            Reason.GROUP_BUSY,
             "the progress of this consumer group is being set; join again in a moment",
             left_ms=left_ms,
         )
 
 
 def _check_filter(connection: Connection, group_id: int, ask: Join) -> None:
-    """Raises GroupFilterError."""
+    """Check that no live session has another filter. Raises ConflictError."""
     which = {"of_group": group_id, "of_filter": ask.filter}
     other = connection.execute(_other_filter, which).first()
     if other is not None:
-        raise GroupFilterError(
+        raise ConflictError(
+            Reason.GROUP_FILTER,
             f"this consumer of group {ask.group!r} has {_shown(ask.filter)}; {other.client!r:.80}, "
             f"another member, "
             f"has {_shown(other.filter)}",
@@ -410,8 +417,8 @@ def _shown(text: str) -> str:
 
 
 def _check_same_subject(connection: Connection, ask: Join) -> None:
-    """Raises SubjectDeletedError: the subject of the client's earlier session is gone; one of its
-    name is another one.
+    """Check that the subject of the client's earlier session was not deleted; a later one of its
+    name is another one. Raises SubjectDeletedError.
     """
     if not ask.group_id:  # it joins for the first time
         return
@@ -434,10 +441,10 @@ def _lock_or_create_group(
     Lock the group of a join; create it if there is none.
 
     Returns:
-        Whether it was created, and its row.
+        True if it was created, and its row.
 
     Raises:
-        GroupStrategyError, OverloadedError, GroupDeletedError
+        ConflictError, OverloadedError, GroupDeletedError
         GroupUnknownError: the group does not exist, and would not begin at the earliest message.
     """
     subject_id = subject.subject_id
@@ -469,7 +476,8 @@ def _lock_or_create_group(
             left=removals_left(connection, subject_id, group.group_id),
         )
     if group.strategy != ask.strategy:
-        raise GroupStrategyError(
+        raise ConflictError(
+            Reason.GROUP_STRATEGY,
             f"group {ask.group!r} is {group.strategy}, this consumer {ask.strategy}",
             stored=group.strategy,
             asked=ask.strategy.value,
@@ -478,7 +486,7 @@ def _lock_or_create_group(
 
 
 def lock_in_order(*conditions: sa.ColumnElement[bool], skip_locked: bool = False) -> sa.Select[Any]:
-    """Select sessions and lock them in ascending order: two transactions with different orders
+    """Select sessions and lock them in ascending order, because transactions with different orders
     would deadlock.
     """
     chosen = sa.select(sessions.c.session).where(*conditions)
@@ -511,23 +519,23 @@ _renewed, _renewed_at_once = (_renewal(skip_locked=skip_locked) for skip_locked 
 
 
 def renew_sessions(connection: Connection, ids: Sequence[str]) -> dict[str, SessionRow]:
-    """Renew the live ones of these sessions, each for its ttl from now; expired ones are not in the
-    answer.
+    """Renew those sessions that are live, each for its ttl from now; the answer lacks
+    expired ones.
     """
     return _rows_of(connection.execute(_renewed, {"ids": ids}))
 
 
 class Renewed(NamedTuple):
-    """The sessions that were renewed without a wait for another transaction."""
+    """The result of renewals that did not wait for another transaction."""
 
     rows: dict[str, SessionRow]
     held: dict[str, int]
-    """The live ones whose rows other transactions hold, with the ids of their groups."""
+    """Live sessions whose rows other transactions have locked → ids of their groups."""
 
 
 def renew_at_once(connection: Connection, ids: Sequence[str]) -> Renewed:
-    """As `renew_sessions`, but for sessions whose rows other transactions hold: on PostgreSQL these
-    are only named.
+    """Renew sessions without waiting: on PostgreSQL, sessions whose rows are locked are
+    only named.
     """
     if connection.dialect.name != "postgresql":
         return Renewed(renew_sessions(connection, ids), {})
@@ -556,7 +564,7 @@ def live_session(connection: Connection, session: str) -> SessionRow:
     Return the row of a live session.
 
     Raises:
-        SessionUnknownError: it has ended, or never began.
+        SessionUnknownError: it has ended or never began.
     """
     check_session(session)
     row = connection.execute(_live_session, {"of_session": session}).one_or_none()
@@ -569,7 +577,7 @@ _live_sessions = _row.where(*_asked_and_live)
 
 
 def live_sessions(connection: Connection, ids: Collection[str]) -> dict[str, SessionRow]:
-    """Return the rows of those of these sessions that are live."""
+    """Return session → row, for those that are live."""
     rows = connection.execute(_live_sessions, {"ids": list(ids)}) if ids else ()
     return {row.session: _session_row(row) for row in rows}
 
@@ -585,14 +593,14 @@ _live_members = (
 def live_members(
     connection: Connection, ids: Collection[str]
 ) -> list[tuple[SessionRow, MemberSettings]]:
-    """As `live_sessions`, with what the sessions are told of their group."""
+    """Return `live_sessions`, each with the settings that a member gets."""
     rows = connection.execute(_live_members, {"ids": list(ids)}).all()
     return [(_session_row(row), settings_of_member(row)) for row in rows]
 
 
 def suspend_session(connection: Connection, ask: Suspend) -> int:
     """
-    Grant a session nothing from now on, or its share again.
+    Suspend or resume a session.
 
     Returns:
         The id of its group, which has to be settled.
@@ -613,7 +621,7 @@ def suspend_session(connection: Connection, ask: Suspend) -> int:
 
 
 def group_of(connection: Connection, session: str) -> int | None:
-    """Return the id of a session's group, None if the session has ended and was swept."""
+    """Return the id of a session's group; None: its row was deleted."""
     check_session(session)
     chosen = sa.select(sessions.c.group_id).where(sessions.c.session == session)
     group_id: int | None = connection.execute(chosen).scalar_one_or_none()
@@ -621,7 +629,7 @@ def group_of(connection: Connection, session: str) -> int | None:
 
 
 def leave_group(connection: Connection, session: str) -> int | None:
-    """End a session; returns the id of its group, None if the session had ended."""
+    """End a session, and return the id of its group; None: the session had ended."""
     group_id = group_of(connection, session)
     if group_id is None:
         return None

@@ -1,5 +1,5 @@
-"""What is stored of a consumer group beside its leases: start, failure policy, switches; read.
-SQL, synchronous.
+"""Reads the stored settings of a consumer group: start, failure policy and switches. SQL,
+synchronous.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ client_is_suspended = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberSettings:
-    """What a member is told of its group beside its grants."""
+    """The settings of its group that a member gets beside its grants."""
 
     strategy: ConsumeStrategy
     policy: GroupPolicy
@@ -61,23 +61,11 @@ MEMBER_COLUMNS = (
     subjects.c.order_strategy,
     *POLICY_COLUMNS,
 )
-"""Of a session's group and subject, as `settings_of_member` reads them."""
-_of_member = (
-    sa.select(*MEMBER_COLUMNS)
-    .join(sessions, sessions.c.group_id == groups.c.group_id)
-    .join(subjects, subjects.c.subject_id == groups.c.subject_id)
-    .where(sessions.c.session == sa.bindparam("of_session"))
-)
-
-
-def member_settings(connection: Connection, session: str) -> MemberSettings | None:
-    """Return what a session is told; None if it has ended."""
-    row = connection.execute(_of_member, {"of_session": session}).one_or_none()
-    return None if row is None else settings_of_member(row)
+"""Columns of a session's group and subject that `settings_of_member` reads."""
 
 
 def settings_of_member(row: Any) -> MemberSettings:
-    """The settings in a row with `MEMBER_COLUMNS`."""
+    """Build the settings from a row with `MEMBER_COLUMNS`."""
     switch = OperatorSwitch.OFF
     if row.group_suspended:
         switch = OperatorSwitch.GROUP
@@ -113,7 +101,7 @@ _suspended_clients = (
 def read_stored(
     connection: Connection, group_id: int, *, subject: str, group: str
 ) -> GroupSettings:
-    """Return what is stored of a group that exists."""
+    """Return the stored settings of an existing group."""
     here = {"of_group": group_id}
     row = connection.execute(_settings, here).one()
     return GroupSettings(
@@ -129,12 +117,12 @@ def read_stored(
 
 
 def start_of(row: Any) -> GroupStart:
-    """The start in a row of `groups`."""
+    """Build the start from a row of `groups`."""
     return GroupStart(at=StartAt(row.start_at), at_ms=row.start_ms)
 
 
 def policy_of(row: Any) -> GroupPolicy:
-    """The policy in a row of `groups`."""
+    """Build the policy from a row of `groups`."""
     on_failure, _, on_full = (row.on_failure or "").partition(_WHEN_FULL)
     return GroupPolicy(
         on_failure=FailurePolicy(on_failure) if on_failure else None,
@@ -146,7 +134,7 @@ def policy_of(row: Any) -> GroupPolicy:
 
 
 def policy_values(policy: GroupPolicy) -> dict[str, object]:
-    """What the columns of a policy have: `on_failure` also has `on_full`, as "park+d"."""
+    """Return the columns of a policy; `on_failure` also has `on_full`, as in "park+d"."""
     values = asdict(policy)
     on_full = values.pop("on_full")
     if on_full is not None:

@@ -1,9 +1,10 @@
-"""The strategy of a consumer group, changed by an operator.  SQL, synchronous.
+"""Changes the strategy of a consumer group for an operator. SQL, synchronous.
 
 Invariants
     Sessions, strategy and tokens change in one transaction: no session that joined under the old
-    strategy has a grant after it. Every token granted from then on is above all granted before, so
-    the first new Acquire of a partition fences its old owner.
+    strategy has a grant afterwards.
+    Every later token is above all earlier ones, so that the first new Acquire of a partition fences
+    its old owner.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def switch_group(
     End the sessions of a group and give it another strategy; does nothing if it has that strategy.
 
     Raises:
-        InvalidNameError, SubjectUnknownError, GroupUnknownError
+        InvalidRequestError, SubjectUnknownError, GroupUnknownError
     """
     row = open_subject_row(connection, subject)
     group_id, _ = find_group(connection, row.subject_id, subject, group)

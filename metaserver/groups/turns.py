@@ -1,12 +1,12 @@
-"""Transactions of this process that lock the row of one consumer group: one at a time, shared by
-the calls that wait for it.
+"""Runs transactions of this process that lock the row of one consumer group one after the other,
+each shared by the calls that wait for it.
 
-One at a time has the row anyhow, so calls that come together, as joins do when many consumers
-start, cost one transaction.
+Only one transaction can have the row anyhow, so that calls of one moment, such as the joins of many
+consumers that start, cost one transaction.
 
-On PostgreSQL a transaction that waits for a row has one of few connections meanwhile.  A person, or
-a metaserver that stands still, may hold the row of a group for long: without turns, a few consumers
-of it that join or have news take all of them, and no other group is served.
+On PostgreSQL a transaction that waits for a row keeps one of few connections meanwhile. A person,
+or a metaserver that has stopped, may hold the row of a group for long: without turns, a few
+consumers of that group would take all connections, and no other group would be served.
 """
 
 from __future__ import annotations
@@ -25,13 +25,11 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Work = Callable[[Connection], Any]
 WAIT_MS = 10_000
-"""How long a call waits for its turn: as long as for the row itself."""
+"""Longest time, in milliseconds, for which a call waits for its turn; the same as for the row."""
 
 
 class Turns:
-    """Runs works with the same key in one transaction after the other, in the order in which they
-    came.
-    """
+    """Runs works with the same key in one transaction after the other, in the order of arrival."""
 
     def __init__(self, run: Callable[[Work], Awaitable[Any]]) -> None:
         self._run = run
@@ -39,11 +37,11 @@ class Turns:
 
     async def run(self, key: Hashable, work: Work) -> Any:
         """
-        Return what `work` returns, once it is its turn.  A caller that is cancelled leaves the
-        queue, or its work goes on.
+        Run `work` when it is its turn, and return its result. If the caller is cancelled, work that
+        has not begun leaves the queue, and other work continues.
 
         Raises:
-            What `work` raises.
+            Any error that `work` raises.
             StorageError: its turn did not come in time; `work` has not begun.
         """
         writer = self._writers.get(key)
@@ -57,8 +55,8 @@ class Turns:
 
 
 class GroupWrites:
-    """Writes that lock the row of one group, in turns if `in_turns`; those for heartbeats have
-    turns of their own.
+    """Runs writes that lock the row of one group, in turns if `in_turns`; heartbeats have turns of
+    their own.
     """
 
     def __init__(self, database: Database, *, in_turns: bool) -> None:
@@ -73,7 +71,7 @@ class GroupWrites:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        """As `Database.write`, for a group that has this id, or this subject and name."""
+        """Call `Database.write` for the group with this id, or with this subject and name."""
         if self._turns is None:
             return await self._database.write(work, *args, **kwargs)
         done: T = await self._turns.run(group, lambda connection: work(connection, *args, **kwargs))
@@ -86,11 +84,11 @@ class GroupWrites:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        """As `write`, for the group of a session."""
+        """Call `write` for the group of a session."""
         return await self.write(await self.group_of(session), work, *args, **kwargs)
 
     async def group_of(self, session: str) -> Hashable:
-        """The group of a session; None: it has none, or there are no turns."""
+        """Return the group of a session; None: it has none, or there are no turns."""
         return None if self._turns is None else await self._database.read(group_of, session)
 
     async def write_first(
@@ -100,7 +98,7 @@ class GroupWrites:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        """As `Database.write_first`."""
+        """Call `Database.write_first` for a group, see `write`."""
         if self._turns_first is None:
             return await self._database.write_first(work, *args, **kwargs)
         done: T = await self._turns_first.run(

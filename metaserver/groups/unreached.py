@@ -1,8 +1,8 @@
-"""What sessions say of brokers to which they get no connection.  SQL, synchronous.
+"""Stores the brokers to which sessions cannot connect. SQL, synchronous.
 
-A consumer that a broker refuses, or to which the network leads no more, renews its leases at the
-metaserver all the same.  It says so in its heartbeats, and its partitions there are granted to
-those that do get there.
+A consumer that a broker refuses, or that the network separates from it, can still renew its leases
+at the metaserver. It reports the broker in its heartbeats, and its partitions there are granted to
+sessions that can connect.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..sql.schema import partitions, sessions
 from .locked_group import lock_group
 from .sessions import live_session
 
-_said = sa.update(sessions).where(sessions.c.session == sa.bindparam("of_session"))
+_set_unreached = sa.update(sessions).where(sessions.c.session == sa.bindparam("of_session"))
 _unreached = sa.select(sessions.c.session, sessions.c.unreached).where(
     sessions.c.group_id == sa.bindparam("of_group"), sessions.c.unreached != ""
 )
@@ -32,17 +32,17 @@ _hosted = sa.select(partitions.c.partition_id, partitions.c.broker_group).where(
 
 def note_unreached(connection: Connection, session: str, broker_groups: Collection[str]) -> int:
     """
-    Note the broker groups to which a session gets no connection, and mark its group unsettled;
-    returns the group's id.
+    Store the broker groups to which a session cannot connect, and mark its group unsettled; returns
+    the group's id.
 
     Raises:
         SessionUnknownError: the session has ended.
     """
     group_id = live_session(connection, session).group_id
     lock_group(connection, group_id)
-    live_session(connection, session)  # it may have been swept before the group was locked
+    live_session(connection, session)  # the session may have ended before the group was locked
     names = " ".join(sorted(set(broker_groups)))
-    connection.execute(_said, {"of_session": session, "unreached": names})
+    connection.execute(_set_unreached, {"of_session": session, "unreached": names})
     mark_unsettled(connection, group_id)
     return group_id
 

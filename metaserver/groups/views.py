@@ -1,4 +1,6 @@
-"""Consumer groups that have to be settled, and views of groups for operators.  SQL, synchronous."""
+"""Finds consumer groups that have to be settled, and builds views of groups for operators. SQL,
+synchronous.
+"""
 
 from __future__ import annotations
 
@@ -36,27 +38,29 @@ from .stored_settings import read_stored
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DueWork:
-    """What a round of the periodic work has to do, read at once: mostly nothing."""
+    """The work of a round of the periodic work, read at once; usually there is none."""
 
     groups: tuple[int, ...]
-    """Groups to settle now."""
+    """Ids of the groups to settle now."""
     next_expiry_ms: int | None
-    """The time until the next session may expire."""
+    """Time, in milliseconds, until the next session may expire."""
     removals: bool = False
-    """Whether brokers have to drop partitions or to forget groups."""
+    """True if brokers have to drop partitions or to forget groups."""
     operations: bool = False
-    """Whether an operation may have no driver."""
+    """True if an operation may have no driver."""
     quick: bool = False
-    """Whether brokers have to be told of groups or where they begin, or a reset waits."""
+    """True if groups or their starts have to be sent to brokers, or if a reset waits."""
     creations: bool = False
-    """Whether the creation of a subject was begun and not finished."""
+    """True if the creation of a subject is not finished."""
     versions: tuple[int, ...] = ()
-    """Equal to those of a round before only if no version of a group has risen since."""
+    """Numbers that are the same as in an earlier round only if no version of a group has risen
+    since.
+    """
 
 
 _expired = sa.select(sessions.c.group_id).where(
-    # Read once: a clock that is read for each row keeps PostgreSQL from the index, and rounds from
-    # being cheap.
+    # Read once: PostgreSQL cannot use the index with a clock that is read for each row, and rounds
+    # have to be cheap.
     sessions.c.expires_at <= sa.select(now_ms()).scalar_subquery()
 )
 _unsettled = (
@@ -88,16 +92,16 @@ _due_else = sa.select(
 
 
 _NOTHING_DUE = "keylane.nothing_due"
-"""Of a connection: when it saw nothing to do, and what it read."""
+"""Key in a connection's `info`: the moment at which it saw nothing to do, and the result."""
 
 
 def due_work(connection: Connection) -> DueWork:
     """
-    Return what there is to do.
+    Return the work that is due.
 
-    Groups are those with an expired session, an unsettled change, or a route newer than at their
-    last settling. SQLite tells that nothing was written since a round with nothing to do: then only
-    a session may have expired.
+    Groups are due if they have an expired session, an unsettled change, or a route that is newer
+    than when they were last settled. SQLite reports whether anything was written since a round with
+    nothing to do; if not, only a session may have expired.
     """
     moment = sqlite_moment(connection)
     before: tuple[SqliteMoment, DueWork] | None = connection.info.get(_NOTHING_DUE)
@@ -114,7 +118,7 @@ def due_work(connection: Connection) -> DueWork:
 
 
 def _left_after(before: DueWork, elapsed_ms: int) -> DueWork | None:
-    """What is due if nothing but time has passed since there was nothing to do; None: not known."""
+    """Return what is due if only time has passed since there was nothing to do; None: not known."""
     if before.next_expiry_ms is None:
         return before
     left_ms = before.next_expiry_ms - elapsed_ms
@@ -122,7 +126,7 @@ def _left_after(before: DueWork, elapsed_ms: int) -> DueWork | None:
 
 
 def _read_due(connection: Connection) -> tuple[DueWork, bool]:
-    """What there is to do, and whether it is nothing until a session expires or something is
+    """Return the due work, and whether it is nothing until a session expires or something is
     written.
     """
     row = connection.execute(_due_else).one()
@@ -147,14 +151,14 @@ OWNERS = (
     .distinct()
     .order_by(sessions.c.client)
 )
-"""The names of the consumers that hold a partition of a group."""
+"""Names of the consumers that hold a partition of a group."""
 _group_versions = sa.select(groups.c.group_id, groups.c.version).where(
     groups.c.group_id.in_(sa.bindparam("ids"))
 )
 
 
 def group_versions(connection: Connection, ids: Collection[int]) -> dict[int, int]:
-    """Return the current versions of these groups."""
+    """Return group id → its present version."""
     return {row.group_id: row.version for row in rows_of(connection, _group_versions, ids)}
 
 
@@ -164,7 +168,7 @@ _grants_versions = sa.select(sessions.c.session, sessions.c.grants_version).wher
 
 
 def grants_versions(connection: Connection, ids: Collection[int]) -> dict[SessionId, int]:
-    """Return the version of the grants of every session of these groups."""
+    """Return session → version of its grants, for every session of these groups."""
     rows = rows_of(connection, _grants_versions, ids)
     return {SessionId(row.session): row.grants_version for row in rows}
 
@@ -195,7 +199,7 @@ def read_group(connection: Connection, subject: str, group: ConsumerGroup) -> Gr
     Return a group with the owner of each of its partitions.
 
     Raises:
-        InvalidNameError, SubjectUnknownError, GroupUnknownError
+        InvalidRequestError, SubjectUnknownError, GroupUnknownError
     """
     begin_snapshot(connection)
     row = open_subject_row(connection, subject)
@@ -243,8 +247,8 @@ _counted = sa.select(groups.c.version, groups.c.last_token).where(
 
 
 def _revision(connection: Connection, group_id: int, *, busy: bool) -> str:
-    """That of a group which stands still, or one of its own while it has consumers or is being
-    set.
+    """Return the revision of an idle group; while the group has consumers or is being reset, a
+    revision that never equals one of an idle group.
     """
     row = connection.execute(_counted, {"of_group": group_id}).one()
     busy = busy or duty_left_ms(connection, reset_duty(group_id)) > 0
@@ -252,7 +256,7 @@ def _revision(connection: Connection, group_id: int, *, busy: bool) -> str:
 
 
 def revision_of(group_id: int, version: int, last_token: int) -> str:
-    """The revision of a group without live consumers whose progress is not being set."""
+    """Return the revision of a group without live consumers whose cursors are not being set."""
     return f"{group_id}.{version}.{last_token}"
 
 
@@ -284,10 +288,10 @@ def find_group(
     connection: Connection, subject_id: int, subject: str, group: str
 ) -> tuple[int, ConsumeStrategy]:
     """
-    Return the id of a group and its strategy.
+    Return the id and the strategy of a group.
 
     Raises:
-        InvalidNameError, GroupUnknownError
+        InvalidRequestError, GroupUnknownError
     """
     check_name("consumer group", group)
     named = sa.and_(

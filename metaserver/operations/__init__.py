@@ -1,1 +1,1 @@
-"""Changes of a subject's partitions: planned, journaled, driven to their end."""
+"""Changes of a subject's partitions: planned, journaled, and driven to their end."""

@@ -1,4 +1,4 @@
-"""Plans operations from the rows and journals them.  SQL around the deciders of `plan.py`,
+"""Plans operations from the rows, and journals them: SQL around the deciders of `plan.py`,
 synchronous.
 
 Invariants
@@ -14,12 +14,11 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ...protocol.errors import (
-    BrokerCordonedError,
+    ConflictError,
     InvalidRequestError,
-    NotEnoughBrokersError,
     PartitionUnknownError,
-    StaticSubjectError,
-    SubjectNotStaticError,
+    Reason,
+    UnavailableError,
 )
 from ...protocol.ids import MAX_I64, BrokerGroup, check_name
 from ...protocol.operations import OperationKind, OperationState, Reshape, SetSubject, StepAction
@@ -55,17 +54,21 @@ from .plan_inputs import PlannedOperation, free_subject, open_partitions
 
 def plan_operations(connection: Connection, ask: Reshape) -> list[PlannedOperation]:
     """
-    Plan a change of each subject concerned.  The plan is empty if there is nothing to do.  Locks
-    the subjects.
+    Plan a change of each subject that a request concerns, and lock these subjects.
+
+    Returns:
+        The planned operations; the plan of an operation is empty if there is nothing to do.
 
     Raises:
-        InvalidNameError, InvalidRequestError, SubjectUnknownError, PartitionUnknownError,
-        QueueUnknownError BrokerGroupUnknownError: the broker group never reported itself.
-        NotEnoughBrokersError: no broker group takes new partitions now. BrokerCordonedError: the
-        target of a move is cordoned. OperationRunningError: another operation on the subject has
-        not changed the route yet. StaticSubjectError: the change would alter the queues of a static
-        subject, and is no growth. SubjectNotStaticError: a growth of a subject without queues.
-        DatabaseEmptyError: the brokers host partitions that this database does not know.
+        InvalidRequestError, InvalidRequestError, SubjectUnknownError, PartitionUnknownError,
+        NotFoundError
+        NotFoundError: the broker group has never reported itself.
+        UnavailableError: no broker group can host new partitions now.
+        ConflictError: the target of a move is cordoned.
+        BusyError: another operation on the subject has not changed the route yet.
+        ConflictError: the change would alter the queues of a static subject, and is no growth.
+        ConflictError: a growth of a subject without queues.
+        UnavailableError: the brokers host partitions that this database does not know.
     """
     if ask.kind is OperationKind.CREATE:
         raise InvalidRequestError("a subject is created by POST /v1/subjects")
@@ -77,7 +80,7 @@ def plan_operations(connection: Connection, ask: Reshape) -> list[PlannedOperati
         raise InvalidRequestError("settings are changed by POST /v1/subjects/{subject}/settings")
     if ask.kind is not OperationKind.EVACUATE and (ask.without_source or ask.accept_loss):
         # They are about all subjects of a broker group: a right on one subject does not allow them.
-        raise InvalidRequestError("without_source and accept_loss are of an evacuation alone")
+        raise InvalidRequestError("without_source and accept_loss belong to an evacuation")
     check_not_lost(connection)
     if ask.kind is OperationKind.EVACUATE:
         return plan_evacuations(connection, ask)
@@ -88,7 +91,7 @@ def plan_operations(connection: Connection, ask: Reshape) -> list[PlannedOperati
         subject = free_subject(connection, _subject_of(connection, ask.partition_ids))
     try:
         plan = _plan(connection, ask, subject, hosts)
-    except NotEnoughBrokersError as error:
+    except UnavailableError as error:
         if hosts:
             raise
         raise no_host(connection) from error
@@ -109,10 +112,10 @@ def _plan(
     current = open_partitions(connection, subject)
     if ask.kind is OperationKind.GROW:
         if not subject.static:
-            raise SubjectNotStaticError(subject=subject.name)
+            raise ConflictError(Reason.SUBJECT_NOT_STATIC, subject=subject.name)
         return plan_growth(subject.name, current, hosts, count=ask.partitions, queues=ask.queues)
     if subject.static and ask.kind is not OperationKind.MOVE:
-        raise StaticSubjectError(subject=subject.name, queues=len(current))
+        raise ConflictError(Reason.SUBJECT_STATIC, subject=subject.name, queues=len(current))
     if ask.kind is OperationKind.RESIZE:
         return plan_resize(current, ask.partitions, hosts)
     if ask.kind is OperationKind.MERGE:
@@ -131,14 +134,14 @@ def begin_operations(
     connection: Connection, ask: Reshape, *, driver: str, lease_ms: int
 ) -> list[tuple[int, PlannedOperation]]:
     """
-    Plan operations and journal them, leased to `driver` for `lease_ms`.  An evacuation also cordons
+    Plan operations and journal them, leased to `driver` for `lease_ms`. An evacuation also cordons
     its broker group.
 
     Returns:
-        (id of the operation, plan) of each subject; the id is 0 if the plan is empty.
+        (operation id, plan) of each subject; the id is 0 if the plan is empty.
 
     Raises:
-        The errors of `plan_operations`; then nothing is stored.
+        The errors of `plan_operations`; nothing is stored then.
     """
     begun = []
     evacuates = ask.kind is OperationKind.EVACUATE
@@ -179,7 +182,7 @@ _open_count = (
 
 
 def _subject_of(connection: Connection, ids: tuple[int, ...]) -> str:
-    """The subject of the first of these partitions."""
+    """Return the subject of the first of these partitions."""
     known = None
     if ids and 0 < ids[0] <= MAX_I64:
         rows = connection.execute(_subject_name, {"of_partition": ids[0]})
@@ -199,13 +202,17 @@ def _check_target(
     check_name("broker group", target)
     alive = broker_alive(connection, target)
     if is_cordoned(connection, target):
-        raise BrokerCordonedError(
-            f"broker group {target!r} is cordoned: it gets no new partitions", broker_group=target
+        raise ConflictError(
+            Reason.BROKER_CORDONED,
+            f"broker group {target!r} is cordoned: it gets no new partitions",
+            broker_group=target,
         )
     if target not in hosts:
         view = next(view for view in broker_views(connection) if view.broker_group == target)
-        raise NotEnoughBrokersError(
-            f"broker group {target!r} {'' if alive else 'is '}{view.state}", broker_group=target
+        raise UnavailableError(
+            Reason.NOT_ENOUGH_BROKERS,
+            f"broker group {target!r} {'' if alive else 'is '}{view.state}",
+            broker_group=target,
         )
 
 
@@ -213,7 +220,7 @@ def journal_operation(
     connection: Connection, ask: Reshape, planned: PlannedOperation, *, driver: str, lease_ms: int
 ) -> int:
     """Store an operation, its children, their lineage and its steps, leased to `driver`; returns
-    its id.
+    the operation's id.
     """
     subject_id = planned.subject.subject_id
     operation_id: int = connection.execute(

@@ -1,18 +1,19 @@
 """Drives operations on partitions until they are done: hosts children, seals parents, changes the
 route.  Shell around SQL.
 
-    begin ─▶ journal ─▶ claim ─▶ ask the brokers what the state asks for ─▶ finish the round: next
-        states, perhaps the route
-                          ▲                                                            │
-                          └────────────────────────────────────────────────────────────┘
+    begin ─▶ journal ─▶ claim ─▶ ask the brokers for what the state needs ─▶ finish the round:
+                          ▲                                     next states, perhaps the route
+                          └────────────────────────────────────────────────┘
 
 Invariants
     Every step may be repeated, also by two metaservers at once: brokers and SQL change nothing the
-    second time. Correctness does not rest on the driver's lease.  The lease saves two drivers from
-    doing the same work. No parent is sealed before every child is hosted and every parent's broker
-    says that it can seal. So writes stop for one seal and one transaction, and for one call to
-    brokers of children elsewhere: `first_times.py`. A child opens after its broker has stored every
-    consumer group of the subject.
+    second time.
+    Correctness does not depend on the driver's lease, which only saves two drivers from doing the
+    same work.
+    No parent is sealed before every child is hosted and every parent's broker confirms that it can
+    seal. So writes stop only for one seal and one transaction, and for one call to brokers of
+    children elsewhere: see `first_times.py`.
+    A child opens after its broker has stored every consumer group of the subject.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from ...protocol.control import HostPartition, hosted_limit
 from ...protocol.errors import (
     InvalidRequestError,
     KeylaneError,
-    PartitionInUseError,
     PartitionUnknownError,
+    Reason,
     StorageError,
 )
 from ...protocol.operations import (
@@ -55,7 +56,7 @@ from ..groups.service import GroupService
 from ..settings import MetaserverSettings
 from ..sql.database import Database
 from .begin import begin_operations, plan_operations
-from .first_times import first_times, tell_first_times
+from .first_times import first_times, send_first_times
 from .journal import (
     Operation,
     cancel_operation,
@@ -84,8 +85,8 @@ DRIVEN_AT_ONCE_MAX = 64
 IDS_MAX = 1_024
 WAITS = Backoff(first_ms=20, max_ms=500)
 ATTEMPTS_MAX = 10
-"""Rounds in a row that change nothing; then the operation is released and tried again after a
-pause.
+"""Number of rounds in a row that change nothing, after which the operation is released and tried
+again after a pause.
 """
 PAUSE_MS = 2_000
 _ENTERED = {
@@ -95,21 +96,19 @@ _ENTERED = {
     OperationState.DONE: "opened",
     OperationState.CANCELED: "canceled",
 }
-_ANSWERED = {Ask.SEAL: "sealing", Ask.TELL: "telling"}
-"""The step that `after_step` gets when a broker has answered; a hosted child is no step of its
-own.
-"""
+_ANSWERED = {Ask.SEAL: "sealing", Ask.ANNOUNCE: "telling"}
+"""Name of the step that `after_step` gets when a broker has answered; hosting a child has none."""
 
 
 class _Round(enum.Enum):
-    """How a round of a driver ended."""
+    """The result of a round of a driver."""
 
     ADVANCED = enum.auto()
     """The operation has entered another state."""
     RETRY = enum.auto()
-    """The state is the same; another round soon may change it."""
+    """The state is the same, but another round may change it soon."""
     STOP = enum.auto()
-    """This driver has nothing to do now."""
+    """The driver has nothing to do now."""
 
 
 def _ignore_step(_step: str) -> None:
@@ -117,14 +116,14 @@ def _ignore_step(_step: str) -> None:
 
 
 class _Answer(NamedTuple):
-    """A broker has done a step."""
+    """The answer of a broker that has done a step."""
 
     partition_id: int
     end_offset: int | None = None
-    """Of a sealed partition; None of a hosted one."""
+    """End offset of a sealed partition; None for a hosted one."""
     ended_ms: int = 0
-    """When a sealed partition ends, in milliseconds since 1970; 0: hosted, or the broker does not
-    say it.
+    """Time at which a sealed partition ends, in milliseconds since 1970; 0: the partition is
+    hosted, or the broker does not report it.
     """
 
 
@@ -133,18 +132,18 @@ class OperationDriver:
     Begins operations and drives them.
 
     `begin(Reshape(...))` journals an operation and starts a task in this event loop that drives it
-    to its end. `resume()` is called periodically by the attendant of every metaserver.  It starts
-    tasks for operations without a driver: their metaserver has crashed, or they were released. An
+    to its end. The attendant of every metaserver calls `resume()` periodically, which starts tasks
+    for operations without a driver, because their metaserver has crashed or has released them. An
     operation that waits for a silent broker has no task until the broker reports itself again. An
-    operation whose brokers keep refusing has no task for PAUSE_MS, and leaves its task to another
-    operation.
+    operation whose brokers keep refusing has no task for PAUSE_MS, so that another operation can
+    have one.
 
     Args:
-        driver: the id of this process; no other metaserver ever uses it.
-        after_step: called with the name of each step that is done: planned, hosted, sealing (a
-            broker has sealed, SQL does not know it yet), untold (a child begins by its own
-            calendar), sealed (the operation waits in OPEN), telling (a broker has stored new
-            groups, SQL does not know it yet), opened.
+        driver: id of this process, which no other metaserver ever uses.
+        after_step: called with the name of each finished step: planned, hosted, sealing (a broker
+            has sealed, which SQL does not have yet), untold (a child begins by its own calendar),
+            sealed (the operation waits in OPEN), telling (a broker has stored new groups, which SQL
+            does not have yet), opened.
     """
 
     def __init__(
@@ -173,13 +172,13 @@ class OperationDriver:
     # ── calls ─────────────────────────────────────────────────────────────────────────────────────
     async def begin(self, ask: Reshape) -> OperationList:
         """
-        Journal an operation and start to drive it.  Returns before the operation is done.  A dry
-        run only plans.
+        Journal operations and start to drive them; returns before they are done. A dry run only
+        plans.
 
         Raises:
-            InvalidNameError, InvalidRequestError, SubjectUnknownError, PartitionUnknownError,
-            QueueUnknownError, BrokerGroupUnknownError, NotEnoughBrokersError,
-            OperationRunningError: nothing was changed.
+            InvalidRequestError, InvalidRequestError, SubjectUnknownError, PartitionUnknownError,
+            NotFoundError, NotFoundError, UnavailableError,
+            BusyError: nothing was changed.
         """
         if max(len(ask.partition_ids), len(ask.queues)) > IDS_MAX:
             raise InvalidRequestError(f"at most {IDS_MAX} partitions or queues at once")
@@ -209,11 +208,11 @@ class OperationDriver:
         )
 
     async def set_subject(self, subject: str, ask: SetSubject) -> OperationList:
-        """Journal a change of a subject's settings and start to drive it; raises as `begin`."""
+        """Journal a change of a subject's settings, and start to drive it. Raises as `begin`."""
         return await self.begin(replace(ask, kind=OperationKind.SET, subject=subject))
 
     async def _planned(self, ask: Reshape) -> OperationList:
-        """The plans of a dry run, in the form of the answer of `begin`."""
+        """Return the plans of a dry run, in the form of the answer of `begin`."""
         plans = await self._database.read(plan_operations, ask)
         losses = {planned.freed: planned.losses for planned in plans}
         freed = await self._database.read(operation_views, [planned.freed for planned in plans])
@@ -235,10 +234,10 @@ class OperationDriver:
 
     async def cancel(self, operation_id: int) -> OperationView:
         """
-        Cancel an operation that is in PLAN; a repetition changes nothing.
+        Cancel an operation that is in PLAN; a repeat changes nothing.
 
         Raises:
-            OperationUnknownError, OperationForwardError
+            NotFoundError, ConflictError
         """
         await self._database.write(cancel_operation, operation_id)
         self._drive_soon(operation_id)
@@ -246,12 +245,14 @@ class OperationDriver:
         return view
 
     async def operations(self, subject: str) -> OperationList:
-        """The latest operations of a subject, the newest first.  Raises SubjectUnknownError."""
+        """Return the latest operations of a subject, the newest first. Raises
+        SubjectUnknownError.
+        """
         views = await self._database.read(subject_operations, subject)
         return OperationList(operations=[await self._explained(view) for view in views])
 
     async def _explained(self, view: OperationView) -> OperationView:
-        """Add the reason for waiting if no driver has noted a reason: the driver may have crashed
+        """Add the reason for waiting if no driver has stored one, for example because it crashed
         before it asked a broker.
         """
         if view.problem or all(step.done for step in view.steps):
@@ -262,17 +263,17 @@ class OperationDriver:
         return replace(view, problem=waiting_reason(operation.state, operation.pending))
 
     async def history(self, subject: str) -> SubjectHistory:
-        """Every partition a subject ever had.  Raises SubjectUnknownError."""
+        """Return every partition that a subject ever had. Raises SubjectUnknownError."""
         return await self._database.read(subject_history, subject)
 
     @property
     def driver_id(self) -> str:
-        """The id under which operations are claimed."""
+        """The id under which this process claims operations."""
         return self._driver
 
     async def drive(self, operation_id: int) -> OperationView | None:
-        """Drive a journaled operation, unless it is done, and return it; None if it was deleted
-        with its subject.
+        """Drive a journaled operation unless it is done, and return it; None if it was deleted with
+        its subject.
         """
         views = await self._database.read(operation_views, [operation_id])
         if views and views[0].state is OperationState.PLAN:
@@ -313,14 +314,14 @@ class OperationDriver:
                     await self._pause(operation_id)
                     return
         except Exception:
-            log.exception("a bug in the metaserver stopped operation %d", operation_id)
+            log.exception("operation %d stopped with an unexpected error", operation_id)
             raise
         finally:
             del self._driving[operation_id]
 
     async def _pause(self, operation_id: int) -> None:
-        """Release an operation, not to be claimed for PAUSE_MS; `resume` takes the longest waiting
-        operations first.
+        """Release an operation, which nobody claims for PAUSE_MS; `resume` takes the longest
+        waiting operations first.
         """
         try:
             await self._database.write(
@@ -331,7 +332,7 @@ class OperationDriver:
             log.warning("operation %d: %s", operation_id, error.message)
 
     async def _step(self, operation_id: int) -> _Round:
-        """Drive an operation for one round: claim it, ask its brokers, note their answers."""
+        """Drive an operation for one round: claim it, ask its brokers, and store their answers."""
         operation = await self._database.write(
             claim_operation,
             operation_id,
@@ -355,14 +356,14 @@ class OperationDriver:
         if state is not operation.state:
             self._after_step(_ENTERED[state])
             if RULES[operation.state].runs and RULES[state].children is PartitionState.OPEN:
-                await self._tell(operation)
+                await self._announce_route(operation)
             return _Round.STOP if RULES[state].asks is None else _Round.ADVANCED
         if RULES[state].after is None and not problem:
             return _Round.STOP
         if outlook(operation.state, operation.pending) is not Outlook.WAIT:
             return _Round.RETRY  # a broker has refused, or a new consumer group is to be told
         log.info("operation %d waits: %s", operation_id, problem)
-        pause_ms = PAUSE_MS if RULES[state].asks is Ask.TELL else 0
+        pause_ms = PAUSE_MS if RULES[state].asks is Ask.ANNOUNCE else 0
         await self._database.write(
             release_operation, operation_id, driver=self._driver, pause_ms=pause_ms
         )
@@ -370,11 +371,11 @@ class OperationDriver:
 
     async def _ask_brokers(self, operation: Operation) -> tuple[dict[int, int | None], str]:
         """
-        Ask the brokers to do what the operation's state asks for.
+        Ask the brokers for what the operation's state needs.
 
         Returns:
-            The steps that are done: partition id → end offset of a sealed partition, None of a
-            hosted partition. The first problem, "" without problems.
+            The finished steps, as partition id → end offset of a sealed partition, None for a
+            hosted one; and the first problem, or "".
         """
         asked = await asyncio.gather(
             *(self._ask(operation, partition) for partition in operation.todo)
@@ -382,8 +383,8 @@ class OperationDriver:
         answers = [answer for answer in asked if not isinstance(answer, str)]
         ended_ms = {answer.partition_id: answer.ended_ms for answer in answers if answer.ended_ms}
         told = first_times(operation.opening, operation.todo, ended_ms)
-        tell = partial(self._tell_first_time, operation)
-        if not await tell_first_times(told, tell, lambda: WAITS.pauses(self._rng)):
+        send = partial(self._send_first_time, operation)
+        if not await send_first_times(told, send, lambda: WAITS.pauses(self._rng)):
             self._after_step("untold")
         done = {answer.partition_id: answer.end_offset for answer in answers}
         problems = [answer for answer in asked if isinstance(answer, str)]
@@ -399,7 +400,7 @@ class OperationDriver:
         return done, next(filter(None, problems), "")
 
     async def _ask(self, operation: Operation, partition: Partition) -> _Answer | str:
-        """Ask a broker to host or seal a partition; returns its answer, or the problem."""
+        """Ask a broker to host or seal a partition; returns its answer or the problem."""
         if partition.address is None:
             return broker_silent(operation.state, partition.broker_group)
         rule = RULES[operation.state]
@@ -431,11 +432,11 @@ class OperationDriver:
                 )
                 await broker.control(endpoints.HOST_PARTITION, facts)
             except KeylaneError as error:
-                absent = isinstance(error, PartitionUnknownError | PartitionInUseError)
-                if canceled and absent:
+                unknown = isinstance(error, PartitionUnknownError)
+                if canceled and (unknown or error.reason is Reason.PARTITION_IN_USE):
                     # Never hosted: a partition of that id at the broker is not of this operation.
                     return _Answer(partition.partition_id, 0)
-                if isinstance(error, PartitionUnknownError):
+                if unknown:
                     return (
                         f"partition {partition.partition_id} is not known to "
                         f"{partition.broker_group!r}"
@@ -446,7 +447,7 @@ class OperationDriver:
                 )
         return _Answer(partition.partition_id)
 
-    async def _tell_first_time(
+    async def _send_first_time(
         self, operation: Operation, child: Partition, times_from_ms: int
     ) -> None:
         """Tell the broker of a child from when on it has its times.  Raises KeylaneError."""
@@ -457,8 +458,8 @@ class OperationDriver:
             await broker.control(endpoints.HOST_PARTITION, facts)
 
     async def _refusal(self, parent: Partition) -> str:
-        """The reason why the broker of a parent cannot seal the parent, "" if it can.  Changes
-        nothing at the broker.
+        """Return the reason why the broker of a parent cannot seal it, or ""; changes nothing at
+        the broker.
         """
         assert parent.address is not None
         broker = BrokerClient(self._network, parent.address, timeout_ms=CALL_TIMEOUT_MS)
@@ -469,7 +470,7 @@ class OperationDriver:
                 why = error.message
         return unsealable(parent.partition_id, parent.broker_group, why) if why else ""
 
-    async def _tell(self, operation: Operation) -> None:
+    async def _announce_route(self, operation: Operation) -> None:
         """Announce a new route: wake the calls that wait for the route, and settle the subject's
         groups.
         """
@@ -478,8 +479,8 @@ class OperationDriver:
             await self._groups.settle(group_id)
 
     async def stop(self) -> None:
-        """Stop driving.  Unfinished operations are resumed by another metaserver, or after a
-        restart.
+        """Stop driving; another metaserver, or this one after a restart, resumes unfinished
+        operations.
         """
         tasks = list(self._driving.values())
         for task in tasks:
@@ -488,7 +489,7 @@ class OperationDriver:
 
 
 def _facts(operation: Operation, child: Partition, **told: Any) -> HostPartition:
-    """What the broker of a child keeps, and other fields that it is told."""
+    """Build the facts that the broker of a child keeps, with further fields of the call."""
     return HostPartition(
         subject=operation.subject,
         partition=replace(child, state=PartitionState.OPEN),

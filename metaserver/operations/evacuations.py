@@ -1,21 +1,24 @@
 """Plans evacuations: every subject with open or planned partitions on a broker group leaves it.
 SQL, synchronous.
 
-    the broker group answers     A running operation or creation on one subject refuses the whole evacuation.
+    the broker group answers    A running operation or creation on one subject refuses the whole
+                                evacuation.
 
-    the broker group is silent   Each subject is decided by itself.  Its evacuation is planned; or its running operation
-    (without_source)             continues without the broker group; or the subject is reported as busy.
-                                 Sealed partitions there are abandoned as well: they block groups
-                                 that have not read them.
+    the broker group is silent  Each subject is decided by itself. Its evacuation is planned; or its
+    (without_source)            running operation continues without the broker group; or the subject
+                                is reported as busy. Sealed partitions there are abandoned as well,
+                                because they block groups that have not read them.
 
-    the broker group is lost     As above, also for strict subjects.  All partitions there are given up.
-    (accept_loss)                The queue of a static subject continues above all offsets that the lost partition can have.
+    the broker group is lost    As above, also for strict subjects. All partitions there are given
+    (accept_loss)               up. The queue of a static subject continues above all offsets that
+                                the lost partition can have.
 
 Invariants
     Every open or planned partition of the broker group is either planned to leave or reported as
     busy. If the broker group is silent, the same holds for its sealed partitions that block a
-    consumer group. An operation continues without its source only if the subject allows reordered
-    messages, or an operator has accepted the loss.
+    consumer group.
+    An operation continues without its source only if the subject allows reordered messages, or an
+    operator has accepted the loss.
 """
 
 from __future__ import annotations
@@ -27,12 +30,7 @@ from dataclasses import replace
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ...protocol.errors import (
-    CreationRunningError,
-    InvalidRequestError,
-    NotEnoughBrokersError,
-    OperationRunningError,
-)
+from ...protocol.errors import BusyError, InvalidRequestError, Reason, UnavailableError
 from ...protocol.ids import BrokerGroup, PartitionId, check_name
 from ...protocol.operations import BusySubject, Reshape, StepAction
 from ...protocol.queues import start_behind_loss
@@ -51,43 +49,42 @@ from .plan_inputs import (
 from .states import may_reorder
 
 _COMING = (PartitionState.PLANNED, PartitionState.OPEN)
-"""The states of partitions that have to leave.  A planned partition would open there, although the
-group is cordoned.
+"""States of partitions that have to leave; a planned partition would open there although the group
+is cordoned.
 """
-_through = sa.select(sa.literal(1)).where(
+_has_drained = sa.select(sa.literal(1)).where(
     drained.c.group_id == groups.c.group_id, drained.c.partition_id == partitions.c.partition_id
 )
-_behind = sa.select(sa.literal(1)).where(
+_not_drained = sa.select(sa.literal(1)).where(
     groups.c.subject_id == partitions.c.subject_id,
-    sa.not_(sa.exists(_through.correlate(groups, partitions))),
+    sa.not_(sa.exists(_has_drained.correlate(groups, partitions))),
 )
 _blocking = sa.and_(
     partitions.c.state == PartitionState.SEALED,
     partitions.c.end_offset.is_not(None),
     sa.or_(
         sa.and_(subjects.c.order_strategy == OrderStrategy.BEST_TRIED, sa.not_(subjects.c.static)),
-        sa.exists(_behind.correlate(partitions)),
+        sa.exists(_not_drained.correlate(partitions)),
     ),
 )
 """
 Sealed partitions that block consumer groups.
 
-Of a subject that allows reordered messages: all of them, because they also block future groups.  Of
-other subjects: those that an existing group has not drained.
+Subjects that allow reordered messages: all of them, because they also block future groups. Other
+subjects: those that an existing group has not drained.
 """
 _SEALED = partitions.c.state == PartitionState.SEALED
 
 
 def plan_evacuations(connection: Connection, ask: Reshape) -> list[PlannedOperation]:
     """
-    Plan the evacuation of each subject concerned, by name.  Locks the subjects.
+    Plan the evacuation of each subject on the broker group, by name, and lock these subjects.
 
     Raises:
-        InvalidNameError, BrokerGroupUnknownError, NotEnoughBrokersError
+        InvalidRequestError, NotFoundError, UnavailableError
         InvalidRequestError: `without_source` or `accept_loss` is given and the broker group is not
-        silent; or a queue of a
-            static subject has no logic offsets left above the loss.
-        OperationRunningError, CreationRunningError: the broker group answers, and an operation or a
+            silent; or a queue of a static subject has no logic offsets left above the loss.
+        BusyError, BusyError: the broker group answers, and an operation or a
             creation runs on a subject.
     """
     source = BrokerGroup(ask.broker_group)
@@ -96,7 +93,7 @@ def plan_evacuations(connection: Connection, ask: Reshape) -> list[PlannedOperat
     heard = last_heard(connection, source)
     if heard.left_ms > 0 and left:
         raise InvalidRequestError(
-            f"broker group {source!r} {heard.said}, and counts as alive.  If it is dead, "
+            f"broker group {source!r} {heard.last_report}, and counts as alive.  If it is dead, "
             f"{heard.ask_again}.  If it "
             "answers, evacuate it without --without-source and --accept-loss: it "
             "seals, and order is kept"
@@ -124,7 +121,7 @@ def plan_evacuations(connection: Connection, ask: Reshape) -> list[PlannedOperat
             continue
         try:
             plan = plan_evacuation(open_partitions(connection, subject), source, load)
-        except NotEnoughBrokersError as error:
+        except UnavailableError as error:
             raise no_host(connection, without=source) from error
         load.update(child.broker_group for child in plan.children)
         sealed = _blocking_there(connection, subject, source, blocking) if left else ()
@@ -152,7 +149,7 @@ def _check_starts(subject: SubjectRow, names: Iterable[str]) -> None:
 
 
 def _may_continue(subject: SubjectRow, ask: Reshape) -> bool:
-    """Whether the subject's operations may continue without the silent broker group."""
+    """Return whether the subject's operations may continue without the silent broker group."""
     return may_reorder(subject.order_strategy, static=subject.static) or ask.accept_loss
 
 
@@ -162,7 +159,7 @@ def _blocking_there(
     source: BrokerGroup,
     blocking: sa.ColumnElement[bool],
 ) -> tuple[PartitionId, ...]:
-    """The sealed partitions of a subject on a broker group that block consumer groups."""
+    """Return a subject's sealed partitions on a broker group that block consumer groups."""
     there = sa.and_(
         partitions.c.subject_id == subject.subject_id, partitions.c.broker_group == source
     )
@@ -171,7 +168,7 @@ def _blocking_there(
 
 
 def _children_of(connection: Connection, operation_id: int) -> list[str]:
-    """The names of an operation's children."""
+    """Return the names of an operation's children."""
     names = (
         sa.select(partitions.c.name)
         .join(steps, steps.c.partition_id == partitions.c.partition_id)
@@ -182,8 +179,8 @@ def _children_of(connection: Connection, operation_id: int) -> list[str]:
 
 def continue_without(connection: Connection, operation_id: int, ask: Reshape) -> None:
     """
-    Let a running operation continue without silent sources, or without the broker group whose loss
-    is accepted.
+    Let a running operation continue without silent sources, or without a broker group whose loss is
+    accepted.
 
     The caller has locked the operation's subject.
     """
@@ -199,8 +196,8 @@ def continue_without(connection: Connection, operation_id: int, ask: Reshape) ->
 
 
 def _hidden(ask: Reshape, subject: SubjectRow) -> PlannedOperation:
-    """The part of an evacuation that concerns a hidden subject: it does not move.  Raises
-    SubjectHiddenError.
+    """Return the part of an evacuation for a hidden subject, which does not move. Raises
+    ConflictError.
     """
     if not (ask.without_source or ask.accept_loss):
         check_not_hidden(subject)
@@ -212,13 +209,15 @@ def _hidden(ask: Reshape, subject: SubjectRow) -> PlannedOperation:
 def _not_free(
     connection: Connection, ask: Reshape, subject: SubjectRow, running: int
 ) -> PlannedOperation:
-    """The part of an evacuation that concerns a subject with a running operation or an unfinished
+    """Return the part of an evacuation for a subject with a running operation or an unfinished
     creation.
     """
     if not (ask.without_source or ask.accept_loss):
         if running:
-            raise OperationRunningError(subject=subject.name, operation_id=running)
-        raise CreationRunningError(subject=subject.name, broker_group=ask.broker_group)
+            raise BusyError(Reason.OPERATION_RUNNING, subject=subject.name, operation_id=running)
+        raise BusyError(
+            Reason.CREATION_RUNNING, subject=subject.name, broker_group=ask.broker_group
+        )
     todo = connection.execute(
         sa.select(steps.c.action, steps.c.done, steps.c.partition_id)
         .join(partitions, partitions.c.partition_id == steps.c.partition_id)

@@ -1,14 +1,14 @@
-"""Tells the brokers of children where the times of their parents end, so that no child begins
-earlier.
+"""Sends the times at which parents end to the brokers of their children, so that no message of a
+child has an earlier time.
 
-    SEAL: each parent's broker has sealed, and says the time ─▶ the brokers of its children on other
-        broker groups are told
+    SEAL: each parent's broker has sealed, and reports the time
+      ─▶ the brokers of its children on other broker groups get the time
       ─▶ the round ends: SQL has the seal, and perhaps the route changes
 
 Invariants
-    Correctness does not rest on it, so no operation waits for it longer than TELL_MS:
+    Correctness does not depend on it, so no operation waits for it longer than SEND_MS:
     see docs/decisions/0102.
-    A seal that SQL does not have yet is asked for again, and its time is told again.
+    A seal that SQL does not have yet is asked for again, and its time is sent again.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 from ...protocol.backoff import Pauses
 from ...protocol.errors import (
+    InvalidRequestError,
     KeylaneError,
     OverloadedError,
-    PartitionInUseError,
+    Reason,
     UnreachableError,
 )
 from ...protocol.routing import Partition
 
 log = logging.getLogger("keylane.metaserver")
 
-TELL_MS = 5_000
+SEND_MS = 5_000
 """How long the broker of a child is asked, which has hosted it a moment ago."""
 
-Tell = Callable[[Partition, int], Awaitable[object]]
+Send = Callable[[Partition, int], Awaitable[object]]
 """Tells the broker of a child from when on it has its times, in milliseconds since 1970."""
 
 
@@ -39,16 +40,17 @@ def first_times(
     children: Sequence[Partition], parents: Collection[Partition], ended_ms: Mapping[int, int]
 ) -> list[tuple[Partition, int]]:
     """
-    The children whose brokers are to be told, each with the greatest time at which a parent on
-    another broker ended.
+    Return the children whose brokers need a time, each with the latest end of a parent on another
+    broker.
 
-    A broker knows by itself when the parents ended that it has.
+    A broker knows the ends of the parents that it hosts itself.
 
     Args:
-        ended_ms: by id of each parent whose broker has said it.
+        ended_ms: parent id → time of its end, in milliseconds since 1970, if its broker has
+            reported it.
     """
     elsewhere = {int(parent.partition_id): parent.broker_group for parent in parents}
-    told = []
+    times = []
     for child in children:
         from_ms = max(
             (
@@ -59,29 +61,31 @@ def first_times(
             default=0,
         )
         if from_ms:
-            told.append((child, from_ms))
-    return told
+            times.append((child, from_ms))
+    return times
 
 
-async def tell_first_times(
-    told: Sequence[tuple[Partition, int]], tell: Tell, pauses: Callable[[], Pauses]
+async def send_first_times(
+    times: Sequence[tuple[Partition, int]], send: Send, pauses: Callable[[], Pauses]
 ) -> bool:
     """Tell them all at once, each for TELL_MS at most; False: one begins by its own calendar, and
     the log says so.
     """
-    tells = (_tell(child, from_ms, tell, pauses()) for child, from_ms in told)
-    return all(await asyncio.gather(*tells))
+    sends = (_send(child, from_ms, send, pauses()) for child, from_ms in times)
+    return all(await asyncio.gather(*sends))
 
 
-async def _tell(child: Partition, from_ms: int, tell: Tell, pauses: Pauses) -> bool:
+async def _send(child: Partition, from_ms: int, send: Send, pauses: Pauses) -> bool:
     why = "it is silent"
     try:
-        async with asyncio.timeout(TELL_MS / 1000):
+        async with asyncio.timeout(SEND_MS / 1000):
             while child.address is not None:
                 try:
-                    await tell(child, from_ms)
+                    await send(child, from_ms)
                     return True
-                except PartitionInUseError:
+                except InvalidRequestError as error:
+                    if error.reason is not Reason.PARTITION_IN_USE:
+                        raise
                     # open: another driver has told it; dropped or sealed: it takes no message any
                     # more
                     return True
@@ -93,8 +97,8 @@ async def _tell(child: Partition, from_ms: int, tell: Tell, pauses: Pauses) -> b
     except KeylaneError as error:
         why = error.message
     log.warning(
-        "partition %d starts with the clock of broker group %r, because that could not be given "
-        "the times of its parents: %s",
+        "partition %d starts with the clock of broker group %r, which could not be sent the "
+        "times of its parents: %s",
         child.partition_id,
         child.broker_group,
         why,

@@ -1,14 +1,15 @@
-"""The journal of operations: claims them, notes their steps, moves them from state to state.  SQL,
-synchronous.
+"""The journal of operations: claims them, stores their steps, and moves them from state to state.
+SQL, synchronous.
 
 Invariants
-    An operation enters a state in the transaction that notes the last step of the state before: see
-    `states.py`. The route changes in one transaction: parents SEALED, children OPEN, version + 1. A
-    publication of a hidden subject with a cut has no children: its steps seal the hidden
-    partitions, which lie before open ones and are shown from then on. A child opens after its
-    broker has stored every consumer group of the subject; or after the loss of the broker's data
-    folder was accepted, so that the folder is refused. Every function may be repeated; a repetition
-    changes nothing.
+    An operation enters a state in the transaction that stores the last step of the previous state:
+    see `states.py`.
+    The route changes in one transaction: parents SEALED, children OPEN, version + 1. A publication
+    of a hidden subject with a cut has no children: its steps seal the hidden partitions, which are
+    parents of open ones, and are visible from then on.
+    A child opens after its broker has stored every consumer group of the subject, or after the loss
+    of the broker's data folder was accepted, so that the folder is refused.
+    Every function may be repeated; a repeat changes nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ...protocol.control import Retention
-from ...protocol.errors import OperationForwardError, OperationUnknownError
+from ...protocol.errors import ConflictError, NotFoundError, Reason
 from ...protocol.ids import MAX_I64, Subject
 from ...protocol.limits import MESSAGE_BYTES_MAX
 from ...protocol.operations import OperationKind, OperationState, StepAction
@@ -57,54 +58,54 @@ PROBLEM_CHARS_MAX = 1_024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """An operation as its driver needs it."""
+    """An operation with the facts that its driver needs."""
 
     operation_id: int
     subject_id: int
     subject: Subject
     order_strategy: OrderStrategy
-    """The one of the children; another than the subject's while this operation changes it."""
+    """Order strategy of the children, which is not the subject's while this operation
+    changes it.
+    """
     partitions_wanted: int
-    """The number of partitions that the subject was created with."""
+    """Number of partitions with which the subject was created."""
     retention: Retention
-    """As `order_strategy`."""
+    """Retention of the children, as for `order_strategy`."""
     static: bool
-    """Whether the subject is static: children continue the logic offsets of their parents, or begin
+    """True if the subject is static: children continue the logic offsets of their parents, or begin
     above a loss.
     """
     state: OperationState
     pending: tuple[Pending, ...]
-    """Every step that is not done; in OPEN also the children whose brokers do not know every
-    consumer group.
+    """Every unfinished step; in OPEN also the children whose brokers do not know every consumer
+    group.
     """
     todo: tuple[Partition, ...]
-    """The partitions whose brokers have something to do in this state; address None: the broker is
-    silent.
+    """Partitions whose brokers have something to do in this state; their address is None if the
+    broker is silent.
     """
     sources: tuple[Partition, ...] = ()
-    """The parents whose brokers are asked, before any parent is sealed, whether they can seal
-    them.
-    """
+    """Parents whose brokers are asked, before any parent is sealed, whether they can seal them."""
     opening: tuple[Partition, ...] = ()
-    """While the parents are sealed: the children, which are hosted, but no hidden ones, which have
-    messages already.
+    """The hosted children while the parents are being sealed, without those of a hidden subject,
+    which have messages already.
     """
     openings: Mapping[int, str] = field(default_factory=dict)
-    """By id of each partition in `todo`: the opening of the data folder whose broker is asked."""
+    """Partition id in `todo` → opening of the data folder whose broker is asked."""
     groups: tuple[tuple[int, str], ...] = ()
-    """(id, name) of every consumer group of the subject; the children's brokers have to store
-    them.
+    """(id, name) of every consumer group of the subject; the children's brokers have to
+    store them.
     """
     tokens_above: int = 0
-    """Every token of the subject's deleted groups is at most this."""
+    """Token that no token of the subject's deleted groups exceeds."""
     changes_settings: bool = False
-    """Whether the subject gets the settings of this operation when the route changes."""
+    """True if the subject gets the settings of this operation when the route changes."""
     message_bytes_max: int = MESSAGE_BYTES_MAX
-    """As `order_strategy`."""
+    """Message size limit of the children, in bytes, as for `order_strategy`."""
     publishes: bool = False
-    """The children have messages: they are a hidden subject's."""
+    """True if the children are a hidden subject's, and have messages."""
     replaces: bool = False
-    """Older partitions expire when the route changes, and brokers drop them."""
+    """True if older partitions expire when the route changes, and brokers drop them."""
 
 
 _claimed = (
@@ -121,7 +122,7 @@ _claimed = (
 def claim_operation(
     connection: Connection, operation_id: int, *, driver: str, lease_ms: int
 ) -> Operation | None:
-    """Lease an operation to `driver` for `lease_ms`.  None if the operation is done, or leased to
+    """Lease an operation to `driver` for `lease_ms`; returns None if it is done or leased to
     another driver.
     """
     mine = {"of_operation": operation_id, "by": driver, "for_ms": lease_ms}
@@ -147,7 +148,7 @@ _operation = (
 
 
 def read_operation(connection: Connection, operation_id: int) -> Operation:
-    """Return an operation with the steps that are not done."""
+    """Return an operation with its unfinished steps."""
     row = connection.execute(_operation, {"of_operation": operation_id}).one()
     state = OperationState(row.state)
     pending, known, opening = _pending(connection, row)
@@ -184,18 +185,18 @@ _steps = sa.select(steps).where(steps.c.operation_id == sa.bindparam("of_operati
 def _pending(
     connection: Connection, row: sa.Row[Any]
 ) -> tuple[tuple[Pending, ...], tuple[Partition, ...], tuple[Partition, ...]]:
-    """Return the steps that are not done, their partitions, and `Operation.opening`; each ordered
-    by partition id.
+    """Return the unfinished steps, their partitions, and `Operation.opening`; each ordered by
+    partition id.
     """
     rows = connection.execute(_steps, {"of_operation": row.operation_id}).all()
     left = {step.partition_id: step for step in rows if not step.done}
     asks = {key: ASK_OF_STEP[StepAction(step.action)] for key, step in left.items()}
-    if RULES[OperationState(row.state)].asks is Ask.TELL:
+    if RULES[OperationState(row.state)].asks is Ask.ANNOUNCE:
         shown = StepAction.SEAL if _seals_hidden(row, rows) else StepAction.HOST
         children = {step.partition_id: step for step in rows if step.action == shown}
         for partition_id in unheard_children(connection, row.subject_id, list(children)):
             left[partition_id] = children[partition_id]
-            asks[partition_id] = Ask.TELL
+            asks[partition_id] = Ask.ANNOUNCE
     opens: set[int] = set()
     if row.state == OperationState.SEAL and row.kind != OperationKind.PUBLISH:
         opens = {step.partition_id for step in rows if step.action == StepAction.HOST}
@@ -218,15 +219,17 @@ def _pending(
 
 
 def _seals_hidden(row: sa.Row[Any], rows: Sequence[sa.Row[Any]]) -> bool:
-    """Whether a publication opens nothing: the hidden partitions lie before others already, and are
-    sealed with it.
+    """Return whether a publication opens nothing, because the hidden partitions are parents of
+    others already, and are sealed by it.
     """
     hosted = any(step.action == StepAction.HOST for step in rows)
     return row.kind == OperationKind.PUBLISH and not hosted
 
 
 def _may_reorder(row: sa.Row[Any]) -> bool:
-    """Whether an operation may get its route before silent brokers have sealed its parents."""
+    """Return whether an operation may change the route before silent brokers have sealed its
+    parents.
+    """
     strategy = OrderStrategy(row.order_strategy)
     return bool(row.without_source) and may_reorder(strategy, static=row.static)
 
@@ -279,38 +282,37 @@ _state_locked = (
 
 
 def _lock_operation(connection: Connection, operation_id: int) -> OperationState | None:
-    """The state of an operation, locked until the transaction ends; None if the operation is
+    """Return the state of an operation, and lock it until the transaction ends; None if it is
     unknown.
     """
     here = {"of_operation": operation_id}
     subject_id = connection.execute(_subject_id, here).scalar_one_or_none()
     if subject_id is None:
         return None
-    # The beginning of an operation locks in the same order: the subject's row, then the operation's
-    # row.
+    # The beginning of an operation uses the same order: the subject's row, then the operation's.
     connection.execute(_subject_locked, {"of_subject": subject_id}).one()
     return OperationState(connection.execute(_state_locked, here).scalar_one())
 
 
 def cancel_operation(connection: Connection, operation_id: int) -> None:
     """
-    Cancel an operation in PLAN; a repetition changes nothing.
+    Cancel an operation in PLAN; a repeat changes nothing.
 
-    The children are never opened.  Brokers may host some of them already, so their steps become
+    The children are never opened. Because brokers may host some of them already, their steps become
     seals.
 
     Raises:
-        OperationUnknownError
-        OperationForwardError: the operation is past PLAN.
+        NotFoundError
+        ConflictError: the operation is past PLAN.
     """
     known = 0 < operation_id <= MAX_I64
     state = _lock_operation(connection, operation_id) if known else None
     if state is None:
-        raise OperationUnknownError(operation_id=operation_id)
+        raise NotFoundError(Reason.OPERATION_UNKNOWN, operation_id=operation_id)
     if state is OperationState.CANCELED:
         return
     if not RULES[state].may_cancel:
-        raise OperationForwardError(operation_id=operation_id, state=state.value)
+        raise ConflictError(Reason.OPERATION_FORWARD, operation_id=operation_id, state=state.value)
     mine = steps.c.operation_id == operation_id
     row = connection.execute(_operation, {"of_operation": operation_id}).one()
     every = connection.execute(_steps, {"of_operation": operation_id}).all()
@@ -328,7 +330,7 @@ def cancel_operation(connection: Connection, operation_id: int) -> None:
     free = {"driver": None, "driven_until": 0}
     connection.execute(_set_operation, {"of_operation": operation_id} | canceled | free)
     if row.replaces:  # its groups were granted nothing meanwhile
-        connection.execute(_told_again, {"of_subject": row.subject_id})
+        connection.execute(_unannounced, {"of_subject": row.subject_id})
 
 
 def finish_round(
@@ -342,26 +344,25 @@ def finish_round(
     openings: Mapping[int, str] | None = None,
 ) -> OperationState:
     """
-    Note the steps that brokers have done, then enter states until the operation has to stay in its
-    state.
+    Store the steps that brokers have done, then enter states until the operation has to wait.
 
-    A broker that has done its step in an earlier opening is asked again: its data folder may be an
-    older copy by now.
+    A broker that has done its step in an earlier opening is asked again, because its data folder
+    may be an older copy by now.
 
-    After the last seal, writers to the parents wait for this transaction alone: it also changes the
-    route.
+    After the last seal, producers that write to the parents wait only for this transaction, which
+    also changes the route.
 
     Args:
-        done: partition id → end offset of a sealed partition, None of a hosted partition.
-        problem: the reason why a broker has not done its step, "" if all steps are done.
+        done: partition id → end offset of a sealed partition, None for a hosted one.
+        problem: the reason why a broker has not done its step, or "".
         heard: ids of the consumer groups that the brokers of the hosted partitions have stored.
-        sealable: the parents whose brokers have just said that they can seal them; None: all
+        sealable: the parents whose brokers have just confirmed that they can seal them; None: all
             parents.
-        openings: partition id → the opening of the data folder whose broker was asked; None: no
-            folder was opened since.
+        openings: partition id → opening of the data folder whose broker was asked; None: no folder
+            was opened since.
 
     Returns:
-        The state of the operation now; DONE if it was deleted with its subject.
+        The present state of the operation; DONE if it was deleted with its subject.
     """
     if openings is not None:
         now = read_openings(connection, done, lock=True)
@@ -379,8 +380,8 @@ def finish_round(
         problem = ""
     if RULES[operation.state].asks is None:
         problem = ""  # another driver has finished the operation
-    said = {"of_operation": operation_id, "problem": problem[:PROBLEM_CHARS_MAX]}
-    connection.execute(_set_operation, said)
+    values = {"of_operation": operation_id, "problem": problem[:PROBLEM_CHARS_MAX]}
+    connection.execute(_set_operation, values)
     return operation.state
 
 
@@ -390,14 +391,14 @@ def _note_steps(
     done: Mapping[int, int | None],
     heard: Collection[int],
 ) -> None:
-    """Note the steps in `done`; the arguments are those of `finish_round`."""
+    """Store the steps in `done`; the arguments are those of `finish_round`."""
     for partition_id, end_offset in sorted(done.items()):
         if end_offset is not None:
             connection.execute(_sealed_at, {"of_partition": partition_id, "end": end_offset})
     hosted = [partition_id for partition_id, end_offset in done.items() if end_offset is None]
     store_heard(connection, {partition_id: list(heard) for partition_id in sorted(hosted)})
-    # Steps are selected by action: a cancel since then has changed the children's steps from HOST
-    # to SEAL.
+    # Steps are selected by action, because a cancel since then has changed the children's steps
+    # from HOST to SEAL.
     for action in StepAction:
         ids = [key for key, end in done.items() if (end is None) is (action is StepAction.HOST)]
         which = {"of_operation": operation_id, "ids": ids, "what": action}
@@ -413,7 +414,7 @@ _route_raised = (
 )
 _set_subject = sa.update(subjects).where(subjects.c.subject_id == sa.bindparam("of_subject"))
 """Sets the columns that are named in its parameters."""
-_told_again = (
+_unannounced = (
     sa.update(groups)
     .where(groups.c.subject_id == sa.bindparam("of_subject"))
     .values(told=False, settled=False, version=groups.c.version + 1)
@@ -437,19 +438,19 @@ def _change_route(connection: Connection, operation: Operation, rule: Rule) -> N
     connection.execute(_set_partitions, {"ids": sealed, "state": rule.parents})
     waiting = [step for step in operation.pending if step.ask is Ask.SEAL]
     lose_partitions(connection, [step.partition_id for step in waiting if step.given_up])
-    # The end offset of an abandoned parent is unknown until its broker is back, also if the broker
-    # reported one before.
+    # The end offset of an abandoned parent is unknown until its broker returns, even if the broker
+    # reported one earlier.
     left = {"abandoned": True, "end_offset": None}
     connection.execute(_set_partitions, {"ids": left_behind(operation.pending), **left})
     connection.execute(_set_partitions, {"ids": children, "state": rule.children})
-    # These children open although their silent brokers do not know every group.  The brokers must
+    # These children open although their silent brokers do not know every group; the brokers must
     # never serve them.
-    untold = [step.partition_id for step in operation.pending if step.ask is Ask.TELL]
-    refuse_folders(connection, untold)
+    unheard = [step.partition_id for step in operation.pending if step.ask is Ask.ANNOUNCE]
+    refuse_folders(connection, unheard)
     if operation.static:
         set_logic_starts(connection, children)
     if operation.replaces:
-        # Of a hidden subject with a cut all younger partitions stay: they continue its own.
+        # With a cut all younger partitions stay, because they continue the hidden ones.
         younger = partitions.c.partition_id >= min(sealed)
         kept = partitions.c.partition_id.in_(children) if children else younger
         _expire_older(connection, operation.subject_id, kept)
@@ -464,12 +465,12 @@ def _change_route(connection: Connection, operation: Operation, rule: Rule) -> N
             "message_bytes_max": operation.message_bytes_max,
         }
         connection.execute(_set_subject, here | settings)
-        # Brokers were told of no group while time alone counted; they hear of them before a
-        # partition is granted.
-        connection.execute(_told_again, here)
+        # Brokers do not know the groups while retention is by time alone; the groups are announced
+        # before a partition is granted.
+        connection.execute(_unannounced, here)
     route_table(
         read_route(connection, operation.subject)
-    )  # raises unless each LP has one open partition
+    )  # raises unless each logical partition has one open partition
 
 
 def _expire_older(connection: Connection, subject_id: int, kept: sa.ColumnElement[bool]) -> None:
@@ -486,7 +487,7 @@ def _expire_older(connection: Connection, subject_id: int, kept: sa.ColumnElemen
 def release_operation(
     connection: Connection, operation_id: int, *, driver: str, pause_ms: int = 0
 ) -> None:
-    """End the driver's lease.  Any driver may claim the operation after `pause_ms`."""
+    """End the driver's lease; any driver may claim the operation after `pause_ms`."""
     mine = sa.and_(operations.c.operation_id == operation_id, operations.c.driver == driver)
     until = now_ms() + pause_ms
     connection.execute(sa.update(operations).where(mine).values(driven_until=until))
@@ -525,8 +526,8 @@ def idle_operations(connection: Connection) -> list[int]:
     """
     Return the operations that have no driver and can continue, the longest waiting first.
 
-    Steps to tell brokers of new groups are not read here, so every operation in OPEN counts as able
-    to continue.
+    Announcements of new groups are not read here, so that every operation in OPEN counts as able to
+    continue.
     """
     left: dict[int, list[sa.Row[Any]]] = {}
     for row in connection.execute(_left):
@@ -535,7 +536,7 @@ def idle_operations(connection: Connection) -> list[int]:
 
 
 def _can_continue(rows: list[sa.Row[Any]]) -> bool:
-    """Whether an operation can continue; `rows` are its steps that are not done, or one row without
+    """Return whether an operation can continue; `rows` are its unfinished steps, or one row without
     a step.
     """
     pending = [
@@ -554,6 +555,6 @@ def _can_continue(rows: list[sa.Row[Any]]) -> bool:
 
 
 def groups_of(connection: Connection, subject_id: int) -> list[int]:
-    """The ids of a subject's consumer groups."""
+    """Return the ids of a subject's consumer groups."""
     ids = sa.select(groups.c.group_id).where(groups.c.subject_id == subject_id)
     return list(connection.execute(ids).scalars())

@@ -1,22 +1,24 @@
-"""Plans of operations: which partitions are sealed and which are opened.  Pure.
+"""Plans operations: which partitions are sealed and which are opened. Pure.
 
-    resize     The subject gets the exact split of the wanted count.  A partition with a range of that split stays.
-    grow       Logic queues of a static subject are cut in the middle.  The first half continues its queue, the second half
-               begins a new one.
+    resize     The subject gets the exact split of the wanted count. A partition whose range is in
+               that split stays.
+    grow       Logic queues of a static subject are cut in the middle. The first half continues its
+               queue, the second half begins a new one.
     split      One partition becomes two.
     merge      Neighbouring partitions become one.
     move       A partition continues with the same range on another broker group.
     evacuate   Every open partition of a broker group moves to other broker groups.
-    set        Every open partition continues with the same range, under other settings of its subject.
+    set        Every open partition continues with the same range, under other settings of its
+               subject.
 
 Invariants
     The open partitions after a plan cover every logical partition exactly once.
     The parents of a child are exactly the sealed partitions whose ranges overlap the child's range.
-    No plan but that of `set` seals a partition whose range and broker group stay the same.
+    Only the plan of `set` seals a partition whose range and broker group stay the same.
     A child continues its parent's queue exactly if its range begins where the range of its only
-    parent begins. New queues of a static subject have the numbers that follow the highest one. A
-    child goes to the broker group with the fewest partitions of the subject.  Of several, to one
-    that has a parent of the child; then to the one with the fewest partitions of all subjects.
+    parent begins. New queues of a static subject have the numbers that follow the highest one.
+    A child goes to the broker group with the fewest partitions of the subject; among equals to one
+    that has a parent of the child, and then to the one with the fewest partitions of all subjects.
 """
 
 from __future__ import annotations
@@ -28,9 +30,10 @@ from itertools import pairwise
 
 from ...protocol.errors import (
     InvalidRequestError,
-    NotEnoughBrokersError,
+    NotFoundError,
     PartitionUnknownError,
-    QueueUnknownError,
+    Reason,
+    UnavailableError,
 )
 from ...protocol.ids import BrokerGroup, PartitionId, QueueNumber
 from ...protocol.limits import PARTITIONS_MAX
@@ -51,14 +54,16 @@ class OpenPartition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Child:
-    """A partition that is to be opened."""
+    """A partition that will be opened."""
 
     range_start: int
     range_end: int
     broker_group: BrokerGroup
     parents: tuple[PartitionId, ...]
     queue: QueueNumber | None = None
-    """The logic queue; None, in a subject that is not static: the number in the child's name."""
+    """Number of the logic queue; None, in a subject that is not static: the number in the child's
+    name.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,22 +71,22 @@ class Plan:
     """The partitions to seal and to open; empty if there is nothing to do."""
 
     sealed: tuple[PartitionId, ...] = ()
-    """The partitions to seal, and sealed partitions that are abandoned now."""
+    """Partitions to seal, and sealed partitions that are abandoned now."""
     children: tuple[Child, ...] = ()
 
 
 NOTHING = Plan()
 Hosts = Mapping[BrokerGroup, int]
-"""Broker group that takes new partitions → number of its open partitions, of all subjects."""
+"""Broker group that can host new partitions → number of its open partitions, of all subjects."""
 
 
 def plan_resize(current: Sequence[OpenPartition], count: int, hosts: Hosts) -> Plan:
     """
-    Plan `count` partitions of ranges that differ by at most one logical partition.
+    Plan `count` partitions whose ranges differ in size by at most one logical partition.
 
     Raises:
         InvalidRequestError: `count` is outside 1..1024.
-        NotEnoughBrokersError: `hosts` is empty.
+        UnavailableError: `hosts` is empty.
     """
     wanted = split_ranges(count)
     here = {(partition.range_start, partition.range_end) for partition in current}
@@ -106,20 +111,20 @@ def plan_growth(
     """
     Cut logic queues in the middle of their ranges.
 
-    Every cut makes one queue, with the next number.  Growing to a count at once or by steps gives
-    the same queues.
+    Every cut makes one queue, with the next number. Growing to a count gives the same queues at
+    once as in steps.
 
     Args:
         current: the open partitions of a static subject, one for each queue.
-        count: the wanted number of queues; the widest queue is cut next, of several the first by
+        count: the wanted number of queues; the widest queue is cut next, among equals the first by
             range.
-        queues: the numbers of the queues to cut, in place of a count.
+        queues: instead of `count`: the numbers of the queues to cut.
 
     Raises:
-        InvalidRequestError: not either a count or queues; the count is lower than now, or over
-            1024; or a queue to cut is one logical partition.
-        QueueUnknownError: the subject has no such queue.
-        NotEnoughBrokersError: `hosts` is empty.
+        InvalidRequestError: both or neither of `count` and `queues` are given; the count is lower
+            than now, or above 1024; or a queue to cut is one logical partition.
+        NotFoundError: the subject has no such queue.
+        UnavailableError: `hosts` is empty.
     """
     if bool(count) == bool(queues):
         raise InvalidRequestError("give either the number of queues or the queues to split")
@@ -152,10 +157,11 @@ def plan_growth(
 
 def _cut(subject: str, ranges: dict[int, tuple[int, int]], queue: int) -> None:
     """Leave the first half of a queue's range to the queue, and give the second half to a new
-    one.
+    queue.
     """
     if queue not in ranges:
-        raise QueueUnknownError(
+        raise NotFoundError(
+            Reason.QUEUE_UNKNOWN,
             f"subject {subject!r} has queues 0 to {max(ranges)}, not {queue}",
             subject=subject,
             queue=queue,
@@ -171,7 +177,7 @@ def _cut(subject: str, ranges: dict[int, tuple[int, int]], queue: int) -> None:
 
 
 def _by_width(bounds: tuple[int, int]) -> tuple[int, int]:
-    """The widest range first; of ranges that are equally wide, the first."""
+    """Sort key: the widest range first, among equals the first."""
     start, end = bounds
     return start - end, start
 
@@ -183,7 +189,7 @@ def plan_split(current: Sequence[OpenPartition], partition_id: int, hosts: Hosts
     Raises:
         PartitionUnknownError: the subject has no such open partition.
         InvalidRequestError: the range is one logical partition.
-        NotEnoughBrokersError: `hosts` is empty.
+        UnavailableError: `hosts` is empty.
     """
     partition = _find(current, partition_id)
     middle = (partition.range_start + partition.range_end) // 2
@@ -198,12 +204,13 @@ def plan_split(current: Sequence[OpenPartition], partition_id: int, hosts: Hosts
 
 def plan_merge(current: Sequence[OpenPartition], ids: Collection[int], hosts: Hosts) -> Plan:
     """
-    Continue neighbouring partitions by one child.
+    Continue neighbouring partitions with one child.
 
     Raises:
-        PartitionUnknownError: not all are open partitions of the subject.
-        InvalidRequestError: fewer than two partitions, or a gap between their ranges.
-        NotEnoughBrokersError: `hosts` is empty.
+        PartitionUnknownError: an id is not that of an open partition of the subject.
+        InvalidRequestError: there are fewer than two partitions, or there is a gap between their
+            ranges.
+        UnavailableError: `hosts` is empty.
     """
     merged = sorted(
         (_find(current, partition_id) for partition_id in set(ids)),
@@ -223,10 +230,10 @@ def plan_merge(current: Sequence[OpenPartition], ids: Collection[int], hosts: Ho
 
 def plan_move(current: Sequence[OpenPartition], ids: Collection[int], target: BrokerGroup) -> Plan:
     """
-    Continue partitions on the broker group `target`.  Partitions that are on it already stay.
+    Continue partitions on the broker group `target`, except those that are on it already.
 
     Raises:
-        PartitionUnknownError: not all are open partitions of the subject.
+        PartitionUnknownError: an id is not that of an open partition of the subject.
         InvalidRequestError: `ids` is empty.
     """
     if not ids:
@@ -242,7 +249,7 @@ def plan_evacuation(current: Sequence[OpenPartition], source: BrokerGroup, hosts
     Continue every open partition of the broker group `source` on other broker groups.
 
     Raises:
-        NotEnoughBrokersError: no other broker group takes new partitions.
+        UnavailableError: no other broker group can host new partitions.
     """
     others = {group: load for group, load in hosts.items() if group != source}
     return _moves(
@@ -252,10 +259,11 @@ def plan_evacuation(current: Sequence[OpenPartition], source: BrokerGroup, hosts
 
 def plan_set(current: Sequence[OpenPartition], hosts: Hosts) -> Plan:
     """
-    Continue every open partition: its broker keeps the settings under which it was hosted.
+    Continue every open partition, because a broker never changes the settings of a hosted
+    partition.
 
     Raises:
-        NotEnoughBrokersError: `hosts` is empty.
+        UnavailableError: `hosts` is empty.
     """
     return _moves(current, list(current), hosts)
 
@@ -271,7 +279,7 @@ def _find(current: Sequence[OpenPartition], partition_id: int) -> OpenPartition:
         if partition.partition_id == partition_id:
             return partition
     raise PartitionUnknownError(
-        f"partition {partition_id} is not an open partition of this subject; those that are: "
+        f"partition {partition_id} is not an open partition of this subject; its open partitions: "
         f"{listed(sorted(partition.partition_id for partition in current))}",
         partition_id=partition_id,
     )
@@ -286,7 +294,7 @@ def _plan(
     if not ranges:
         return NOTHING
     if not hosts:
-        raise NotEnoughBrokersError
+        raise UnavailableError(Reason.NOT_ENOUGH_BROKERS)
     gone = {partition.partition_id for partition in sealed}
     of_subject = Counter(
         partition.broker_group for partition in current if partition.partition_id not in gone

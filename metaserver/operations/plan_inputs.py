@@ -1,4 +1,4 @@
-"""Inputs of a plan: a subject without a running operation, and its open partitions.  SQL,
+"""Reads the inputs of a plan: a subject without a running operation, and its open partitions. SQL,
 synchronous.
 """
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ...protocol.errors import OperationRunningError
+from ...protocol.errors import BusyError, Reason
 from ...protocol.ids import BrokerGroup, PartitionId, QueueNumber, partition_name
 from ...protocol.operations import (
     BusySubject,
@@ -27,24 +27,22 @@ from .plan import OpenPartition, Plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedOperation:
-    """The operation that is planned for one subject."""
+    """A planned operation on one subject."""
 
     subject: SubjectRow
     plan: Plan
     freed: int = 0
-    """The id of a running operation that waited for the evacuated broker group and continues
+    """Id of a running operation that waited for the evacuated broker group and now continues
     without it; else 0.
     """
     busy: BusySubject | None = None
-    """The reason why an evacuation leaves partitions of the subject on the broker group, or
-    blocked.
-    """
+    """Reason why an evacuation leaves partitions of the subject on the broker group, or blocked."""
     losses: tuple[LossView, ...] = ()
-    """The partitions that are given up with a lost broker group."""
+    """Partitions that are given up with a lost broker group."""
 
     def children(self) -> tuple[Partition, ...]:
-        """The children with their names and queues.  Their ids are 0: they get ids when their rows
-        are stored.
+        """Return the children with their names and queues; their ids are 0 until their rows are
+        stored.
         """
         planned = []
         for number, child in enumerate(self.plan.children, self.subject.partitions_named):
@@ -64,7 +62,7 @@ class PlannedOperation:
         return tuple(planned)
 
     def view(self, ask: Reshape) -> OperationView:
-        """The plan as an operation that is not stored yet."""
+        """Return the plan as an operation that is not stored yet."""
         return OperationView(
             operation_id=0,
             subject=self.subject.name,
@@ -79,30 +77,30 @@ class PlannedOperation:
 
 def free_subject(connection: Connection, name: str) -> SubjectRow:
     """
-    An open subject without a running operation, locked until the transaction ends.
+    Return an open subject without a running operation, and lock it until the transaction ends.
 
     Raises:
-        InvalidNameError, SubjectUnknownError, CreationFailedError, DatabaseEmptyError,
-        OperationRunningError, SubjectHiddenError
+        InvalidRequestError, SubjectUnknownError, ConflictError, UnavailableError,
+        BusyError
     """
     row = check_open(connection, name, find_subject(connection, name, lock=True))
     check_not_hidden(row)
     running = running_operation(connection, row.subject_id)
     if running is not None:
-        raise OperationRunningError(subject=name, operation_id=running)
+        raise BusyError(Reason.OPERATION_RUNNING, subject=name, operation_id=running)
     return row
 
 
 def running_operation(connection: Connection, subject_id: int) -> int | None:
-    """The id of the subject's running operation: it has not changed the route yet.  None if no
-    operation runs.
+    """Return the id of the subject's running operation, which has not changed the route yet, or
+    None.
     """
     running = sa.select(operations.c.operation_id).where(operations.c.running == subject_id)
     return connection.execute(running).scalar_one_or_none()
 
 
 def open_partitions(connection: Connection, subject: SubjectRow) -> list[OpenPartition]:
-    """The open partitions of a subject, by range."""
+    """Return the open partitions of a subject, by range."""
     rows = connection.execute(
         sa.select(partitions)
         .where(

@@ -1,22 +1,24 @@
 """The states of an operation on partitions, as a table: what brokers are asked for, what comes
-next, and when.  Pure.
+next, and when. Pure.
 
-    state     brokers are asked to        next      when                                                        moved by
-    PLAN      host the children           SEAL      all are hosted, and each parent's broker says it can seal   a driver
-                                          CANCELED  at any time                                                 an operator
-    SEAL      seal the parents            OPEN      all are sealed, but for those that may be left behind       a driver
-    OPEN      learn the consumer groups   DONE      all know them: the route changes; every parent has an end   a driver
-              made since they hosted      FENCE     the same, with a parent left behind unsealed                a driver
-    FENCE     seal the parents left       DONE      all are sealed                                              a driver
-    CANCELED  seal the children           -
-    DONE      -                           -
+    state     brokers are asked to       next      when
+    PLAN      host the children          SEAL      all are hosted, and each parent can be sealed
+                                         CANCELED  an operator cancels, at any time
+    SEAL      seal the parents           OPEN      all but those that may be left behind are sealed
+    OPEN      learn the consumer groups  DONE      all know them, and every parent has an end:
+              made since they hosted               the route changes
+                                         FENCE     the same, with a parent left behind unsealed
+    FENCE     seal the parents left      DONE      all are sealed
+    CANCELED  seal the children          -
+    DONE      -                          -
 
 Invariants
-    A state is left for the next one only when `outlook` is PASS.  Nothing else decides whether an
-    operation can continue. From the first seal on an operation only moves forward: no state after
-    PLAN can be canceled. A parent is left behind unsealed only before the route changes, and only
-    if its broker is silent. Then either an operator has accepted the loss, or the subject allows
-    reordered messages and an operator asked for it.
+    A state is left for the next one only when `outlook` is PASS. Nothing else decides whether an
+    operation can continue.
+    From the first seal on an operation only moves forward: no state after PLAN can be canceled.
+    A parent is left behind unsealed only before the route changes, and only if its broker is
+    silent. Then either an operator has accepted the loss, or the subject allows reordered messages
+    and an operator asked for it.
 """
 
 from __future__ import annotations
@@ -30,12 +32,12 @@ from ...protocol.routing import OrderStrategy, PartitionState
 
 
 class Ask(enum.StrEnum):
-    """What a broker is asked for."""
+    """The action that a broker is asked for."""
 
     HOST = "host"
     SEAL = "seal"
-    TELL = "tell"
-    """Store the consumer groups that were made after the broker had hosted a child."""
+    ANNOUNCE = "announce"
+    """To store the consumer groups that were made after the broker had hosted a child."""
 
 
 ASK_OF_STEP = {StepAction.HOST: Ask.HOST, StepAction.SEAL: Ask.SEAL}
@@ -43,28 +45,26 @@ ASK_OF_STEP = {StepAction.HOST: Ask.HOST, StepAction.SEAL: Ask.SEAL}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One row of the table."""
+    """A row of the table."""
 
     asks: Ask | None
-    """What brokers are asked for in this state; None: nothing."""
+    """Action that brokers are asked for in this state, or None."""
     after: OperationState | None
     """The next state; None: this state is the last."""
     after_leaving: OperationState | None = None
-    """The next state if a parent is left behind unsealed; None: `after`."""
+    """The next state if a parent is left behind unsealed; None: the same as `after`."""
     runs: bool
-    """Whether the route is still to change; no other operation may begin on the subject
-    meanwhile.
+    """True if the route has not changed yet, so that no other operation may begin on the
+    subject.
     """
     checks_parents: bool = False
-    """Whether the next state also needs an answer of every parent's broker: it can seal the
-    parent.
-    """
+    """True if the next state also requires that every parent's broker confirms that it can seal."""
     may_cancel: bool = False
-    """Whether an operator may cancel the operation in this state."""
+    """True if an operator may cancel the operation in this state."""
     parents: PartitionState
-    """The state of the operation's parents."""
+    """State of the operation's parents."""
     children: PartitionState
-    """The state of the operation's children."""
+    """State of the operation's children."""
 
 
 RULES: Mapping[OperationState, Rule] = {
@@ -85,7 +85,7 @@ RULES: Mapping[OperationState, Rule] = {
         children=PartitionState.PLANNED,
     ),
     OperationState.OPEN: Rule(
-        asks=Ask.TELL,
+        asks=Ask.ANNOUNCE,
         after=OperationState.DONE,
         after_leaving=OperationState.FENCE,
         runs=True,
@@ -115,43 +115,43 @@ RULES: Mapping[OperationState, Rule] = {
     ),
 }
 RUNNING = frozenset(state for state, rule in RULES.items() if rule.runs)
-"""The states in which no other operation may begin on the subject."""
+"""States in which no other operation may begin on the subject."""
 ASKING = tuple(state for state, rule in RULES.items() if rule.asks is not None)
-"""The states in which brokers may have something to do."""
+"""States in which brokers may have something to do."""
 MOVING = tuple(state for state, rule in RULES.items() if rule.after is not None)
-"""The states that are left for another one."""
+"""States that have a next state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pending:
-    """A step that is not done."""
+    """An unfinished step."""
 
     ask: Ask
     partition_id: int
     broker_group: str
     alive: bool
-    """The broker reports itself."""
+    """True if the broker reports itself."""
     given_up: bool = False
-    """An operator has accepted the loss of what the broker has."""
+    """True if an operator has accepted the loss of the broker's data."""
     may_reorder: bool = False
-    """An operator lets the operation continue without silent brokers, and the subject allows
-    reordered messages.
+    """True if an operator lets the operation continue without silent brokers, and the subject
+    allows reordered messages.
     """
 
     @property
     def may_leave(self) -> bool:
-        """Whether the route may change without this step while the broker is silent."""
+        """True if the route may change without this step while the broker is silent."""
         match self.ask:
             case Ask.HOST:
                 return False
             case Ask.SEAL:
                 return self.given_up or self.may_reorder
-            case Ask.TELL:
+            case Ask.ANNOUNCE:
                 return self.given_up
 
 
 class Outlook(enum.Enum):
-    """What an operation can do now."""
+    """What an operation can do next."""
 
     ASK = enum.auto()
     """A broker answers and has something to do."""
@@ -168,7 +168,7 @@ def outlook(state: OperationState, pending: Iterable[Pending]) -> Outlook:
     Return whether an operation can continue, and how.
 
     Args:
-        pending: every step that is not done; in OPEN also a TELL step of each child whose broker
+        pending: every unfinished step; in OPEN also an ANNOUNCE step of each child whose broker
             does not know every group.
     """
     pending = tuple(pending)
@@ -181,8 +181,8 @@ def outlook(state: OperationState, pending: Iterable[Pending]) -> Outlook:
 
 
 def to_ask(state: OperationState, pending: Iterable[Pending]) -> list[Pending]:
-    """The steps that the state waits for: its own steps, but for those of silent brokers that may
-    be left behind.
+    """Return the steps for which the state waits: its own steps, except those of silent brokers
+    that may be left behind.
     """
     rule = RULES[state]
     return [
@@ -194,9 +194,9 @@ def to_ask(state: OperationState, pending: Iterable[Pending]) -> list[Pending]:
 
 def silent_parents(state: OperationState, pending: Iterable[Pending]) -> list[str]:
     """
-    The silent broker groups of parents, sorted; while there is one, no parent is sealed.
+    Return the silent broker groups of parents, sorted; while there is one, no parent is sealed.
 
-    A sealed parent takes no messages, and its children take none before all parents are sealed.
+    A sealed parent accepts no messages, and its children accept none before all parents are sealed.
     """
     if not RULES[state].checks_parents:
         return []
@@ -205,8 +205,8 @@ def silent_parents(state: OperationState, pending: Iterable[Pending]) -> list[st
 
 
 def parents_to_check(state: OperationState, pending: Iterable[Pending]) -> list[int]:
-    """The parents whose brokers are to be asked whether they can seal them; none while a parent's
-    broker is silent.
+    """Return the parents whose brokers have to be asked whether they can seal them; none while the
+    broker of a parent is silent.
     """
     pending = tuple(pending)
     if not RULES[state].checks_parents or silent_parents(state, pending):
@@ -221,7 +221,7 @@ def next_state(
     Return the state to enter now, or `state` if the operation has to stay in it.
 
     Args:
-        sealable: the parents whose brokers have just said that they can seal them; None: all
+        sealable: the parents whose brokers have just confirmed that they can seal them; None: all
             parents.
     """
     rule = RULES[state]
@@ -235,15 +235,15 @@ def next_state(
 
 
 def left_behind(pending: Iterable[Pending]) -> list[int]:
-    """The parents that are unsealed when the route changes.  They are sealed when their brokers are
-    back.
+    """Return the parents that are unsealed when the route changes; they are sealed when their
+    brokers return.
     """
     return [step.partition_id for step in pending if step.ask is Ask.SEAL and not step.given_up]
 
 
 def waiting_reason(state: OperationState, pending: Collection[Pending]) -> str:
-    """The reason why an operation waits, as far as it is known without asking a broker; "" if it
-    does not wait.
+    """Return the reason why an operation waits, as far as it is known without asking a broker, or
+    "".
     """
     if outlook(state, pending) is not Outlook.WAIT:
         return ""
@@ -252,7 +252,7 @@ def waiting_reason(state: OperationState, pending: Collection[Pending]) -> str:
 
 
 def broker_silent(state: OperationState, broker_group: str) -> str:
-    """The reason for waiting while a broker with a step to do is silent."""
+    """Return the reason for waiting while a broker with a step to do is silent."""
     blocked = "; the children wait until it is back and has sealed"
     return (
         f"broker group {broker_group!r} is silent{blocked if state is OperationState.SEAL else ''}"
@@ -260,7 +260,7 @@ def broker_silent(state: OperationState, broker_group: str) -> str:
 
 
 def parents_silent(state: OperationState, pending: Iterable[Pending]) -> str:
-    """The reason for waiting while brokers of parents are silent; "" if none is silent."""
+    """Return the reason for waiting while brokers of parents are silent, or ""."""
     groups = silent_parents(state, pending)
     if not groups:
         return ""
@@ -271,7 +271,7 @@ def parents_silent(state: OperationState, pending: Iterable[Pending]) -> str:
 
 
 def unsealable(partition_id: int, broker_group: str, why: str) -> str:
-    """The reason for waiting while the broker of a parent cannot seal it."""
+    """Return the reason for waiting while the broker of a parent cannot seal it."""
     return (
         f"partition {partition_id} on {broker_group!r} cannot be sealed: {why}; "
         f"no parent is sealed before the brokers of all parents can seal"
@@ -279,15 +279,15 @@ def unsealable(partition_id: int, broker_group: str, why: str) -> str:
 
 
 def may_reorder(order_strategy: OrderStrategy, *, static: bool) -> bool:
-    """Whether a subject allows reordered messages; they are declared in receipts."""
+    """Return whether a subject allows reordered messages, which are declared in receipts."""
     return order_strategy is OrderStrategy.BEST_TRIED and not static
 
 
 def parents_and_children(
     state: OperationState, steps: Iterable[tuple[int, StepAction]]
 ) -> tuple[list[int], list[int]]:
-    """Return an operation's parents and children.  A canceled operation has children alone: all its
-    steps are theirs.
+    """Return an operation's parents and children. A canceled operation has only children, to which
+    all its steps belong.
     """
     rows = list(steps)
     if RULES[state].children is PartitionState.EXPIRED:

@@ -1,4 +1,6 @@
-"""Views of operations and of a subject's lineage, for the answers of calls.  SQL, synchronous."""
+"""Builds views of operations and of a subject's lineage, for the answers of calls. SQL,
+synchronous.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ OPERATIONS_SHOWN_MAX = 100
 
 
 def subject_operations(connection: Connection, name: str) -> list[OperationView]:
-    """The latest operations of a subject, the newest first.  Raises SubjectUnknownError."""
+    """Return the latest operations of a subject, the newest first. Raises SubjectUnknownError."""
     row = open_subject_row(connection, name)
     latest = (
         sa.select(operations.c.operation_id)
@@ -47,7 +49,7 @@ _chosen = (
 
 
 def operation_views(connection: Connection, ids: Collection[int]) -> list[OperationView]:
-    """The views of these operations, the newest first."""
+    """Return the views of these operations, the newest first."""
     rows = connection.execute(_chosen, {"ids": list(ids)}).all()
     return [_view(connection, row) for row in rows]
 
@@ -104,7 +106,7 @@ def _view(connection: Connection, row: sa.Row[tuple[object, ...]]) -> OperationV
 def _cordoned_source(
     connection: Connection, children: Collection[int], sealed: Collection[int]
 ) -> str:
-    """The broker group that an evacuation leaves, if it is cordoned now, else ""."""
+    """Return the broker group that an evacuation leaves if it is cordoned now, else ""."""
     parents = sa.select(partition_parents.c.parent_id).where(
         partition_parents.c.partition_id.in_(children)
     )
@@ -118,8 +120,8 @@ def _cordoned_source(
 
 
 def subject_history(connection: Connection, name: str) -> SubjectHistory:
-    """Every partition that a subject ever had, but for the children of canceled operations.  Raises
-    SubjectUnknownError.
+    """Return every partition that a subject ever had, except children of canceled operations.
+    Raises SubjectUnknownError.
     """
     begin_snapshot(connection)
     row = open_subject_row(connection, name)

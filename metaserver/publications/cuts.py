@@ -1,18 +1,20 @@
-"""Cuts: a target's partitions are sealed and continued, so that a hidden subject can take the place
-of all that lies before.
+"""Cuts: a target's partitions are sealed and continued, so that a hidden subject can replace all
+earlier ones.
 
-    P open, H hidden behind P ─▶ cut: P sealed, C open behind P and H ─▶ H filled from P ─▶
-        published: P expired, H sealed, C open
+    P open, H hidden, child of P ─▶ cut: P sealed, C open, child of P and H ─▶ H filled from P
+      ─▶ published: P expired, H sealed, C open
 
 SQL, synchronous.
 
 Invariants
-    Brokers host a partition of a cut with both parents: publishing the hidden subject changes no
-    fact at a broker. While a hidden subject is not published, its partitions are no one's parents
-    to readers: `SEEN_PARENT`. What lies before a cut has its end for ever.  So ends are compared in
-    the transaction that begins the publication, and no message comes between. Of two hidden
-    subjects with cuts, the one with the later cut may be published first; then the other one never
-    is.
+    Brokers host a partition of a cut with both parents, so that publishing the hidden subject
+    changes no fact at a broker.
+    While a hidden subject is not published, readers do not see its partitions as parents:
+    `SEEN_PARENT`.
+    The partitions before a cut have their ends for ever. So ends are compared in the transaction
+    that begins the publication, and no message can arrive in between.
+    Of two hidden subjects with cuts, the one with the later cut may be published first; then the
+    other one can never be published.
 """
 
 from __future__ import annotations
@@ -23,12 +25,7 @@ from dataclasses import dataclass, replace
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ...protocol.errors import (
-    OperationRunningError,
-    PublishBehindError,
-    PublishTargetError,
-    SubjectUnknownError,
-)
+from ...protocol.errors import BusyError, PublishError, Reason, SubjectUnknownError
 from ...protocol.ids import PartitionId
 from ...protocol.operations import (
     ROUTE_FINAL,
@@ -51,7 +48,7 @@ from .lineage import check_continues, outdated, parents_of
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The operation that continued, or is to continue, what a hidden subject lies behind."""
+    """The operation that makes new partitions continue both the target and a hidden subject."""
 
     operation_id: int
     state: OperationState
@@ -61,24 +58,24 @@ def begin_cut(
     connection: Connection, hidden: str, target: str, *, driver: str, lease_ms: int
 ) -> int:
     """
-    Begin to continue the target's partitions behind those of a hidden subject; a repeat changes
-    nothing.
+    Begin the operation whose new partitions continue both the target's and a hidden subject's; a
+    repeat changes nothing.
 
     Returns:
-        The id of the operation; 0 if there is no target, and so nothing to cut.
+        The id of the operation; 0 if there is no target, and therefore nothing to cut.
 
     Raises:
-        SubjectUnknownError: the hidden subject is gone, or not created to its end yet.
-        PublishOutdatedError: the target's partitions have changed since the hidden subject was
+        SubjectUnknownError: the hidden subject is gone, or its creation is not finished.
+        PublishError: the target's partitions have changed since the hidden subject was
             made.
-        OperationRunningError, NotEnoughBrokersError
+        BusyError, UnavailableError
     """
     lock_brokers(connection)
     rows = {name: find_subject(connection, name, lock=True) for name in sorted({hidden, target})}
     row, there = rows[hidden], rows[target]
     if row is None or row.deleting or not row.route_version or row.hidden_for != target:
         raise SubjectUnknownError(
-            f"{hidden!r} is no hidden subject that is made for {target!r}", subject=hidden
+            f"{hidden!r} is not a hidden subject that was made for {target!r}", subject=hidden
         )
     parents = parents_of(connection, row)
     if there is None and not any(parents.values()):
@@ -106,8 +103,8 @@ def begin_cut(
 
 
 def cut_of(connection: Connection, hidden_ids: Collection[int]) -> Cut | None:
-    """The operation that put partitions behind these of a hidden subject; None if there is none, or
-    it was canceled.
+    """Return the operation that made partitions continue these of a hidden subject; None if there
+    is none or it was canceled.
     """
     chosen = (
         sa.select(operations.c.operation_id, operations.c.state)
@@ -127,10 +124,10 @@ def cut_of(connection: Connection, hidden_ids: Collection[int]) -> Cut | None:
 
 def _is_replaced(connection: Connection, cut: Cut) -> bool:
     """
-    Whether a publication behind a cut has taken the place of what lies before it.
+    Return whether a publication has replaced the partitions before a cut.
 
-    Retention expires a partition after all that it continues, and so none that continues a hidden
-    one.
+    Retention expires a partition only after all its parents, and therefore never one that continues
+    a hidden partition, so that an expired child of the cut means a publication.
     """
     chosen = (
         sa.select(partitions.c.partition_id)
@@ -155,18 +152,19 @@ def check_cut(
     parents: Mapping[int, Collection[int]],
 ) -> None:
     """
-    Check that a hidden subject with a cut may take the place of what lies before it.
+    Check that a hidden subject with a cut may replace the partitions before the cut.
 
     Raises:
-        PublishTargetError: it is not to replace the target's messages, which is what the cut was
-            made for.
-        OperationRunningError: the cut, or another operation, is under way.
-        PublishOutdatedError: other rows have taken the place of what lies before it.
-        PublishBehindError: there are messages of which it has no rows.
+        PublishError: the request does not replace the target's messages, but the cut was made
+            for that.
+        BusyError: the cut or another operation is not finished.
+        PublishError: another publication has replaced the partitions before the cut.
+        PublishError: there are messages from which it has no rows.
     """
     if not ask.replace:
-        raise PublishTargetError(
-            f"{row.name!r} was made to take the place of messages of {target.name!r}: publish it "
+        raise PublishError(
+            Reason.PUBLISH_TARGET,
+            f"{row.name!r} was made to replace messages of {target.name!r}: publish it "
             f"with --replace",
             subject=row.name,
             target=target.name,
@@ -176,9 +174,11 @@ def check_cut(
     if running is None and cut.state not in ROUTE_FINAL:
         running = cut.operation_id
     if running is not None:
-        raise OperationRunningError(subject=target.name, operation_id=running)
+        raise BusyError(Reason.OPERATION_RUNNING, subject=target.name, operation_id=running)
     if _is_replaced(connection, cut):
-        raise outdated(row, "other rows took the place of the messages that its rows were made of")
+        raise outdated(
+            row, "another publication replaced the messages from which its rows were made"
+        )
     older = sa.select(partitions).where(
         partitions.c.subject_id == target.subject_id,
         partitions.c.partition_id < min(parents),
@@ -187,18 +187,18 @@ def check_cut(
     for each in connection.execute(older.order_by(partitions.c.partition_id)):
         expected = None if ask.ends is None else ask.ends.get(each.partition_id, 0)
         if each.end_offset is None:
-            raise PublishBehindError(
-                f"where partition {each.partition_id} ends is not known: its broker was left "
-                f"behind while it was silent, "
-                "and is to seal it",
+            raise PublishError(
+                Reason.PUBLISH_BEHIND,
+                f"the end of partition {each.partition_id} is not known: its broker was silent "
+                "when the partition was continued, and has not sealed it yet",
                 subject=target.name,
                 partition_id=each.partition_id,
             )
         if expected is not None and each.end_offset > expected:
-            raise PublishBehindError(
+            raise PublishError(
+                Reason.PUBLISH_BEHIND,
                 f"{each.end_offset - expected} messages of partition {each.partition_id}, from "
-                f"offset {expected} on, are not "
-                f"in {row.name!r}; nothing was changed",
+                f"offset {expected} on, are not in {row.name!r}; nothing was changed",
                 subject=target.name,
                 partition_id=each.partition_id,
                 from_offset=expected,

@@ -1,9 +1,10 @@
-"""Plans hidden subjects: partitions that are to continue the open ones of a target, if there is
-one.  SQL, synchronous.
+"""Plans hidden subjects: partitions that will continue the open ones of a target, if there is one.
+SQL, synchronous.
 
 Invariants
-    Brokers host the partitions under the name of the target and with their parents: publishing
-    changes nothing at brokers. A hidden subject has the ranges, queues and settings of its target.
+    Brokers host the partitions under the name of the target and with their parents, so that
+    publishing changes nothing at brokers.
+    A hidden subject has the ranges, queues and settings of its target.
 """
 
 from __future__ import annotations
@@ -15,12 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ...protocol.control import Retention
-from ...protocol.errors import (
-    HiddenTakenError,
-    InvalidRequestError,
-    PublishTargetError,
-    SubjectUnknownError,
-)
+from ...protocol.errors import InvalidRequestError, PublishError, Reason, SubjectUnknownError
 from ...protocol.ids import check_name, partition_name
 from ...protocol.operations import HideSubject
 from ...protocol.routing import OrderStrategy, PartitionState, split_ranges
@@ -45,20 +41,21 @@ def plan_hidden(
     limited: bool = False,
 ) -> SubjectRow:
     """
-    Store a hidden subject and its PLANNED partitions; does nothing if it exists.
+    Store a hidden subject and its PLANNED partitions; changes nothing if it exists.
 
     Raises:
-        InvalidNameError, InvalidRequestError, SubjectDeletedError, CreationFailedError,
-        DatabaseEmptyError SubjectUnknownError: there is no target, and `ask` says no partitions for
-        it. PublishTargetError: the hidden subject's name is taken, or was published.
-        HiddenTakenError: another job fills it. SubjectHiddenError: the target is hidden itself.
-        OperationRunningError: the target's partitions are being changed. NotEnoughBrokersError,
-        OverloadedError
+        InvalidRequestError, InvalidRequestError, SubjectDeletedError, ConflictError,
+            UnavailableError, UnavailableError, OverloadedError
+        SubjectUnknownError: there is no target, and `ask` gives no number of partitions for it.
+        PublishError: the hidden subject's name is taken or was published.
+        PublishError: another job fills it.
+        ConflictError: the target itself is hidden.
+        BusyError: the target's partitions are being changed.
     """
     check_name("subject", target)
     check_name("subject", ask.hidden)
     if ask.hidden == target:
-        raise InvalidRequestError("a hidden subject has another name than its target")
+        raise InvalidRequestError("a hidden subject needs another name than its target")
     check_not_lost(connection)
     lock_brokers(connection)
     _check_unpublished(connection, ask.hidden, target)
@@ -68,7 +65,7 @@ def plan_hidden(
     row = find_subject(connection, target)
     if row is None and not ask.partitions:
         raise SubjectUnknownError(
-            f"there is no subject {target!r}: create it, or say how many partitions it gets",
+            f"there is no subject {target!r}: create it, or give the number of its partitions",
             subject=target,
         )
     hosts = Counter(writable_groups(connection))
@@ -89,7 +86,8 @@ def _check_unpublished(connection: Connection, hidden: str, target: str) -> None
     published = sa.select(publications.c.target, publications.c.subject_id)
     there = connection.execute(published.where(publications.c.hidden == hidden)).one_or_none()
     if there is not None:
-        raise PublishTargetError(
+        raise PublishError(
+            Reason.PUBLISH_TARGET,
             f"{hidden!r} was published in {there.target!r} before; choose another name",
             subject=hidden,
             target=target,
@@ -104,11 +102,15 @@ def _check_same(
         raise being_deleted(connection, known.subject_id, known.name)
     if known.hidden_for != target:
         what = f"made for {known.hidden_for!r}" if known.hidden_for else "not hidden"
-        raise PublishTargetError(
-            f"subject {known.name!r} exists and is {what}", subject=known.name, target=target
+        raise PublishError(
+            Reason.PUBLISH_TARGET,
+            f"subject {known.name!r} exists and is {what}",
+            subject=known.name,
+            target=target,
         )
     if ask.filled_by and known.filled_by not in {"", ask.filled_by}:
-        raise HiddenTakenError(
+        raise PublishError(
+            Reason.HIDDEN_TAKEN,
             f"{known.name!r} is filled by {known.filled_by}",
             subject=known.name,
             filled_by=known.filled_by,
@@ -122,7 +124,7 @@ def _check_same(
 
 
 def _insert_new(connection: Connection, target: str, ask: HideSubject, hosts: Counter[Any]) -> None:
-    """Insert a hidden subject whose target does not exist: it takes the name when it is
+    """Insert a hidden subject whose target does not exist, whose name it takes when it is
     published.
     """
     subject_id = _insert_subject(
@@ -147,7 +149,7 @@ def _insert_new(connection: Connection, target: str, ask: HideSubject, hosts: Co
 def _insert_beside(
     connection: Connection, row: SubjectRow, ask: HideSubject, hosts: Counter[Any]
 ) -> None:
-    """Insert a hidden subject with a partition for each open one of its target, as its child."""
+    """Insert a hidden subject with one child for each open partition of its target."""
     subject_id = _insert_subject(
         connection,
         name=ask.hidden,
@@ -180,7 +182,7 @@ def _insert_beside(
 
 
 def _next(hosts: Counter[Any]) -> str:
-    """The broker group with the fewest partitions, which gets one more."""
+    """Return the broker group with the fewest partitions, and count one more for it."""
     group: str = min(hosts, key=lambda host: (hosts[host], host))
     hosts[group] += 1
     return group

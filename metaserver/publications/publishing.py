@@ -1,19 +1,20 @@
-"""Publishes hidden subjects: their partitions become their target's.  SQL, synchronous.
+"""Publishes hidden subjects: their partitions become their target's. SQL, synchronous.
 
-    no target     the hidden subject takes the name, in this one transaction
-    a target      an operation seals its open partitions, then one transaction changes the route: the partitions of the hidden
-                  subject, which are children of the sealed ones, are open; with `replaces`, all
-                  older ones expire
-    a cut         an operation seals the hidden partitions, then one transaction changes the route: they are readable, and the
-                  older ones, which were sealed by the cut, expire; the open ones, behind both, stay
-                  as they are
+    no target     The hidden subject takes the name, in this one transaction.
+    a target      An operation seals its open partitions, then one transaction changes the route:
+                  the partitions of the hidden subject, which are children of the sealed ones, are
+                  open; with `replaces`, all older ones expire.
+    a cut         An operation seals the hidden partitions, then one transaction changes the route:
+                  they are readable, and the older ones, which the cut has sealed, expire; the open
+                  ones, which continue both, stay as they are.
 
 Invariants
-    A publication is journaled with what it changes: a repeat finds it, and changes nothing.
+    A publication is journaled with its changes, so that a repeat finds it and changes nothing.
     The open partitions of the target are the parents with which the hidden subject's partitions are
-    hosted; else it is refused.  With a cut any operation may come between: what is replaced was
-    sealed by the cut. With a cut nothing is deleted that the caller does not know: ends are
-    compared, and sealed partitions have their end for ever.
+    hosted; otherwise the publication is refused. With a cut any operation may come in between,
+    because the replaced partitions were sealed by the cut.
+    With a cut no message is deleted that the caller does not know: ends are compared, and sealed
+    partitions have their ends for ever.
 """
 
 from __future__ import annotations
@@ -24,11 +25,10 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ...protocol.errors import (
-    GroupBusyError,
+    BusyError,
     InvalidRequestError,
-    PublishCursorsError,
-    PublishGroupsError,
-    PublishTargetError,
+    PublishError,
+    Reason,
     SubjectDeletedError,
     SubjectUnknownError,
 )
@@ -62,20 +62,25 @@ def begin_publication(
     connection: Connection, hidden: str, ask: PublishSubject, *, driver: str, lease_ms: int
 ) -> int:
     """
-    Publish a hidden subject, or begin the operation that does; a repeat changes nothing.
+    Publish a hidden subject, or begin the operation that publishes it; a repeat changes nothing.
 
     Returns:
-        The id of the operation, leased to `driver`; 0 if there was no target, and all is done.
+        The id of the operation, leased to `driver`; 0 if there was no target and everything is
+        done.
 
     Raises:
-        InvalidNameError, InvalidRequestError, SubjectUnknownError, SubjectDeletedError,
-        DatabaseEmptyError PublishTargetError: the subject is not hidden, or was made for another
-        target. PublishOutdatedError: the target's partitions have changed, or there is a target
-        now, or none any more. OperationRunningError: the target's partitions are being changed.
-        PublishGroupsError, GroupBusyError: the target is to be replaced, and a group has no
-        position or live consumers. PublishCursorsError: as these, and a group has changed since its
-        cursors were looked at. PublishBehindError: the target is to be replaced, and has messages
-        that the hidden subject lacks.
+        InvalidRequestError, InvalidRequestError, SubjectUnknownError, SubjectDeletedError,
+            UnavailableError
+        PublishError: the subject is not hidden, or was made for another target.
+        PublishError: the target's partitions have changed, or the target was created or
+            deleted since.
+        BusyError: the target's partitions are being changed.
+        PublishError, BusyError: the target is to be replaced, and a group of it has no
+            position, or has live consumers.
+        PublishError: the target is to be replaced, and a group of it has changed since its
+            cursors were read.
+        PublishError: the target is to be replaced, and has messages that the hidden subject
+            lacks.
     """
     check_name("subject", ask.target)
     known = _published(connection, hidden, ask)
@@ -137,20 +142,24 @@ def _published(connection: Connection, hidden: str, ask: PublishSubject) -> int 
         return None
     if (known.target, known.replaces) != (ask.target, ask.replace):
         how = ", replacing it" if known.replaces else ""
-        raise PublishTargetError(
-            f"{hidden!r} was published in {known.target!r}{how}", subject=hidden, target=ask.target
+        raise PublishError(
+            Reason.PUBLISH_TARGET,
+            f"{hidden!r} was published in {known.target!r}{how}",
+            subject=hidden,
+            target=ask.target,
         )
     _check_id(hidden, known.subject_id, ask)
     return int(known.operation_id)
 
 
 def _check_id(hidden: str, subject_id: int, ask: PublishSubject) -> None:
-    """Raises SubjectDeletedError: the subject that is meant is gone, and this one has its name."""
+    """Check that the subject is the one that is meant, and not a later one of its name. Raises
+    SubjectDeletedError.
+    """
     if ask.subject_id and ask.subject_id != subject_id:
         raise SubjectDeletedError(
             f"hidden subject {hidden!r} with id {ask.subject_id} was deleted, and another one was "
-            f"made under its name: it is "
-            "not published in its place",
+            "made under its name, which is not published in its place",
             subject=hidden,
         )
 
@@ -165,15 +174,21 @@ def _check_hidden(
         raise being_deleted(connection, row.subject_id, hidden)
     _check_id(hidden, row.subject_id, ask)
     if not row.hidden_for:
-        raise PublishTargetError(
-            f"subject {hidden!r} is not hidden", subject=hidden, target=ask.target
+        raise PublishError(
+            Reason.PUBLISH_TARGET,
+            f"subject {hidden!r} is not hidden",
+            subject=hidden,
+            target=ask.target,
         )
     if row.hidden_for != ask.target:
-        raise PublishTargetError(
-            f"{hidden!r} was made for {row.hidden_for!r}", subject=hidden, target=ask.target
+        raise PublishError(
+            Reason.PUBLISH_TARGET,
+            f"{hidden!r} was made for {row.hidden_for!r}",
+            subject=hidden,
+            target=ask.target,
         )
     if row.route_version == 0:
-        raise SubjectUnknownError(f"{hidden!r} is not created to its end yet", subject=hidden)
+        raise SubjectUnknownError(f"the creation of {hidden!r} is not finished yet", subject=hidden)
     return row
 
 
@@ -184,18 +199,18 @@ def _steps_of(
     ask: PublishSubject,
     parents: Mapping[int, set[int]],
 ) -> list[tuple[int, StepAction, bool]]:
-    """(partition id, action, done) of each step of a publication.  Raises what `begin_publication`
-    raises.
+    """Return (partition id, action, done) of each step of a publication. Raises as
+    `begin_publication`.
     """
     cut = cut_of(connection, list(parents))
     if cut is not None:
         check_cut(connection, row, target, ask, cut, parents)
         return [(hidden_id, StepAction.SEAL, False) for hidden_id in parents]
     if ask.ends is not None:
-        raise PublishTargetError(
+        raise PublishError(
+            Reason.PUBLISH_TARGET,
             f"{row.name!r} was made without a cut: messages that are sent meanwhile would be "
-            f"deleted unseen; delete it, and "
-            "reprocess the subject into itself again",
+            "deleted unread; delete it, and reprocess the subject into itself again",
             subject=row.name,
             target=target.name,
         )
@@ -215,8 +230,8 @@ def _journal(
     driver: str,
     lease_ms: int,
 ) -> int:
-    """Give the target the hidden subject's partitions; they are hosted already, and shown when the
-    operation is done.
+    """Journal the operation, and give the target the hidden subject's partitions, which are hosted
+    already and become visible when the operation is done.
     """
     operation_id: int = connection.execute(
         sa.insert(operations)
@@ -260,14 +275,14 @@ def _place_groups(
     connection: Connection, target: SubjectRow, ask: PublishSubject, children: list[int]
 ) -> None:
     """
-    Fix where the groups of the target go on in the new partitions.  Brokers store it as they store
-    where new groups begin.
+    Fix where the groups of the target continue in the new partitions. Brokers store it like the
+    starts of new groups.
 
     Raises:
-        InvalidRequestError: a position is of another partition.
-        PublishGroupsError: a group has no position.
-        PublishCursorsError: a group has changed since its cursors were looked at.
-        GroupBusyError: a group has live consumers, or its progress is being set.
+        InvalidRequestError: a position belongs to another partition.
+        PublishError: a group has no position.
+        PublishError: a group has changed since its cursors were read.
+        BusyError: a group has live consumers, or its cursors are being set.
     """
     mine = sa.and_(groups.c.subject_id == target.subject_id, sa.not_(groups.c.deleting))
     known = connection.execute(
@@ -275,7 +290,8 @@ def _place_groups(
     ).all()
     lacking = sorted({group.name for group in known} - set(ask.starts))
     if lacking:
-        raise PublishGroupsError(
+        raise PublishError(
+            Reason.PUBLISH_GROUPS,
             f"{counted(len(lacking), 'consumer group')} of {target.name!r} would have no position: "
             f"{', '.join(lacking[:10])}",
             subject=target.name,
@@ -283,18 +299,20 @@ def _place_groups(
         )
     for group in known:
         _check_quiet(connection, group.group_id, group.name)
-        looked_at = ask.revisions.get(group.name)
-        if looked_at and looked_at != revision_of(group.group_id, group.version, group.last_token):
-            raise PublishCursorsError(
+        revision = ask.revisions.get(group.name)
+        if revision and revision != revision_of(group.group_id, group.version, group.last_token):
+            raise PublishError(
+                Reason.PUBLISH_CURSORS,
                 f"consumer group {group.name!r} was reset, or had a consumer, since its cursors "
-                f"were looked at",
+                f"were read",
                 subject=target.name,
                 group=group.name,
             )
         cursors = ask.starts[group.name]
         if set(cursors) != set(children):
             raise InvalidRequestError(
-                f"group {group.name!r}: positions are wanted in the partitions {sorted(children)}"
+                f"group {group.name!r} needs a position in each of these partitions: "
+                f"{sorted(children)}"
             )
         rows = [
             {
@@ -323,9 +341,9 @@ def _check_quiet(connection: Connection, group_id: int, name: str) -> None:
         what = (
             "its progress is being set" if left_ms else f"it has {counted(live, 'live consumer')}"
         )
-        raise GroupBusyError(
-            f"consumer group {name!r} is carried over only while it stands still, "
-            f"and {what}: stop it, "
-            "publish, and start it again",
+        raise BusyError(
+            Reason.GROUP_BUSY,
+            f"consumer group {name!r} must not be running when it is carried over, and {what}: "
+            "stop it, publish, and start it again",
             sessions=live,
         )

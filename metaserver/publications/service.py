@@ -1,7 +1,8 @@
 """Makes hidden subjects and publishes them.  Shell around SQL, the creation of subjects and the
 driver of operations.
 
-hide ─▶ planned ─▶ hosted, open ─▶ perhaps a cut: an operation ─▶ filled by clients ─▶ publish ─▶ an operation, or the name at once
+hide ─▶ planned ─▶ hosted, open ─▶ perhaps a cut: an operation ─▶ filled by clients ─▶ publish
+     ─▶ an operation, or the name at once
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from .publishing import begin_publication
 
 class PublicationService:
     """
-    Hidden subjects and their publications, over one database.
+    Makes and publishes the hidden subjects of one database.
 
     Args:
-        after_step: called with hidden when a hidden subject is planned, with cut when its cut is
-            journaled, and with published when a publication is journaled.
+        after_step: called with the name of each finished step: hidden (a hidden subject is
+            planned), cut (its cut is journaled), published (a publication is journaled).
     """
 
     def __init__(
@@ -46,11 +47,11 @@ class PublicationService:
 
     async def hide(self, target: str, ask: HideSubject) -> SubjectView:
         """
-        Make a hidden subject and have its partitions hosted; a repeat continues.  Returns before
-        its cut is done.
+        Make a hidden subject and host its partitions; a repeat continues. Returns before its cut is
+        done.
 
         Raises:
-            What `plan_hidden`, `Catalogue.complete` and `begin_cut` raise.
+            The errors of `plan_hidden`, `Catalogue.complete` and `begin_cut`.
         """
         row = await self._database.write(
             plan_hidden,
@@ -80,10 +81,10 @@ class PublicationService:
 
     async def publish(self, hidden: str, ask: PublishSubject) -> Publication:
         """
-        Publish a hidden subject, or say how far it is.  Returns before the operation is done.
+        Publish a hidden subject, or report the progress. Returns before the operation is done.
 
         Raises:
-            What `begin_publication` raises; then nothing was changed.
+            The errors of `begin_publication`; nothing was changed then.
         """
         operation_id = await self._database.write(
             begin_publication,

@@ -1,15 +1,16 @@
-"""Infers the rows of gone partitions: their only broker group is gone for good.  Pure.
+"""Infers the rows of gone partitions, whose only broker group is gone for good.  Pure.
 
-    a hosted child names a parent that no broker has ─▶ a lost row for the parent, with the groups
-        that may lose messages
+    a hosted child names a parent that no broker has
+        ─▶ a lost row for the parent, with the groups that may lose messages
 
 Invariants
-    No ancestor of a gone partition has messages left: they could be read after messages of the gone
-    partition's children. A static subject is an exception.  No partition of it has two parents, so
-    the gone partition becomes the child of the one before it. A group counts as having drained a
-    gone partition only if a descendant of the partition was granted to the group. Messages of a
-    gone partition that a group may not have read are given up only if the operator asks for it
-    (`lose_unread`).
+    No ancestor of a gone partition has messages left, because they could be read after messages of
+    the gone partition's children. A static subject is an exception: no partition of it has two
+    parents, so that the gone partition becomes the child of the previous one.
+    A group counts as having drained a gone partition only if a descendant of the partition was
+    granted to the group.
+    Messages of a gone partition that a group may not have read are given up only if the operator
+    asks for it (`lose_unread`).
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ def fill_gone(
     Add a row to the subject for each parent that no broker has.
 
     Args:
-        rows: the rows of the brokers' partitions by id, in their states after the rebuild.
+        rows: partition id → row of each partition that a broker has, in its state after the
+            rebuild.
 
     Yields:
         A problem for each reason to refuse the rebuild.
@@ -55,9 +57,8 @@ def fill_gone(
         )
         if unread and not options.lose_unread:
             yield (
-                f"partition {number} is gone, and {', '.join(unread)} may have "
-                f"messages unread there: "
-                "name its broker, or give up the messages with --lose-unread"
+                f"partition {number} is gone, and {', '.join(unread)} may have unread messages "
+                "there: name its broker, or give up the messages with --lose-unread"
             )
         gone = _row(number, children[number], options.gone[0], subject.name)
         if subject.static:
@@ -68,8 +69,8 @@ def fill_gone(
 
 
 def _row(number: int, children: Sequence[Partition], broker_group: str, subject: str) -> Partition:
-    """The row of a gone partition, inferred from its children.  `broker_group` is a guess if
-    several groups are gone.
+    """Infer the row of a gone partition from its children; `broker_group` is a guess if several
+    groups are gone.
     """
     return msgspec.structs.replace(
         children[0],
@@ -84,8 +85,8 @@ def _row(number: int, children: Sequence[Partition], broker_group: str, subject:
 
 
 def _before(gone: Partition, subject: RebuiltSubject) -> tuple[PartitionId, ...]:
-    """The partition before a gone one: of those that have its range and are sealed or also gone,
-    the latest older one.
+    """Return the partition before a gone one: the latest of the older ones that have its range and
+    are sealed or gone too.
     """
     before = [
         row.partition.partition_id
@@ -104,11 +105,10 @@ def _left_before(
     children: Mapping[int, Sequence[Partition]],
 ) -> Iterator[str]:
     """
-    Yield a problem for each partition with messages left that a gone partition continues, directly
-    or not.
+    Yield a problem for each ancestor of a gone partition that still has messages.
 
-    An ancestor without a key of the gone one is not meant: its messages are read before all that
-    have its keys.
+    An ancestor that shares no key with the gone partition is not a problem, because its messages
+    are read before all others of its keys.
     """
     kept = {status.partition_id for status in statuses if status.first_offset < status.next_offset}
     named: set[int] = set()
@@ -124,15 +124,15 @@ def _left_before(
         }
         for ancestor in sorted(before - named):
             yield (
-                f"partition {ancestor} has messages left, and a partition that "
-                f"continued it is gone: "
-                "name the broker of the gone one, or wait until retention has removed the messages"
+                f"partition {ancestor} has messages left, and a partition that continued it is "
+                "gone: name the broker of the gone one, or wait until retention has removed "
+                "the messages"
             )
         named |= before
 
 
 def _not_continued(partition: Partition, children: Sequence[Partition]) -> list[tuple[int, int]]:
-    """The parts of a partition's range that none of these children continues."""
+    """Return the parts of a partition's range that none of these children continues."""
     parts, start = [], partition.range_start
     alive = [child for child in children if child.state is not PartitionState.EXPIRED]
     for child in sorted(alive, key=lambda each: each.range_start):
@@ -145,14 +145,16 @@ def _not_continued(partition: Partition, children: Sequence[Partition]) -> list[
 
 
 def _has(partition: Partition, start: int, end: int) -> bool:
-    """Whether some of these logical partitions are the partition's."""
+    """Return whether the partition has some of these logical partitions."""
     return partition.range_start < end and start < partition.range_end
 
 
 def _passed(
     statuses: Sequence[PartitionStatus], rows: Mapping[int, RebuiltPartition]
 ) -> dict[str, set[int]]:
-    """Consumer group → ids of the ancestors of all partitions that were granted to the group."""
+    """Return consumer group → ids of the ancestors of all partitions that were granted to the
+    group.
+    """
     passed: dict[str, set[int]] = {}
     for status in statuses:
         for at_broker in status.groups:

@@ -1,5 +1,5 @@
 """Infers from partitions and their lineage which operations were unfinished when the database was
-lost.  Pure.
+lost. Pure.
 
     no parent sealed                    CANCELED: the children are sealed and never opened
     some parents sealed                 SEAL
@@ -8,8 +8,8 @@ lost.  Pure.
 
 Invariants
     At most one operation runs on a subject.
-    Each operation in FENCE is a row of its own, so that the running operation opens its own
-    children alone.
+    Each operation in FENCE has a row of its own, so that the running operation opens only its own
+    children.
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ def forget_canceled(statuses: Sequence[PartitionStatus], rows: dict[int, Rebuilt
     """
     Mark the children of canceled operations as EXPIRED: they were never opened.
 
-    A child is of a canceled operation if it has no children, is unused, and one of these holds:
+    A child belongs to a canceled operation if it has no children, is unused, and one of these
+    holds:
 
-    - It is sealed and empty.  A partition that was sealed to be continued has children: they are
-      hosted before the seal.
-    - A younger partition has the same parent and a part of the same range.  One operation runs at a
-      time, and none begins on a parent whose children were opened.
+    - It is sealed and empty. A partition that was sealed to be continued has children, because
+      these are hosted before the seal.
+    - A younger partition has the same parent and a part of the same range. Only one operation runs
+      at a time, and none begins on a parent whose children were opened.
 
-    Partitions of a creation have no parents.  If two of them share a range, the older one was left
+    Partitions of a creation have no parents. If two of them share a range, the older one was left
     on a silent broker.
     """
     continued = {parent for row in rows.values() for parent in row.partition.parents}
@@ -64,15 +65,15 @@ def forget_canceled(statuses: Sequence[PartitionStatus], rows: dict[int, Rebuilt
 
 
 def is_used(status: PartitionStatus) -> bool:
-    """Whether a partition was opened: it has messages, or a consumer acquired it.  Known groups
-    alone do not tell.
+    """Return whether a partition was opened: it has messages, or a consumer acquired it. Known
+    groups alone prove nothing.
     """
     return status.next_offset > 0 or any(group.token for group in status.groups)
 
 
 def canceled(rows: dict[int, RebuiltPartition]) -> RebuiltOperation | None:
-    """The operation that seals EXPIRED children, None without them: a producer with an old route
-    could still append there.
+    """Return the operation that seals EXPIRED children, to which a producer with an old route could
+    still append; None if there are none.
     """
     steps = {
         partition_id: (StepAction.SEAL, row.end_offset is not None)
@@ -95,8 +96,8 @@ def operations(
     """
     statuses = {status.partition_id: status for status in hosted}
     opened: set[int] = {parent for row in rows.values() for parent in row.partition.parents}
-    # A hidden subject's partitions have messages before they are published; their parents are
-    # sealed by that.
+    # A hidden subject's partitions have messages before they are published, which seals their
+    # parents.
     opened |= {each.partition_id for each in hosted if is_used(each) and not _made_hidden(each)}
     fences: list[RebuiltOperation] = []
     running: dict[int, tuple[StepAction, bool]] = {}
@@ -110,8 +111,8 @@ def operations(
         steps = dict.fromkeys(children, (StepAction.HOST, True))
         steps |= {parent: (StepAction.SEAL, parent in sealed) for parent in parents}
         if not children.isdisjoint(opened):
-            # The children were opened while the brokers of these parents were silent: the parents
-            # are still to be sealed.
+            # The children were opened while the brokers of these parents were silent, so that the
+            # parents still have to be sealed.
             _set_states(rows, OperationState.FENCE, parents - sealed)
             for parent in parents - sealed:
                 rows[parent].abandoned = True
@@ -136,8 +137,8 @@ def _set_states(
     parents: Collection[int],
     children: Collection[int] = (),
 ) -> None:
-    """Give the rows of an operation's parents and children the partition states of the operation's
-    state.
+    """Give the rows of an operation's parents and children the partition states that belong to the
+    operation's state.
     """
     for partition_id in parents:
         set_state(rows, partition_id, RULES[state].parents)
@@ -152,8 +153,8 @@ def set_state(rows: dict[int, RebuiltPartition], partition_id: int, state: Parti
 
 
 def _generations(rows: dict[int, RebuiltPartition]) -> list[tuple[set[int], set[int]]]:
-    """(ids of parents, ids of children) of each operation: children that share a parent are of one
-    operation.
+    """Return (ids of parents, ids of children) of each operation; children that share a parent
+    belong to one operation.
     """
     generations: list[tuple[set[int], set[int]]] = []
     for child, row in sorted(rows.items()):

@@ -1,16 +1,17 @@
 """Plans the rows of a lost database from the brokers' facts: routes, lineage, groups, tokens,
 operations.  Pure.
 
-    every broker's partitions ──▶ subjects, states, unfinished operations ──▶ rows, or a list of problems
+    every broker's partitions ──▶ subjects, states, unfinished operations ──▶ rows, or problems
 
 Invariants
-    No fact that the order depends on is guessed.  A missing parent, a gap in a route, or two data
-    folders of one broker group refuse the rebuild. A group counts as having drained a partition
-    only if it has drained the partition's parents. Every future token is above every fence, and
-    above every token that was granted and never reached a broker. An operation without a sealed
-    parent is canceled, and its children are sealed at their brokers. An operation with a sealed
-    parent continues. A subject of which a broker has dropped partitions is not restored: its
-    deletion continues.
+    No fact that order depends on is guessed. A missing parent, a gap in a route, or two data
+    folders of one broker group refuse the rebuild.
+    A group counts as having drained a partition only if it has drained the partition's parents.
+    Every future token is above every fence, and above every token that was granted and never
+    reached a broker.
+    An operation without a sealed parent is canceled, and its children are sealed at their brokers.
+    An operation with a sealed parent continues.
+    A subject from which a broker has dropped partitions is not restored: its deletion continues.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ from .rows import (
 
 NO_OPTIONS = RebuildOptions()
 TOKENS_BETWEEN = 1_000_000
-"""The next token is this much above the highest one at a broker: more tokens than can have been
-granted meanwhile.
+"""Number by which the next token is above the highest one at a broker; fewer tokens can have been
+granted without reaching a broker.
 """
 PROBLEMS_SHOWN_MAX = 20
 
@@ -62,8 +63,8 @@ def plan_rebuild(
     Plan the rows of a database that fits these brokers.
 
     Raises:
-        InvalidNameError: the name of a gone broker group is not valid.
-        InvalidRequestError: the brokers contradict each other, or brokers are missing.  The message
+        InvalidRequestError: the name of a gone broker group is not valid.
+        InvalidRequestError: the brokers contradict each other, or brokers are missing; the text
             lists the problems.
     """
     for name in options.gone:
@@ -114,8 +115,8 @@ def plan_rebuild(
 
 
 def _deleted(sources: Sequence[BrokerSource]) -> dict[str, int]:
-    """Name of a deleted subject → its highest partition id, as the brokers that dropped partitions
-    of it know.
+    """Return name of a deleted subject → its highest partition id, as known by the brokers that
+    dropped partitions of it.
     """
     deleted: dict[str, int] = {}
     for source in sources:
@@ -125,13 +126,13 @@ def _deleted(sources: Sequence[BrokerSource]) -> dict[str, int]:
 
 
 def _deleting(name: str, statuses: Sequence[PartitionStatus], last_id: int) -> RebuiltSubject:
-    """The rest of a deleted subject, whose brokers still have to drop it."""
+    """Return the rest of a deleted subject, which its brokers still have to drop."""
     later = [status.partition_id for status in statuses if status.partition_id > last_id]
     if later:
         raise InvalidRequestError(
             f"it was deleted, and partitions up to {last_id} are left of it, but partition "
-            f"{later[0]} is of a later "
-            "subject of this name: leave the broker out that has the old ones"
+            f"{later[0]} belongs to a later subject of this name: leave out the broker that has "
+            "the old ones"
         )
     facts = [_facts(status) for status in statuses]
     rows = [
@@ -156,9 +157,9 @@ def _deleting(name: str, statuses: Sequence[PartitionStatus], last_id: int) -> R
 
 def _missing(status: PartitionStatus, parent: int) -> str:
     return (
-        f"partition {status.partition_id} continues partition {parent}, which "
-        f"none of these brokers "
-        "has: name every broker, and name with --gone the broker groups that do not exist any more"
+        f"partition {status.partition_id} continues partition {parent}, which none of these "
+        "brokers has: name every broker, and name with --gone the broker groups that no longer "
+        "exist"
     )
 
 
@@ -178,7 +179,7 @@ def _contradictions(sources: Sequence[BrokerSource]) -> Iterable[str]:
         groups[hosted.broker_group] = ids[hosted.broker_id] = source.address
         for status in hosted.partitions:
             if status.facts is None:
-                yield f"{source.address} does not say what partition {status.partition_id} is"
+                yield f"{source.address} does not describe partition {status.partition_id}"
             elif status.facts.partition.broker_group != hosted.broker_group:
                 yield f"{source.address} has partition {status.partition_id} of another broker group"
             elif status.partition_id in homes:
@@ -192,7 +193,7 @@ def _contradictions(sources: Sequence[BrokerSource]) -> Iterable[str]:
 def _subject(
     name: str, hosted: Sequence[PartitionStatus], options: RebuildOptions, last_id: int
 ) -> RebuiltSubject:
-    """A subject that lives; partitions of it up to `last_id` were dropped, and replaced by
+    """Return a live subject; partitions of it up to `last_id` were dropped and replaced by
     others.
     """
     replaced = replaced_rows(hosted, last_id)
@@ -258,11 +259,10 @@ def _settings(
     subject: RebuiltSubject, rows: dict[int, RebuiltPartition], facts: dict[int, HostPartition]
 ) -> None:
     """
-    Give the subject the settings of its newest partitions; older ones keep those from before a
-    change.
+    Give the subject the settings of its newest partitions; older ones keep earlier settings.
 
-    A change of the settings that was cut short counts as not made: the settings are those of the
-    partitions that it left.
+    An unfinished change of the settings is ignored: the settings are those of the partitions that
+    it had not replaced.
 
     Raises:
         InvalidRequestError: the partitions do not agree.
@@ -306,9 +306,9 @@ def _facts(status: PartitionStatus) -> HostPartition:
 
 def _groups(statuses: Sequence[PartitionStatus]) -> list[RebuiltGroup]:
     """
-    The consumer groups with their tokens and drained partitions.
+    Return the consumer groups with their tokens and drained partitions.
 
-    Here a sealed partition counts as drained if the cursor is at its end; the caller also considers
+    A sealed partition counts as drained here if the cursor is at its end; the caller also checks
     the parents.
     """
     groups: dict[str, RebuiltGroup] = {}
@@ -333,8 +333,8 @@ def _groups(statuses: Sequence[PartitionStatus]) -> list[RebuiltGroup]:
 
 
 def _parents_left(subject: RebuiltSubject) -> dict[int, frozenset[int]]:
-    """Partition id → ids of its parents; a lost parent is replaced by the parents of the lost
-    one.
+    """Return partition id → ids of its parents, where a lost parent is replaced by its own
+    parents.
     """
     rows = {int(row.partition.partition_id): row for row in subject.partitions}
     parents = {number: row.partition.parents for number, row in rows.items()}
@@ -348,12 +348,12 @@ def _set_logic_starts(rows: dict[int, RebuiltPartition], every: Sequence[Rebuilt
     Set the logic starts of a static subject's partitions: the parent's end, or an offset above its
     loss.
 
-    A child of another queue than its parent's begins a new queue, at 0.
-    A parent has a lower id than its children, so its own logic start is set before.
+    A child of another queue than its parent's begins a new queue, at 0. A parent has a lower id
+    than its children, so that its own logic start is set first.
 
     Args:
-        rows: the rows of the brokers' partitions by id.
-        every: these rows, and those of gone partitions.
+        rows: partition id → row, for the partitions that brokers have.
+        every: these rows and those of gone partitions.
 
     Raises:
         InvalidRequestError: no logic offsets are left above a loss.
@@ -392,7 +392,8 @@ def _continue_creation(subject: RebuiltSubject, statuses: Sequence[PartitionStat
     Plan the missing partitions of an unfinished creation.
 
     Returns:
-        False if there is no such creation: the subject was in use, or no partition is missing.
+        False if there is no unfinished creation, because the subject was in use or no partition is
+        missing.
     """
     ranges = split_ranges(subject.partitions_wanted)
     here = {(row.partition.range_start, row.partition.range_end) for row in subject.partitions}

@@ -1,14 +1,14 @@
-"""Infers from what brokers have dropped which hidden subjects had taken the place of messages.
-Pure.
+"""Infers, from the partitions that brokers have dropped, which hidden subjects had replaced
+messages. Pure.
 
-    P sealed, H hidden behind P, C behind P and H
-        nothing before H is dropped     H is given up: its rows were made of messages that are there
-        a parent of H is dropped        H is published: what is left before it is dropped as well
+    P sealed, H hidden and child of P, C child of P and H
+        no parent of H is dropped       H is given up: the messages from which it was made exist
+        a parent of H is dropped        H is published: what is left of its parents is dropped too
 
 Invariants
-    Brokers drop partitions of a subject that lives only after a publication has replaced them.
-    Messages are given up only if the database had them replaced; rows are given up where it is not
-    known.
+    Brokers drop partitions of a live subject only after a publication has replaced them.
+    Messages are given up only if the database had them replaced; where that is unknown, the hidden
+    subject's rows are given up.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from .rows import RebuiltPartition
 
 
 def was_replaced(statuses: Sequence[PartitionStatus], last_id: int) -> bool:
-    """Whether a subject, of which partitions up to `last_id` were dropped, lives in others that
-    continued them.
+    """Return whether a subject, of which partitions up to `last_id` were dropped, lives on in
+    partitions that continued them.
     """
     return any(
         status.partition_id > last_id and any(parent <= last_id for parent in _parents(status))
@@ -34,7 +34,9 @@ def was_replaced(statuses: Sequence[PartitionStatus], last_id: int) -> bool:
 
 
 def replaced_rows(statuses: Sequence[PartitionStatus], last_id: int) -> list[RebuiltPartition]:
-    """The rows of partitions that a publication replaced, and that brokers have not dropped yet."""
+    """Return the rows of partitions that a publication replaced and that brokers have not dropped
+    yet.
+    """
     return [
         RebuiltPartition(
             partition=msgspec.structs.replace(
@@ -48,7 +50,7 @@ def replaced_rows(statuses: Sequence[PartitionStatus], last_id: int) -> list[Reb
 
 
 def lineage_left(statuses: Sequence[PartitionStatus], last_id: int) -> list[PartitionStatus]:
-    """The other partitions, each with the parents that it still has."""
+    """Return the other partitions, each with the parents that it still has."""
     known = {status.partition_id: status for status in statuses}
     return [
         _with_parents(
@@ -66,9 +68,10 @@ def lineage_left(statuses: Sequence[PartitionStatus], last_id: int) -> list[Part
 
 def is_dropped(parent: int, status: PartitionStatus, known: Mapping[int, PartitionStatus]) -> bool:
     """
-    Whether a parent that no broker has was of a hidden subject that was deleted.
+    Return whether a parent that no broker has belonged to a deleted hidden subject.
 
-    The ranges of a partition's other parents add up to its own, so one more is of a cut.
+    If the ranges of a partition's other parents add up to its own, the missing parent is the hidden
+    one of a cut.
     """
     if status.facts is None:
         return False
@@ -84,8 +87,8 @@ def is_dropped(parent: int, status: PartitionStatus, known: Mapping[int, Partiti
 
 
 def given_up(statuses: Sequence[PartitionStatus]) -> set[int]:
-    """The partitions of hidden subjects that others lie behind, and whose parents are there: they
-    were not published.
+    """Return the partitions of unpublished hidden subjects: other partitions continue them, and
+    their own parents still exist.
     """
     here = {status.partition_id for status in statuses}
     continued = {parent for status in statuses for parent in _parents(status)}
@@ -100,7 +103,7 @@ def given_up(statuses: Sequence[PartitionStatus]) -> set[int]:
 
 
 def without(statuses: Sequence[PartitionStatus], ids: set[int]) -> list[PartitionStatus]:
-    """The partitions without these, which are no one's parents any more."""
+    """Return the partitions except `ids`, which are also removed from the others' parents."""
     return [
         _with_parents(status, tuple(each for each in _parents(status) if each not in ids))
         for status in statuses

@@ -1,9 +1,9 @@
-"""Tokens, grants and quotas of a backup or of another database, put into a rebuilt one.  SQL,
+"""Copies tokens, grants and quotas from a backup or another database into a rebuilt one. SQL,
 synchronous.
 
 Invariants
-    Capabilities from before end: every principal counts as changed now.
-    A running metaserver sees the rows by itself: the version of access rises.
+    Earlier capabilities end: every principal counts as changed now.
+    A running metaserver notices the rows, because the version of access rises.
 """
 
 from __future__ import annotations
@@ -16,53 +16,54 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ...protocol.errors import DatabaseInUseError
+from ...protocol.errors import ConfigError, Reason
 from ..access.rows import begin_access, raise_version
 from ..backup.rows import number_ahead
 from ..sql.name_limits import name_limits
 from ..sql.schema import access_grants, access_principals, access_quotas, access_tokens
 
 RIGHTS = (access_principals, access_tokens, access_grants, access_quotas, name_limits)
-"""The tables; those that others refer to come first."""
+"""The copied tables; tables that others refer to come first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptRights:
-    """The rows of these tables as they were kept elsewhere; other rows are not looked at."""
+    """The rows of these tables from elsewhere; other rows are ignored."""
 
     rows: Sequence[tuple[str, dict[str, Any]]]
 
     def of(self, table: sa.Table) -> list[dict[str, Any]]:
-        """The rows of one table."""
+        """Return the rows of one table."""
         return [values for name, values in self.rows if name == table.name]
 
     @property
     def tokens(self) -> int:
-        """How many tokens were not revoked."""
+        """Number of tokens that were not revoked."""
         return sum(not row["revoked_at"] for row in self.of(access_tokens))
 
     @property
     def grants(self) -> int:
-        """How many rights."""
+        """Number of rights."""
         return len(self.of(access_grants))
 
     @property
     def quotas(self) -> int:
-        """How many principals and subjects have limits."""
+        """Number of principals and subjects with limits."""
         return len(
             {row["name"] for table in (access_quotas, name_limits) for row in self.of(table)}
         )
 
 
 def check_no_rights(connection: Connection) -> None:
-    """Check that the database has no rights that others would be mixed with.  Raises
-    DatabaseInUseError.
+    """Check that the database has no rights, with which others would be mixed. Raises
+    ConfigError.
     """
     for table in RIGHTS:
         if connection.execute(sa.select(sa.literal(1)).select_from(table).limit(1)).first():
-            raise DatabaseInUseError(
+            raise ConfigError(
+                Reason.DATABASE_NOT_EMPTY,
                 f"the database has tokens or rights of its own ({table.name} has rows); nothing "
-                f"was changed"
+                f"was changed",
             )
 
 
@@ -71,10 +72,10 @@ def store_rights(connection: Connection, kept: KeptRights, *, now_ms: int) -> No
     Store tokens, grants and quotas.
 
     Args:
-        now_ms: the calendar.
+        now_ms: the present time, milliseconds since 1970.
 
     Raises:
-        DatabaseInUseError
+        ConfigError
     """
     check_no_rights(connection)
     begin_access(connection, secrets.token_hex(16))

@@ -1,5 +1,5 @@
 """The rows of a rebuilt database: subjects, partitions, groups and operations, with the brokers'
-ids.  Pure.
+ids. Pure.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ...protocol.routing import ConsumeStrategy, OrderStrategy, Partition
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerSource:
-    """A broker that was asked for its partitions, and its answer."""
+    """A broker that was asked for its partitions, with its answer."""
 
     address: str
     hosted: PartitionStatusList
@@ -23,36 +23,36 @@ class BrokerSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebuildOptions:
-    """The operator's statements about brokers that are not asked."""
+    """What the operator states about brokers that are not asked."""
 
     complete: bool = False
     """
-    Every broker is named.
+    True if every broker is named.
 
-    Then an unused subject with partitions that no broker hosts is an unfinished creation, and the
-    creation continues.
+    Then an unused subject with partitions that no broker hosts is an unfinished creation, which
+    continues.
     """
     gone: Sequence[str] = ()
-    """Broker groups that are gone for good."""
+    """Names of broker groups that are gone for good."""
     lose_unread: bool = False
-    """Give up messages on gone broker groups that consumer groups may not have read."""
+    """True to give up messages on gone broker groups that consumer groups may not have read."""
 
 
 @dataclass(slots=True, kw_only=True)
 class RebuiltPartition:
-    """A partition's row."""
+    """The row of a partition."""
 
     partition: Partition
     end_offset: int | None = None
     abandoned: bool = False
     lost: bool = False
     replaced: bool = False
-    """A publication has replaced it: brokers still have to drop it."""
+    """True if a publication has replaced it, so that brokers still have to drop it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebuiltOperation:
-    """An unfinished operation; steps: partition id → (action, done)."""
+    """An unfinished operation; `steps` are partition id → (action, done)."""
 
     state: OperationState
     steps: dict[int, tuple[StepAction, bool]]
@@ -60,23 +60,23 @@ class RebuiltOperation:
 
 @dataclass(slots=True, kw_only=True)
 class RebuiltGroup:
-    """A consumer group's row; tokens by partition id."""
+    """The row of a consumer group; `tokens` are by partition id."""
 
     name: str
     last_token: int = 0
     tokens: dict[int, int] = field(default_factory=dict)
     drained: set[int] = field(default_factory=set)
     parked: set[int] = field(default_factory=set)
-    """Partitions on which the group has parked messages."""
+    """Ids of partitions on which the group has parked messages."""
     frozen: set[int] = field(default_factory=set)
-    """Those of which children have begun to take these over, once the group had drained them and
-    what is before them.
+    """Ids of parked partitions whose children have begun to adopt these messages, after the group
+    had drained them and their ancestors.
     """
     strategy: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE
-    """The consume strategy under which its highest token was acquired."""
+    """Consume strategy under which its highest token was acquired."""
     ttl_ms: int = 0
-    """The longest session ttl that its brokers know: an old session may handle messages for this
-    long.
+    """Longest session ttl that its brokers know, in milliseconds: an old session may handle
+    messages for this time.
     """
 
 
@@ -86,12 +86,12 @@ class GonePartition:
 
     partition: Partition
     unread_by: tuple[str, ...]
-    """The consumer groups that may not have drained it."""
+    """Names of the consumer groups that may not have drained it."""
 
 
 @dataclass(slots=True, kw_only=True)
 class RebuiltSubject:
-    """A subject's row with its partitions, groups and operations."""
+    """The row of a subject, with its partitions, groups and operations."""
 
     name: str
     order_strategy: OrderStrategy
@@ -101,29 +101,29 @@ class RebuiltSubject:
     groups: list[RebuiltGroup]
     retention: Retention = Retention.ACKED
     operation: RebuiltOperation | None = None
-    """The running operation, if there is one."""
+    """The running operation, or None."""
     fences: list[RebuiltOperation] = field(default_factory=list)
     """Operations in FENCE: the route has changed, and an abandoned parent is sealed when its broker
-    is back.
+    returns.
     """
     canceled: RebuiltOperation | None = None
-    """The operation that seals the children of canceled operations, if there are any."""
+    """The operation that seals the children of canceled operations, or None."""
     gone: list[GonePartition] = field(default_factory=list)
     static: bool = False
     opened: bool = True
-    """False: the creation is unfinished and continues."""
+    """False if the creation is unfinished and continues."""
     deleting: bool = False
-    """Some brokers have dropped their partitions of it: the deletion continues."""
+    """True if some brokers have dropped their partitions of it, so that the deletion continues."""
     tokens_above: int = 0
-    """Brokers refuse tokens up to this one of its deleted groups."""
+    """Token up to which brokers refuse those of its deleted groups."""
     message_bytes_max: int = MESSAGE_BYTES_MAX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebuiltCluster:
-    """The whole database."""
+    """The whole rebuilt database."""
 
     sources: Sequence[BrokerSource]
     subjects: Sequence[RebuiltSubject]
     dropped_id: int = 0
-    """The highest id of a dropped partition: later partitions get higher ids."""
+    """Highest id of a dropped partition; later partitions get higher ids."""

@@ -1,5 +1,5 @@
-"""Rebuilds a lost database: asks the named brokers for their partitions, plans the rows, writes
-them.  Shell around `plan.py`.
+"""Rebuilds a lost database: asks the named brokers for their partitions, plans the rows, and writes
+them. Shell around `plan.py`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from .writer import check_empty, store_rebuilt
 
 HINT = (
     "Set KEYLANE_TOKEN_FILE to a file with the administrator's token, or with the token of a "
-    "broker (its token_file): "
-    "while no metaserver runs, brokers take these alone."
+    "broker (its token_file): while no metaserver runs, brokers accept only these."
 )
 
 
@@ -40,22 +39,21 @@ async def rebuild_database(
     """
     Fill an empty database with the facts that these brokers keep.
 
-    Route versions start at this machine's wall clock in milliseconds.  That is above every version
-    that clients know, because versions count from 1.  The order does not depend on the clock: a
-    client with a higher version keeps its old route, and the brokers refuse requests for partitions
-    that are sealed or not theirs.
+    Route versions start at this machine's wall clock in milliseconds, which is above every version
+    that clients know, because versions count from 1. Order does not depend on the clock: a client
+    with a higher version keeps its old route, and brokers refuse requests for partitions that are
+    sealed or that they do not have.
 
     Args:
         brokers: the address of every broker, host:port.
-        options: the operator's statements about brokers that are not named.
-        rights: tokens, grants and quotas, which brokers do not keep; None: there are none
-            afterwards.
+        options: what the operator states about brokers that are not named.
+        rights: tokens, grants and quotas to store, because brokers do not keep them; None: none.
 
     Raises:
         ConfigError: the database is not empty.
-        UnauthenticatedError: a broker has access control, and the network shows no token of the
+        UnauthenticatedError: a broker has access control, and the network has no token of the
             servers' settings.
-        InvalidNameError: the name of a gone broker group is not valid.
+        InvalidRequestError: the name of a gone broker group is not valid.
         InvalidRequestError: the brokers contradict each other, or brokers are missing.
         UnreachableError: a broker does not answer.
         DataFolderError, StorageError
@@ -96,12 +94,12 @@ def _store(
 
 
 async def _hosted(network: Network, address: str) -> PartitionStatusList:
-    """What a broker hosts.  Raises as `rebuild_database`."""
+    """Ask a broker for its partitions. Raises as `rebuild_database`."""
     try:
         return await BrokerClient(network, address).partitions()
     except (UnauthenticatedError, AccessDeniedError) as error:
         refused = UnauthenticatedError(
-            f"the broker at {address} refuses the rebuild: {error.message}", reason="rebuild"
+            f"the broker at {address} refuses the rebuild: {error.message}", problem="rebuild"
         )
         refused.hint = HINT
         raise refused from error
@@ -109,15 +107,15 @@ async def _hosted(network: Network, address: str) -> PartitionStatusList:
 
 def rights_of_file(settings: MetaserverSettings, content: bytes, path: str) -> KeptRights:
     """
-    The rights in a file of `keylane meta backup`; `settings` are those of the rebuild.
+    Return the rights in a file of `keylane meta backup`; `settings` are those of the rebuild.
 
     Raises:
-        BackupFileError: it is damaged, or of another version.
-        OtherClusterError
+        ConfigError: the file is damaged, or of another version.
+        ConflictError
     """
     return KeptRights(rows=read_backup(settings, content, path)[1])
 
 
 async def rights_of_database(settings: MetaserverSettings) -> KeptRights:
-    """The rights in another database, which may be in use.  Raises as `backup_database`."""
+    """Return the rights in another database, which may be in use. Raises as `backup_database`."""
     return KeptRights(rows=await read_tables(settings, RIGHTS))

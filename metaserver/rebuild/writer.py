@@ -1,10 +1,10 @@
-"""Writes a rebuilt cluster into an empty database.  SQL, synchronous.
+"""Writes a rebuilt cluster into an empty database. SQL, synchronous.
 
 Invariants
     A database that has a subject is not changed.
     All rows are written in one transaction.
-    No partition is granted before every old session has ended by its own clock: until then its
-    consumer may handle messages.
+    No partition is granted before every old session has ended by its own clock, because its
+    consumer may handle messages until then.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from .rows import GonePartition, RebuiltCluster, RebuiltGroup, RebuiltOperation,
 
 def store_rebuilt(connection: Connection, cluster: RebuiltCluster, *, route_version: int) -> None:
     """
-    Write all rows of a rebuilt cluster.  Brokers count as silent until they report themselves.
+    Write all rows of a rebuilt cluster; brokers count as silent until they report themselves.
 
     Args:
-        route_version: the version of every route; above every version that clients know.
+        route_version: the version of every route, above every version that clients know.
 
     Raises:
         ConfigError: the database is not empty.
@@ -64,7 +64,7 @@ def store_rebuilt(connection: Connection, cluster: RebuiltCluster, *, route_vers
         for source in cluster.sources
     ]
     insert_or_replace(connection, brokers, rows)
-    # Gone broker groups are shown as silent and cordoned.
+    # Operators see gone broker groups as silent and cordoned.
     gone = {lost.partition.broker_group for subject in cluster.subjects for lost in subject.gone}
     for name in sorted(gone):
         without_folder = {"broker_group": name, "broker_id": "", "address": "", "cordoned": True}
@@ -82,7 +82,7 @@ def store_rebuilt(connection: Connection, cluster: RebuiltCluster, *, route_vers
             plan_removals(connection, partitions.c.partition_id.in_(replaced))
         for group in subject.groups:
             _store_group(connection, ids[subject.name], group, subject.gone)
-        # The running operation gets the highest id: it is the subject's latest operation.
+        # The running operation gets the highest id, because it is the subject's latest one.
         for operation in (subject.canceled, *subject.fences, subject.operation):
             if operation is not None:
                 _store_operation(connection, ids[subject.name], operation)
@@ -116,8 +116,8 @@ def _store_subject(connection: Connection, subject: RebuiltSubject, route_versio
 
 
 def _store_partitions(connection: Connection, cluster: RebuiltCluster, ids: dict[str, int]) -> None:
-    """Insert the partitions that have ids first.  So the database gives higher ids to the others
-    and to all later ones.
+    """Insert the partitions, first those that have ids, so that the database gives higher ids to
+    all others.
     """
     numbered: list[dict[str, Any]] = []
     new: list[dict[str, Any]] = []
@@ -158,8 +158,8 @@ def _store_partitions(connection: Connection, cluster: RebuiltCluster, ids: dict
 
 
 def _number_above(connection: Connection, highest: int) -> None:
-    """Have the database give ids above `highest` to later partitions; also above those that were
-    dropped.
+    """Let the database give later partitions ids above `highest`, and above those of
+    dropped ones.
     """
     if not highest:
         return
@@ -167,7 +167,7 @@ def _number_above(connection: Connection, highest: int) -> None:
         sequence = sa.func.pg_get_serial_sequence("partitions", "partition_id")
         connection.execute(sa.select(sa.func.setval(sequence, highest)))
         return
-    # SQLite keeps the highest id that it ever gave in a table of its own.
+    # SQLite keeps the highest id that it ever issued in a table of its own.
     given = sa.table("sqlite_sequence", sa.column("name"), sa.column("seq"))
     here = given.c.name == partitions.name
     if connection.execute(sa.select(given.c.seq).where(here)).one_or_none() is None:

@@ -1,3 +1,3 @@
-"""Subjects and consumer groups deleted: brokers drop partitions and forget groups, then the rows
-go.
+"""Deletes subjects and consumer groups: brokers drop partitions and forget groups, then the rows
+are deleted.
 """

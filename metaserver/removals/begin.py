@@ -1,8 +1,8 @@
-"""Begins the deletion of a subject or a consumer group, and says how far it is.  SQL, synchronous.
+"""Begins the deletion of a subject or a consumer group, and reports the progress. SQL, synchronous.
 
 Invariants
-    The mark, the end of the sessions and the journal of what brokers have to do are one
-    transaction. From then on no session begins, no route is given, no broker is told of the group.
+    One transaction stores the mark, ends the sessions, and journals the removals for brokers. From
+    then on no session begins, no route is returned, and the group is not announced to brokers.
     A later group of the same name gets tokens above all those of the deleted one.
 """
 
@@ -20,12 +20,7 @@ from ...protocol.control import (
     GroupDeletion,
     SubjectDeletion,
 )
-from ...protocol.errors import (
-    GroupBusyError,
-    GroupUnknownError,
-    OperationRunningError,
-    SubjectUnknownError,
-)
+from ...protocol.errors import BusyError, GroupUnknownError, Reason, SubjectUnknownError
 from ...protocol.ids import SessionId, check_name
 from ...protocol.operations import OperationKind
 from ...protocol.routing import PartitionState
@@ -40,24 +35,24 @@ from ..sql.schema import groups, leases, operations, partitions, sessions, subje
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BegunDeletion:
-    """A deletion that has begun, now or before."""
+    """A deletion that has begun, now or earlier."""
 
     subject_id: int
     group_id: int = 0
     ended: Collection[SessionId] = ()
-    """The sessions that ended with it."""
+    """Sessions that ended with it."""
 
 
 def begin_subject_deletion(connection: Connection, name: str, ask: DeleteSubject) -> BegunDeletion:
     """
-    Mark a subject as being deleted; does nothing if it is marked, or if the subject of
+    Mark a subject as being deleted; does nothing if it is marked already, or if the subject with
     `ask.subject_id` is gone.
 
     Raises:
-        InvalidNameError, SubjectUnknownError, DatabaseEmptyError
-        OperationRunningError: its partitions are being changed.
-        GroupBusyError: it has live consumers, and `ask.force` is not given; or a group's progress
-        is being set.
+        InvalidRequestError, SubjectUnknownError, UnavailableError
+        BusyError: its partitions are being changed.
+        BusyError: it has live consumers and `ask.force` is not set, or a group's cursors are
+            being set.
     """
     row = find_subject(connection, name, lock=True)
     known = 0 if row is None else row.subject_id
@@ -84,7 +79,7 @@ def begin_subject_deletion(connection: Connection, name: str, ask: DeleteSubject
     )
     operation_id = connection.execute(running).scalar_one_or_none()
     if operation_id is not None:
-        raise OperationRunningError(subject=name, operation_id=operation_id)
+        raise BusyError(Reason.OPERATION_RUNNING, subject=name, operation_id=operation_id)
     of_subject = groups.c.subject_id == row.subject_id
     locked = sa.select(groups.c.group_id).where(of_subject).order_by(groups.c.group_id)
     ids = list(connection.execute(locked.with_for_update()).scalars())
@@ -110,13 +105,13 @@ def begin_group_deletion(
     connection: Connection, subject: str, group: str, ask: DeleteGroup
 ) -> BegunDeletion:
     """
-    Mark a consumer group as being deleted; does nothing if it is marked, or if the group of
-    `ask.group_id` is gone.
+    Mark a consumer group as being deleted; does nothing if it is marked already, or if the group
+    with `ask.group_id` is gone.
 
     Raises:
-        InvalidNameError, SubjectUnknownError, SubjectDeletedError, GroupUnknownError
-        GroupBusyError: it has live consumers, and `ask.force` is not given; or its progress is
-        being set.
+        InvalidRequestError, SubjectUnknownError, SubjectDeletedError, GroupUnknownError
+        BusyError: it has live consumers and `ask.force` is not set, or its cursors are being
+            set.
     """
     row = check_open(connection, subject, find_subject(connection, subject, lock=True))
     check_name("consumer group", group)
@@ -152,28 +147,29 @@ def begin_group_deletion(
 def _live_sessions(
     connection: Connection, name: str, group_id: int, ask: DeleteSubject | DeleteGroup
 ) -> list[SessionId]:
-    """The live sessions of a group, which is locked.  Raises GroupBusyError."""
+    """Return the live sessions of a locked group. Raises BusyError."""
     left_ms = duty_left_ms(connection, reset_duty(group_id))
     if left_ms:
-        raise GroupBusyError(
-            f"the progress of a consumer group is being set, and {name!r} cannot "
-            f"be deleted meanwhile",
+        raise BusyError(
+            Reason.GROUP_BUSY,
+            f"{name!r} cannot be deleted while the cursors of a consumer group are being set",
             left_ms=left_ms,
         )
     sweep_sessions(connection, group_id)
     chosen = sa.select(sessions.c.session).where(sessions.c.group_id == group_id)
     live = [SessionId(session) for session in connection.execute(chosen).scalars()]
     if live and not ask.force:
-        raise GroupBusyError(
-            f"{name!r} has {counted(len(live), 'live consumer')}: stop them, or delete it under "
-            f"them with force=True (--force)",
+        raise BusyError(
+            Reason.GROUP_BUSY,
+            f"{name!r} has {counted(len(live), 'live consumer')}: stop them, or delete it anyway "
+            f"with force=True (--force)",
             sessions=len(live),
         )
     return live
 
 
 def subject_deletion(connection: Connection, name: str, subject_id: int) -> SubjectDeletion:
-    """Say how far the deletion of a subject is."""
+    """Return the progress of a subject's deletion."""
     return SubjectDeletion(
         subject=name, subject_id=subject_id, left=removals_left(connection, subject_id)
     )
@@ -182,7 +178,7 @@ def subject_deletion(connection: Connection, name: str, subject_id: int) -> Subj
 def group_deletion(
     connection: Connection, subject: str, group: str, begun: BegunDeletion
 ) -> GroupDeletion:
-    """Say how far the deletion of a consumer group is."""
+    """Return the progress of a consumer group's deletion."""
     return GroupDeletion(
         subject=subject,
         group=group,

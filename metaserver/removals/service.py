@@ -1,7 +1,7 @@
-"""Deletes subjects and consumer groups: has brokers drop and forget, then ends the deletions.
+"""Deletes subjects and consumer groups: asks brokers to drop and forget, then ends the deletions.
 Shell around SQL.
 
-    delete ─▶ marked and journaled ─▶ every broker asked ─▶ noted; the rows go when nothing is left
+    delete ─▶ marked and journaled ─▶ every broker asked ─▶ stored; at the end the rows are deleted
                                           ▲        │ a broker is silent, or this process ends
                                           └────────┘ the attendant of any metaserver asks again
 
@@ -48,9 +48,9 @@ D = TypeVar("D", SubjectDeletion, GroupDeletion)
 
 CALL_TIMEOUT_MS = 2_000
 REMOVALS_MAX = 1_024
-"""In one round; the next round continues behind them, whether they were done or not."""
+"""Most removals in one round; the next round continues after them even if they were not done."""
 PAUSE_S = 1.0
-"""Between two rounds in which brokers refused or were silent."""
+"""Pause, in seconds, after a round in which brokers refused or were silent."""
 
 
 def _ignore_step(_step: str) -> None:
@@ -59,11 +59,11 @@ def _ignore_step(_step: str) -> None:
 
 class RemovalService:
     """
-    Deletions of subjects and groups, over one database.
+    Deletes the subjects and groups of one database.
 
     Args:
-        after_step: called with the name of each step that is done: marked, asked (brokers have done
-            it, SQL does not know it yet), removed.
+        after_step: called with the name of each finished step: marked, asked (brokers have done it,
+            which SQL does not have yet), removed.
     """
 
     def __init__(
@@ -82,16 +82,18 @@ class RemovalService:
         self._after_step = after_step
         self._slots = asyncio.Semaphore(HOSTED_AT_ONCE_MAX)
         self._problems: dict[tuple[int, int], str] = {}
-        """(subject id, group id) → why a broker has not done its part, as the last round met it."""
+        """(subject id, group id) → reason why a broker has not done its part in the last round."""
         self._next_run = 0.0
-        """By the clock of the event loop: a broker that refused is not asked again at once."""
+        """Earliest time of the next round, in seconds of the event loop's clock: a broker that
+        refused is not asked again at once.
+        """
 
     async def delete_subject(self, name: str, ask: DeleteSubject) -> SubjectDeletion:
         """
-        Delete a subject; returns how far that is, after every broker that answers was asked.
+        Delete a subject; returns the progress after every broker was asked once.
 
         Raises:
-            InvalidNameError, SubjectUnknownError, OperationRunningError, GroupBusyError: nothing
+            InvalidRequestError, SubjectUnknownError, BusyError, BusyError: nothing
                 was changed.
         """
         begun = await self._database.write(begin_subject_deletion, name, ask)
@@ -102,11 +104,11 @@ class RemovalService:
 
     async def delete_group(self, subject: str, group: str, ask: DeleteGroup) -> GroupDeletion:
         """
-        Delete a consumer group; returns how far that is, after every broker that answers was asked.
+        Delete a consumer group; returns the progress after every broker was asked once.
 
         Raises:
-            InvalidNameError, SubjectUnknownError, SubjectDeletedError, GroupUnknownError,
-                GroupBusyError: nothing was changed.
+            InvalidRequestError, SubjectUnknownError, SubjectDeletedError, GroupUnknownError,
+            BusyError: nothing was changed.
         """
         begun = await self._database.write(begin_group_deletion, subject, group, ask)
         await self._continue(begun, "its group was deleted")
@@ -124,7 +126,7 @@ class RemovalService:
         return replace(view, problem=self._problems.get(key, "") if view.left else "")
 
     async def run_once(self) -> None:
-        """Ask brokers for what they have not done, unless they were asked a moment ago.  Raises
+        """Ask brokers for the pending removals, unless they were asked a moment ago. Raises
         StorageError.
         """
         if asyncio.get_running_loop().time() >= self._next_run:
@@ -151,8 +153,8 @@ class RemovalService:
         self._next_run = asyncio.get_running_loop().time() + (PAUSE_S if self._problems else 0)
 
     async def _ask(self, removal: PendingRemoval) -> int | None:
-        """Have a broker drop or forget; returns the token that it refuses now, None if it has not
-        done it.
+        """Ask a broker to drop a partition or forget a group; returns the highest token that it
+        refuses now, or None if it has not done it.
         """
         if removal.obsolete:
             return removal.token

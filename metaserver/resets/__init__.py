@@ -1,1 +1,1 @@
-"""A consumer group's progress set by an operator."""
+"""Resets of a consumer group's cursors by an operator."""

@@ -1,4 +1,4 @@
-"""The offsets of a partition and the progress of a group there, asked of the broker.  Shell."""
+"""Asks brokers for the offsets of a partition and the progress of a group there. Shell."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CALL_TIMEOUT_MS = 2_000
 
 
 def broker_at(network: Network, address: str | None, broker_group: str) -> BrokerClient:
-    """A client of a broker.  Raises NotSentError if it is silent."""
+    """Return a client of a broker. Raises NotSentError if it is silent."""
     if address is None:
         raise NotSentError(f"broker group {broker_group!r} is silent")
     return BrokerClient(network, address, timeout_ms=CALL_TIMEOUT_MS)
@@ -27,10 +27,10 @@ async def read_offsets(
     Read the offsets of a partition from its broker.
 
     Args:
-        at_ms: milliseconds since 1970, to find the first message stored at or after it.
+        at_ms: milliseconds since 1970; the first message stored at or after it is looked up.
 
     Raises:
-        NotSentError: it does not answer; so far nothing was changed.
+        NotSentError: the broker does not answer; nothing was changed.
     """
     try:
         broker = broker_at(network, partition.address, partition.broker_group)

@@ -1,14 +1,16 @@
-"""The cursor of each partition when a group's progress is set, and the order of setting them.
-Pure.
+"""Computes the cursor of each partition for a reset, and the order of setting them. Pure.
 
 Invariants
     A group that handles a message again handles every later message of its queue again, in order:
-    if a partition is not acked to its end, its children begin at their first message, also children
-    that began another queue. An offset of a lost partition means the first message behind the loss.
-    A reset that has begun has a cursor for every partition that is left: nothing may end it any
-    more. A reset of one partition or queue sets that one alone; there the operator is responsible
-    for the order of keys that continue in others. Children are set before their parents, so that an
-    interrupted reset leaves no gap behind a message that comes again.
+    if a partition is not acked to its end, its children begin at their first message, including
+    children that begin another queue.
+    An offset of a lost partition stands for the first message after the loss.
+    A reset that has begun has a cursor for every partition that is left, because nothing may stop
+    it any more.
+    A reset of one partition or queue sets only that one; the operator is responsible for the order
+    of keys that continue in others.
+    Children are set before their parents, so that an interrupted reset leaves no gap after a
+    message that comes again.
 """
 
 from __future__ import annotations
@@ -31,18 +33,18 @@ from ...protocol.reading.placing import OwnPlace, place_in_order
 from ...protocol.routing import Partition, PartitionState
 
 PLACE_HINT = (
-    "Nothing is set.  Give an offset from first_offset to next_offset, or set it to earliest, "
+    "Nothing was changed. Give an offset from first_offset to next_offset, or reset to earliest, "
     "latest or a time."
 )
-"""For who names an offset that a queue or a partition has not; the error's own hint is for
+"""Hint for an offset that a queue or a partition does not have; the error's own hint is for
 readers.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionOffsets:
-    """The offsets of a partition at its broker: `[first_offset, next_offset)`, and the first one at
-    or after the time.
+    """The offsets of a partition at its broker, `[first_offset, next_offset)`, and the first one at
+    or after a time.
     """
 
     partition: Partition
@@ -52,11 +54,11 @@ class PartitionOffsets:
     cursor: int | None = None
     """The group's present cursor; None if the broker does not know the group."""
     fence: int = 0
-    """The highest token of the group that the broker has seen."""
+    """Highest token of the group that the broker has seen."""
 
     @property
     def present(self) -> int:
-        """The first message that the group has not acked."""
+        """Offset of the first message that the group has not acked."""
         return self.first_offset if self.cursor is None else max(self.cursor, self.first_offset)
 
     @property
@@ -77,10 +79,10 @@ class PartitionOffsets:
 
 def check_ask(ask: ResetGroup, *, static: bool) -> None:
     """
-    Raise unless a request has exactly one meaning.
+    Check that a request has exactly one meaning.
 
     Raises:
-        InvalidRequestError: names every problem.
+        InvalidRequestError: the text has every problem.
     """
     problems = []
     if (ask.to is ResetTo.OFFSET) != (ask.offset is not None):
@@ -92,15 +94,19 @@ def check_ask(ask: ResetGroup, *, static: bool) -> None:
     if ask.shift == 0:
         problems.append("a shift of 0 changes nothing")
     if ask.to is ResetTo.SHIFT and not ask.dry_run:
-        problems.append("a shift is planned with dry_run, and the plan set as cursors")
+        problems.append("a shift is planned with dry_run; then set the plan's cursors")
     if (ask.to is ResetTo.CURSORS) != bool(ask.cursors):
         problems.append("cursors go with to = cursors, and only with it")
     if ask.queue is not None and ask.partition_id is not None:
-        problems.append("a queue or a partition, not both")
+        problems.append("give a queue or a partition, not both")
     if static and ask.partition_id is not None:
-        problems.append("a static subject is set by queue: its partitions depend on each other")
+        problems.append(
+            "a static subject is reset by queue, because its partitions depend on each other"
+        )
     if ask.to is ResetTo.OFFSET and ask.queue is None and ask.partition_id is None:
-        problems.append("an offset needs a queue or a partition: it is another message in each")
+        problems.append(
+            "an offset needs a queue or a partition, because each has another message there"
+        )
     if problems:
         raise InvalidRequestError("; ".join(problems))
 
@@ -109,15 +115,15 @@ def new_cursors(
     ask: ResetGroup, parts: Sequence[PartitionOffsets], *, static: bool, begun: bool = False
 ) -> dict[int, int]:
     """
-    Return partition id → its new physical cursor.
+    Return partition id → its new cursor.
 
     Args:
-        begun: cursors may be set already.  Instead of an offset that is stored no longer comes the
-            nearest one that is, and partitions that are gone are left out.
+        begun: True if cursors may be set already. Then an offset that is no longer stored is
+            replaced by the nearest one that is, and gone partitions are left out.
 
     Raises:
         OffsetOutOfRangeError: the offset is not in the queue, or not in the partition.
-        PartitionUnknownError: a partition is named that is not among `parts`.
+        PartitionUnknownError: the request names a partition that is not among `parts`.
     """
     strange = set(ask.cursors or ()) - {int(part.partition.partition_id) for part in parts}
     if strange and not begun:
@@ -136,7 +142,7 @@ def new_cursors(
 
 
 def _of_queues(ask: ResetGroup, parts: Sequence[PartitionOffsets], begun: bool) -> dict[int, int]:
-    """Partition id → cursor for the request, each queue for itself."""
+    """Return partition id → cursor for a request by queue."""
     cursors: dict[int, int] = {}
     for queue in sorted({part.partition.queue for part in parts}):
         chain = [part for part in parts if part.partition.queue == queue]
@@ -177,8 +183,8 @@ def _logic_offset(
 
 
 def _stored(segments: Sequence[Segment], at: int, begun: bool) -> int:
-    """A logic offset that is stored, or the next one; of a reset that has begun the nearest.
-    Raises OffsetOutOfRangeError.
+    """Return a stored logic offset or the next one; for a reset that has begun, the nearest stored
+    one. Raises OffsetOutOfRangeError.
     """
     if begun:
         return min(max(at, queue_min(segments)), queue_max(segments))
@@ -191,7 +197,7 @@ def _stored(segments: Sequence[Segment], at: int, begun: bool) -> int:
 
 
 def _stored_in(part: PartitionOffsets, at: int, begun: bool) -> int:
-    """As `_stored`, of an offset of one partition, in the offsets that its messages have there."""
+    """Return `_stored` for an offset of one partition."""
     low, high = part.first_offset, part.next_offset
     if begun:
         return min(max(at, low), high)
@@ -212,7 +218,7 @@ def _stored_in(part: PartitionOffsets, at: int, begun: bool) -> int:
 def _of_partitions(
     ask: ResetGroup, parts: Sequence[PartitionOffsets], begun: bool
 ) -> dict[int, int]:
-    """Partition id → cursor for the request, each partition for itself."""
+    """Return partition id → cursor for a request by partition."""
     return {part.partition.partition_id: _physical(ask, part, begun) for part in parts}
 
 
@@ -229,7 +235,7 @@ def _physical(ask: ResetGroup, part: PartitionOffsets, begun: bool) -> int:
             return part.next_offset if part.at_time is None else part.at_time
         case ResetTo.SHIFT:
             assert ask.shift is not None
-            if part.drained:  # what continues it is shifted; a message is not counted twice
+            if part.drained:  # its children are shifted, so that no message counts twice
                 return part.next_offset
             return min(max(part.present + ask.shift, part.first_offset), part.next_offset)
         case ResetTo.CURSORS:

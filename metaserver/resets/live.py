@@ -1,16 +1,17 @@
-"""Sets the progress of a group while its consumers live: they hand everything over first, and go on
-at the new cursors.  Shell.
+"""Resets a group's cursors while its consumers are alive: they hand everything over first, and
+continue at the new cursors.  Shell.
 
-    row ─▶ no session is granted anything, leases are withdrawn ─▶ handed over, or expired ─▶ a
-        reset ─▶ granted again
-                  ▲                                                    │
-                  ╰──────────── any metaserver goes on after a crash ──╯
+    row ─▶ no session is granted anything, leases are withdrawn
+        ─▶ all leases are handed over or expired
+        ─▶ the reset
+        ─▶ partitions are granted again
+    After a crash any metaserver continues.
 
 Invariants
-    The cursors are set while no session has a lease of the group; what an earlier owner still sends
-    has a token below the reset's. Once cursors may be set, the group is granted nothing before all
-    are; what retention removes meanwhile does not end that: the cursors go to the nearest messages
-    that are stored.
+    The cursors are set while no session has a lease of the group; a late request of an earlier
+    owner has a token below the reset's.
+    Once cursors may be set, the group is granted nothing before all are set. Messages that
+    retention removes meanwhile do not stop it: the cursors go to the nearest stored messages.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from collections.abc import Awaitable, Callable
 
 from ...protocol.clock import Clock, SystemClock
 from ...protocol.errors import (
-    GroupBusyError,
+    BusyError,
+    ConflictError,
     KeylaneError,
-    ResetCanceledError,
-    ResetUnfinishedError,
+    Reason,
     StorageError,
+    UnfinishedError,
 )
 from ...protocol.progress import CanceledReset, GroupReset, ResetGroup
 from ...protocol.text import listed
@@ -43,18 +45,20 @@ from .service import ResetService
 
 log = logging.getLogger("keylane.metaserver")
 ANSWER_MS = 20_000
-"""A call is answered after this at the latest; a reset that waits for longer goes on without it."""
+"""Time, in milliseconds, after which a call is answered; a reset that takes longer continues
+without it.
+"""
 LOOK_MS = 50
-"""Between two looks at a reset that waits."""
+"""Pause, in milliseconds, between two checks of a waiting reset."""
 
 
 class LiveResets:
     """
-    Resets of groups, with and without live consumers.
+    Resets groups with and without live consumers.
 
     Args:
         resets: sets cursors.
-        settle: makes the leases of a group, by its id, fit what may be granted now.
+        settle: withdraws and grants the leases of a group, given by its id, as it is allowed now.
     """
 
     def __init__(
@@ -70,18 +74,19 @@ class LiveResets:
         self._settle = settle
         self._boot_ms = (clock or SystemClock()).boot_ms
         self._driven: set[int] = set()
-        """Resets that a call of this process drives."""
-        self._told: dict[int, str] = {}
+        """Ids of resets that a call of this process drives."""
+        self._logged: dict[int, str] = {}
         """The reset of which the log last said what it waits for, and the text."""
 
     async def reset(self, subject: str, group: str, ask: ResetGroup) -> GroupReset:
         """
-        Set the progress of a group.
+        Set the cursors of a group.
 
         Raises:
-            As `ResetService.reset`; of `ask.live`:
-            ResetUnfinishedError: a consumer has not handed its partitions over in time; the reset
-            goes on by itself. ResetCanceledError: an operator has canceled it.
+            The errors of `ResetService.reset`; and for `ask.live`:
+            UnfinishedError: a consumer has not handed its partitions over in time; the reset
+                continues by itself.
+            ConflictError: an operator has canceled it.
         """
         if not ask.live or ask.dry_run:
             return await self._resets.reset(subject, group, ask)
@@ -107,7 +112,7 @@ class LiveResets:
             self._driven.discard(reset_id)
 
     async def _drive(self, reset_id: int) -> GroupReset:
-        """Look at a reset until it is done.  Raises what ends it, and ResetUnfinishedError after
+        """Check a reset until it is done. Raises its error, and UnfinishedError after
         ANSWER_MS.
         """
         until_ms = self._boot_ms() + ANSWER_MS
@@ -119,26 +124,27 @@ class LiveResets:
             if problem is None:
                 continue
             if self._boot_ms() >= until_ms:
-                raise ResetUnfinishedError(f"{problem}; it goes on by itself")
+                raise UnfinishedError(Reason.RESET_UNFINISHED, f"{problem}; it continues by itself")
             await asyncio.sleep(LOOK_MS / 1000)
 
     async def _read(self, reset_id: int) -> LiveReset:
         live = await self._database.read(read_live_reset, reset_id)
         if live is None:
-            raise ResetUnfinishedError(
-                "the reset was given up by another metaserver, or canceled, or the group deleted"
+            raise UnfinishedError(
+                Reason.RESET_UNFINISHED,
+                "another metaserver gave the reset up, or it was canceled, or the group was deleted",
             )
         if live.canceled:
-            raise ResetCanceledError(subject=live.subject, group=live.group)
+            raise ConflictError(Reason.RESET_CANCELED, subject=live.subject, group=live.group)
         return live
 
     async def cancel(self, subject: str, group: str) -> CanceledReset:
         """
-        Cancel the reset that waits for a group's consumers: they go on where they were.
+        Cancel the reset that waits for a group's consumers, which continue where they were.
 
         Raises:
-            InvalidNameError, SubjectUnknownError, GroupUnknownError
-            ResetForwardError: cursors may be set, or all are; or the group has no reset.
+            InvalidRequestError, SubjectUnknownError, GroupUnknownError
+            ConflictError: some or all cursors may be set, or the group has no reset.
         """
         group_id, asked = await self._database.write(cancel_live_reset, subject, group)
         await self._settle(group_id)
@@ -147,10 +153,11 @@ class LiveResets:
 
     async def _step(self, live: LiveReset) -> str | None:
         """
-        Do what can be done now; None if the reset may be done, else what it waits for.
+        Advance a reset as far as possible now; returns the reason why it waits, or None if it may
+        be done.
 
         Raises:
-            KeylaneError: it is given up, and nothing was changed.
+            KeylaneError: the reset was given up, and nothing was changed.
         """
         await self._settle(live.group_id)
         if live.owners:
@@ -159,13 +166,13 @@ class LiveResets:
             await self._resets.run(
                 live.subject, live.group, live.ask, reset_id=live.reset_id, begun=live.begun
             )
-        except (GroupBusyError, ResetUnfinishedError, StorageError) as error:
+        except (BusyError, UnfinishedError, StorageError) as error:
             return error.message
         except KeylaneError as error:
             if await self._database.write(give_up_live_reset, live.reset_id, live.group_id):
                 await self._settle(live.group_id)
                 log.warning(
-                    "gave up the reset of group %s of %s: %s",
+                    "the reset of group %s of %s was given up, and changed nothing: %s",
                     live.group,
                     live.subject,
                     error.message,
@@ -176,7 +183,7 @@ class LiveResets:
         return None
 
     async def resume(self) -> None:
-        """Go on with resets whose metaserver has ended, or whose caller waits no more."""
+        """Continue resets whose metaserver has ended, or whose caller no longer waits."""
         for reset_id in await self._database.read(pending_live_resets):
             live = await self._database.read(read_live_reset, reset_id)
             done = live is None or live.canceled or live.answer is not None
@@ -186,6 +193,6 @@ class LiveResets:
                 problem = await self._step(live)
             except KeylaneError:
                 continue  # it is logged, and given up
-            if problem is not None and self._told.get(reset_id) != problem:
-                self._told = {reset_id: problem}
+            if problem is not None and self._logged.get(reset_id) != problem:
+                self._logged = {reset_id: problem}
                 log.info("reset of group %s of %s: %s", live.group, live.subject, problem)

@@ -4,10 +4,12 @@
                      │ given up, or canceled: nothing was changed
 
 Invariants
-    A group has at most one row.  While it has no answer, no session of the group is granted a
-    partition. A row that has begun is never given up or canceled: it is answered once all cursors
-    are set, by whichever metaserver. A canceled row stays until the next reset: a repeat of the
-    cancellation, and a caller that waits for the reset, are told.
+    A group has at most one row. While it has no answer, no session of the group is granted a
+    partition.
+    A row that has begun is never given up or canceled: some metaserver answers it once all cursors
+    are set.
+    A canceled row stays until the next reset, so that a repeat of the cancellation, and a caller
+    that waits for the reset, get the outcome.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ...protocol.errors import GroupBusyError, GroupUnknownError, ResetForwardError
+from ...protocol.errors import BusyError, ConflictError, GroupUnknownError, Reason
 from ...protocol.progress import GroupReset, ResetGroup
 from ..cluster.heard import mark_unsettled
 from ..cluster.subjects import open_subject_row
@@ -26,12 +28,12 @@ from ..groups.views import OWNERS, find_group
 from ..sql.schema import groups, live_resets, subjects
 
 _CANCELED = ""
-"""In place of an answer."""
+"""Value of the column `answer` of a canceled reset."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveReset:
-    """One reset, as it is now."""
+    """A reset as it is now."""
 
     reset_id: int
     group_id: int
@@ -39,9 +41,9 @@ class LiveReset:
     group: str
     ask: ResetGroup
     begun: bool
-    """Cursors may be set."""
+    """True if cursors may be set."""
     answer: GroupReset | None
-    """What was set, once all is."""
+    """The new cursors, once all are set."""
     canceled: bool
     owners: tuple[str, ...]
     """Names of consumers that have not handed all their partitions over."""
@@ -68,13 +70,13 @@ _pending = (
 
 def plan_live_reset(connection: Connection, group_id: int, ask: ResetGroup) -> int:
     """
-    Begin to take the partitions of a group from its sessions; returns the id of the reset.
+    Begin to withdraw the partitions of a group from its sessions; returns the id of the reset.
 
-    The same request while it is pending is the same reset.
+    A repeat of a pending request returns the same reset.
 
     Raises:
         GroupUnknownError: the group was deleted.
-        GroupBusyError: another reset of the group is pending.
+        BusyError: another reset of the group is pending.
     """
     if connection.execute(_lock, {"of_group": group_id}).one_or_none() is None:
         raise GroupUnknownError(f"consumer group {group_id} was deleted")
@@ -82,7 +84,7 @@ def plan_live_reset(connection: Connection, group_id: int, ask: ResetGroup) -> i
     known = connection.execute(_of_group, {"of_group": group_id}).one_or_none()
     if known is not None and known.answer is None:
         if known.ask != text:
-            raise GroupBusyError("another reset of this consumer group is under way")
+            raise BusyError(Reason.GROUP_BUSY, "another reset of this consumer group is running")
         return int(known.reset_id)
     connection.execute(sa.delete(live_resets).where(live_resets.c.group_id == group_id))
     row = {"group_id": group_id, "ask": text}
@@ -106,15 +108,15 @@ _same = (
 
 
 def same_live_reset(connection: Connection, subject: str, group: str, ask: ResetGroup) -> int:
-    """Return the id of the reset that this request has begun, if it is pending; else 0."""
+    """Return the id of the pending reset that this request has begun; else 0."""
     text = msgspec.json.encode(ask).decode()
     which = {"of_subject": subject, "of_name": group, "of_ask": text}
     return connection.execute(_same, which).scalar_one_or_none() or 0
 
 
 def read_live_reset(connection: Connection, reset_id: int) -> LiveReset | None:
-    """Return a reset; None if it was given up, was canceled before another one, or its group was
-    deleted.
+    """Return a reset; None if it was given up, if another reset followed its cancellation, or if
+    its group was deleted.
     """
     row = connection.execute(_known, {"of_reset": reset_id}).one_or_none()
     if row is None:
@@ -139,8 +141,8 @@ def pending_live_resets(connection: Connection) -> list[int]:
 
 
 def give_up_live_reset(connection: Connection, reset_id: int, group_id: int) -> bool:
-    """Forget a reset, so that the group's sessions are granted partitions again; False if it has
-    begun or is answered.
+    """Delete a reset, so that the group's sessions are granted partitions again; returns False if
+    it has begun or is answered.
     """
     connection.execute(_lock, {"of_group": group_id})
     here = sa.and_(
@@ -155,35 +157,41 @@ def give_up_live_reset(connection: Connection, reset_id: int, group_id: int) -> 
 
 def cancel_live_reset(connection: Connection, subject: str, group: str) -> tuple[int, ResetGroup]:
     """
-    Cancel the reset that waits for a group's sessions; they are granted partitions again.
+    Cancel the reset that waits for a group's sessions, which are granted partitions again.
 
     Returns:
-        The id of the group, and what the reset would have set.
+        The id of the group, and the request of the reset.
 
     Raises:
-        InvalidNameError, SubjectUnknownError, GroupUnknownError
-        ResetForwardError: cursors may be set, or all are; or the group has no reset.
+        InvalidRequestError, SubjectUnknownError, GroupUnknownError
+        ConflictError: some or all cursors may be set, or the group has no reset.
     """
     subject_id = open_subject_row(connection, subject).subject_id
     group_id, _ = find_group(connection, subject_id, subject, group)
     connection.execute(_lock, {"of_group": group_id})
     row = connection.execute(_of_group, {"of_group": group_id}).one_or_none()
     if row is None:
-        raise ResetForwardError(f"group {group!r} has no reset", subject=subject, group=group)
+        raise ConflictError(
+            Reason.RESET_FORWARD, f"group {group!r} has no reset", subject=subject, group=group
+        )
     if row.answer:
-        raise ResetForwardError(
-            f"the reset of group {group!r} is done", subject=subject, group=group
+        raise ConflictError(
+            Reason.RESET_FORWARD,
+            f"the reset of group {group!r} is done",
+            subject=subject,
+            group=group,
         )
     if row.begun:
-        error = ResetForwardError(
+        error = ConflictError(
+            Reason.RESET_FORWARD,
             f"the reset of group {group!r} has begun to set cursors",
             subject=subject,
             group=group,
             begun=True,
         )
         error.hint = (
-            "It goes on by itself, and the group is granted nothing before it is done; then set "
-            "the group to where it was."
+            "It continues by itself, and the group is granted nothing before it is done; then "
+            "reset the group to where it was."
         )
         raise error
     canceled = sa.update(live_resets).where(live_resets.c.reset_id == row.reset_id)

@@ -1,15 +1,18 @@
-"""Rows of a reset: its partitions, their new tokens, and what is drained afterwards.  SQL,
+"""Rows of a reset: its partitions, their new tokens, and what is drained afterwards. SQL,
 synchronous.
 
 Invariants
-    A group with a live session is not reset, and while a reset holds a group, no session begins;
-    but for a live reset, which begins once no session holds a lease, and while it is pending none
-    is granted one. A reset sets all partitions that the group could read when it began, but for
-    abandoned ones on silent brokers: these are listed in the answer, and set by naming them once
-    their broker is back. Drained partitions are forgotten before any cursor falls, and noted again
-    after a cursor was set to the end. Where a new group was to begin is forgotten too: its broker
-    refuses that cursor's token once it has seen the reset's. An empty partition is always at its
-    end, and counts as drained only if its parents are: else its children would be read too early.
+    A group with a live session is not reset, and while a reset holds a group, no session begins.
+    A live reset is an exception: it begins once no session holds a lease, and while it is pending
+    no session is granted one.
+    A reset sets all partitions that the group could read when it began, except abandoned ones on
+    silent brokers. These are listed in the answer, and can be reset by name once their broker is
+    back.
+    Drained partitions are forgotten before any cursor is set back, and stored again after a cursor
+    was set to the end. The start of a new group is forgotten too: its broker refuses that cursor's
+    token once it has seen the reset's.
+    An empty partition is always at its end, and counts as drained only if its parents are, because
+    otherwise its children would be read too early.
 """
 
 from __future__ import annotations
@@ -22,11 +25,12 @@ from msgspec.structs import replace
 from sqlalchemy.engine import Connection
 
 from ...protocol.errors import (
-    GroupBusyError,
+    BusyError,
+    ConflictError,
     GroupUnknownError,
+    NotFoundError,
     PartitionUnknownError,
-    QueueUnknownError,
-    SubjectNotStaticError,
+    Reason,
 )
 from ...protocol.ids import FencingToken, PartitionId, check_name
 from ...protocol.progress import ResetGroup
@@ -56,7 +60,7 @@ from .cursors import check_ask
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResetScope:
-    """The group and the partitions of a reset."""
+    """The group and the partitions that a reset concerns."""
 
     group_id: int
     subject_id: int
@@ -67,17 +71,18 @@ class ResetScope:
     left_out: tuple[Partition, ...] = ()
     """Abandoned partitions on silent brokers."""
     others: tuple[Partition, ...] = ()
-    """Those of the subject that a reset of a part of it leaves alone."""
+    """Partitions of the subject that a reset of a part of it does not change."""
     lineage: Mapping[PartitionId, tuple[PartitionId, ...]] = field(default_factory=dict)
-    """Of a reset of a part: partition id → its parents, also of partitions whose data is gone."""
+    """For a reset of a part: partition id → its parents, including partitions whose data is
+    gone.
+    """
 
     def kept_children(self, partition: Partition) -> tuple[tuple[int, int], ...]:
         """
-        The ranges of logical partitions of its descendants that the reset leaves alone, the nearest
-        of each.
+        Return the ranges of the nearest descendants that the reset does not change.
 
-        They may have what it had parked by way of partitions that are set with it, or whose data is
-        gone.
+        They may have adopted its parked messages by way of partitions that are reset too, or whose
+        data is gone.
         """
         others = {each.partition_id: each for each in self.others}
         kept: list[tuple[int, int]] = []
@@ -92,8 +97,8 @@ class ResetScope:
         return tuple(kept)
 
     def kept_parents(self, partition: Partition) -> tuple[int, ...]:
-        """The ancestors of one of its partitions that a reset of a part of the subject leaves
-        alone.
+        """Return the ancestors of a partition that a reset of a part of the subject does not
+        change.
         """
         others = {each.partition_id for each in self.others}
         ancestors: set[PartitionId] = set()
@@ -107,7 +112,7 @@ class ResetScope:
 
     @property
     def ids(self) -> list[int]:
-        """The ids of the partitions."""
+        """Ids of the partitions of the reset."""
         return sorted(int(partition.partition_id) for partition in self.partitions)
 
 
@@ -118,16 +123,17 @@ def reset_scope(
     Return the partitions that a request selects.
 
     Args:
-        begun: cursors may be set already, and what was selected then may have expired.
+        begun: True if cursors may be set already, so that partitions that were selected then may
+            have expired.
 
     Raises:
-        InvalidNameError, InvalidRequestError, SubjectUnknownError, GroupUnknownError,
-        QueueUnknownError, PartitionUnknownError, SubjectNotStaticError
+        InvalidRequestError, InvalidRequestError, SubjectUnknownError, GroupUnknownError,
+        NotFoundError, PartitionUnknownError, ConflictError
     """
     row = open_subject_row(connection, subject)
     check_name("consumer group", group)
     if ask.queue is not None and not row.static:
-        raise SubjectNotStaticError(subject=subject)
+        raise ConflictError(Reason.SUBJECT_NOT_STATIC, subject=subject)
     check_ask(ask, static=row.static)
     named = sa.and_(
         groups.c.subject_id == row.subject_id, groups.c.name == group, sa.not_(groups.c.deleting)
@@ -138,10 +144,10 @@ def reset_scope(
         raise GroupUnknownError(subject=subject, group=group)
     selected, left_out = _selected(connection, row.subject_id, ask)
     if not selected and not begun and ask.queue is not None:
-        raise QueueUnknownError(subject=subject, queue=ask.queue)
+        raise NotFoundError(Reason.QUEUE_UNKNOWN, subject=subject, queue=ask.queue)
     if not selected and not begun and ask.partition_id is not None:
         raise PartitionUnknownError(
-            f"partition {ask.partition_id} is no partition of {subject!r} with data",
+            f"{subject!r} has no partition {ask.partition_id} with data",
             partition_id=ask.partition_id,
         )
     others: tuple[Partition, ...] = ()
@@ -187,10 +193,10 @@ def settable_partitions(
     partition_id: int | None = None,
 ) -> tuple[tuple[Partition, ...], tuple[Partition, ...]]:
     """
-    Return the partitions to set, all or those named, and those that are left out.
+    Return the partitions to reset, all or the named ones, and those that are left out.
 
-    Instead of a parent whose data is gone they have the nearest ancestors with data: the cursors of
-    these count.
+    A parent whose data is gone is replaced by the nearest ancestors with data, because their
+    cursors count.
     """
     abandoned = set(connection.execute(_abandoned, {"of_subject": subject_id}).scalars())
     selected: list[Partition] = []
@@ -227,20 +233,20 @@ def begin_reset(
     reset_id: int = 0,
 ) -> dict[int, int] | None:
     """
-    Keep sessions from joining for `lease_ms`, and give each partition a token above all that were
-    granted.
+    Keep sessions from joining for `lease_ms`, and give each partition a token above all granted
+    ones.
 
     Args:
-        fence: the highest token that the brokers have seen; above SQL's if the database was
+        fence: highest token that the brokers have seen; it is above SQL's if the database was
             restored from a copy.
-        reset_id: the pending live reset that this is; 0: none.
+        reset_id: id of the live reset that is carried out; 0: it is not a live one.
 
     Returns:
-        Partition id → token; None if the scope has changed and has to be planned again.
+        Partition id → token; None if the scope has changed and the reset has to be planned again.
 
     Raises:
-        GroupBusyError: the group has live sessions, or of a live reset one that holds a lease;
-            another reset holds it or is pending; or the database was just rebuilt.
+        BusyError: the group has live sessions, or, for a live reset, a session that holds a
+            lease; another reset holds the group or is pending; or the database was just rebuilt.
     """
     group_id, ids = scope.group_id, scope.ids
     here = sa.and_(groups.c.group_id == group_id, sa.not_(groups.c.deleting))
@@ -255,7 +261,7 @@ def begin_reset(
     if {part.partition_id for part in selected} != set(ids) or strategy != scope.strategy:
         return None
     if not take_duty(connection, reset_duty(group_id), holder=holder, lease_ms=lease_ms):
-        raise GroupBusyError("another reset of this consumer group is under way")
+        raise BusyError(Reason.GROUP_BUSY, "another reset of this consumer group is running")
     last_token = raise_token_floor(FencingToken(last), fence)
     tokens = {partition_id: last_token + number for number, partition_id in enumerate(ids, 1)}
     free = {"group_id": group_id, "session": None, "wanted": None, "withdrawn": False}
@@ -286,30 +292,36 @@ _held = sa.select(sa.func.count()).where(
 
 
 def _check_free(connection: Connection, group_id: int, reset_id: int) -> None:
-    """Raises GroupBusyError: sessions are in the way of a reset, or another reset is; or the
-    database was just rebuilt.
+    """Check that no session or other reset prevents a reset, and that the database was not just
+    rebuilt. Raises BusyError.
     """
     left_ms = duty_left_ms(connection, rebuilt_duty(group_id))
     if left_ms:
-        raise GroupBusyError(
-            "the database was rebuilt, and consumers from before may still be at work",
+        raise BusyError(
+            Reason.GROUP_BUSY,
+            "the database was rebuilt, and earlier consumers may still be at work",
             left_ms=left_ms,
         )
     which = {"of_group": group_id}
     pending = connection.execute(_pending, which).scalar_one_or_none() or 0
     if pending != reset_id:
-        raise GroupBusyError("another reset of this consumer group is pending, or this one is done")
+        raise BusyError(
+            Reason.GROUP_BUSY,
+            "another reset of this consumer group is pending, or this one is done",
+        )
     if reset_id:
         held = connection.execute(_held, which).scalar_one()
         if held:
-            raise GroupBusyError(f"{counted(held, 'partition')} of the group are not handed over")
+            raise BusyError(
+                Reason.GROUP_BUSY, f"{counted(held, 'partition')} of the group are not handed over"
+            )
         return
     live = connection.execute(_live, which).scalar_one()
     if live:
-        raise GroupBusyError(
-            f"the consumer group has {counted(live, 'live consumer')}: stop them, or reset it "
-            f"under them with live=True "
-            "(--live), while no other reset runs",
+        raise BusyError(
+            Reason.GROUP_BUSY,
+            f"the consumer group has {counted(live, 'live consumer')}: stop them, or reset the "
+            "group anyway with live=True (--live), while no other reset runs",
             sessions=live,
         )
 
@@ -325,13 +337,14 @@ def end_reset(
     parked: Collection[int] = (),
 ) -> None:
     """
-    Let sessions join again, and note what is drained.
+    Let sessions join again, and store which partitions are drained.
 
     Args:
-        tokens: what `begin_reset` returned.
-        cursors: partition id → cursor that its broker has set; empty if the reset was not finished.
-        answered: the id of the live reset that is done, and its answer as JSON; 0: none is.
-        parked: partitions that leave something to their children, as their brokers say.
+        tokens: the result of `begin_reset`.
+        cursors: partition id → cursor that its broker has set; empty if the reset is unfinished.
+        answered: id of the finished live reset, and its answer as JSON; 0: there is none.
+        parked: ids of partitions that leave parked messages to their children, as their brokers
+            report.
     """
     here = groups.c.group_id == group_id
     connection.execute(sa.select(groups.c.group_id).where(here).with_for_update()).one()
@@ -364,13 +377,13 @@ def note_at_end(
     connection: Connection, group_id: int, at_end: Sequence[int], parked: Collection[int] = ()
 ) -> None:
     """
-    Note as drained the sealed partitions at whose end a locked group is, if it has drained their
+    Store as drained the sealed partitions at whose end a locked group is, if it has drained their
     parents.
 
-    Those that take over parked messages of ancestors have an owner first.
+    Partitions that adopt parked messages of ancestors first need an owner.
 
     Args:
-        parked: those of them that leave something to their children.
+        parked: ids of those that leave parked messages to their children.
     """
     passed = need_no_owner(connection, group_id, _through(connection, group_id, at_end), parked)
     rows = [
@@ -397,14 +410,14 @@ _not_drained_before = (
         drained.c.partition_id.is_(None),
     )
 )
-"""The parents that block these partitions for a group; a lost parent blocks where its own parents
-do.
+"""The parents that block these partitions for a group; a lost parent blocks through its own
+parents.
 """
 
 
 def _through(connection: Connection, group_id: int, at_end: Sequence[int]) -> list[int]:
-    """Return the partitions that a group has drained, of those whose end it has reached: their
-    parents are drained.
+    """Return, among the partitions whose end a group has reached, those that it has drained,
+    because it has drained their parents.
     """
     waits: dict[int, set[int]] = {}
     lost: set[int] = set()

@@ -1,16 +1,16 @@
-"""Sets a group's progress for an operator: asks the brokers, plans, takes tokens, sets the cursors.
+"""Sets a group's cursors for an operator: asks the brokers, plans, takes tokens, sets the cursors.
 Shell.
 
-    scope, statuses ─▶ new cursors ─▶ SQL: group held, tokens, drained forgotten ─▶ brokers,
-        children first
-      ▲                                  │                                        ─▶ SQL: drained, group free
-      └───── the partitions changed ─────┘
+    scope, statuses ─▶ new cursors ─▶ SQL: group held, tokens taken, drained partitions forgotten
+      ▲                                  │                     ─▶ brokers, children first
+      └───── the partitions changed ─────┘                     ─▶ SQL: drained, group free
 
 Invariants
-    Nothing is changed before the tokens are taken.  A failure after that has fate UNKNOWN; the same
-    call finishes it. No session is granted a partition between the tokens and the cursors if the
-    reset ends within its lease.  A session that is granted one later has a higher token, and its
-    broker refuses what is left of the reset.
+    Nothing is changed before the tokens are taken. A failure after that has fate UNKNOWN, and the
+    same call finishes the reset.
+    No session is granted a partition between the tokens and the cursors if the reset ends within
+    its lease. A session that is granted one later has a higher token, so that its broker refuses
+    the rest of the reset.
 """
 
 from __future__ import annotations
@@ -24,12 +24,7 @@ from msgspec.structs import replace
 
 from ...protocol import endpoints
 from ...protocol.control import PartitionStatus
-from ...protocol.errors import (
-    GroupBusyError,
-    KeylaneError,
-    OverloadedError,
-    ResetUnfinishedError,
-)
+from ...protocol.errors import BusyError, KeylaneError, OverloadedError, Reason, UnfinishedError
 from ...protocol.progress import CursorView, GroupReset, GroupStatus, ResetGroup, SetCursor
 from ...protocol.routing import Partition
 from ...protocol.text import counted
@@ -44,19 +39,19 @@ from .rows import ResetScope, begin_reset, end_reset, reset_scope
 
 log = logging.getLogger("keylane.metaserver")
 PLANS_MAX = 5
-"""The largest number of plans of one reset, while its partitions change."""
+"""Most plans of one reset while its partitions change."""
 OVERLOADED_PAUSES_MS = (20, 50, 100, 200, 400, 800, 800, 800)
-"""The pauses between tries at an overloaded broker; a flush takes milliseconds."""
+"""Pauses, in milliseconds, between tries at an overloaded broker; a flush takes milliseconds."""
 
 
 class ResetService:
     """
-    Sets the progress of consumer groups.
+    Sets the cursors of consumer groups.
 
     Args:
-        holder: an id that no other metaserver has.
-        after_step: called with reset-begun, with reset-generation after each group of brokers, and
-            with reset-told.
+        holder: id of this process, which no other metaserver has.
+        after_step: called with the name of each finished step: reset-begun, reset-generation
+            (partitions of equal depth are set), reset-told.
     """
 
     def __init__(
@@ -78,13 +73,14 @@ class ResetService:
 
     async def reset(self, subject: str, group: str, ask: ResetGroup) -> GroupReset:
         """
-        Set the progress of a group without live sessions.
+        Set the cursors of a group without live sessions.
 
         Raises:
-            InvalidNameError, InvalidRequestError, SubjectUnknownError, GroupUnknownError,
-            QueueUnknownError, PartitionUnknownError, SubjectNotStaticError, OffsetOutOfRangeError,
-            GroupBusyError, NotSentError: a broker does not answer; nothing was changed.
-            ResetUnfinishedError: some cursors are set, others may not be; call again.
+            InvalidRequestError, InvalidRequestError, SubjectUnknownError, GroupUnknownError,
+            NotFoundError, PartitionUnknownError, ConflictError, OffsetOutOfRangeError,
+            BusyError
+            NotSentError: a broker does not answer; nothing was changed.
+            UnfinishedError: some cursors are set, others may not be; call again.
         """
         if ask.dry_run:
             plan, _ = await self.plan(subject, group, ask)
@@ -95,12 +91,12 @@ class ResetService:
         self, subject: str, group: str, ask: ResetGroup, *, reset_id: int = 0, begun: bool = False
     ) -> GroupReset:
         """
-        As `reset`; of a reset with an id, see `live.py`, sessions may live that hold no lease, and
+        Carry out a reset. One with an id (see `live.py`) allows live sessions without leases, and
         its row gets the answer.
 
         Args:
-            begun: its cursors may be set already: what retention has removed meanwhile does not end
-                it.
+            begun: True if its cursors may be set already: messages that retention has removed
+                meanwhile do not stop it.
         """
         self._resets += 1
         # Two resets of one process exclude each other, too.
@@ -112,15 +108,15 @@ class ResetService:
             for ids in generations(scope.partitions):
                 await self._set_cursors(group, scope, ids, tokens, cursors, done)
                 self._after_step("reset-generation")
-        except ResetUnfinishedError:
+        except UnfinishedError:
             await self._database.write(end_reset, scope.group_id, tokens, {}, holder=holder)
             raise
         self._after_step("reset-told")
         reached = {number: status.cursor for number, status in done.items()}
-        told = _answer(subject, group, scope.partitions, reached, tokens)
+        plan = _answer(subject, group, scope.partitions, reached, tokens)
         answer = replace(
-            told,
-            cursors=[replace(view, parked=done[view.partition_id].parked) for view in told.cursors],
+            plan,
+            cursors=[replace(view, parked=done[view.partition_id].parked) for view in plan.cursors],
             static=scope.static,
             left_out=tuple(partition.partition_id for partition in scope.left_out),
         )
@@ -133,12 +129,12 @@ class ResetService:
             answered=(reset_id, msgspec.json.encode(answer).decode()),
             parked=[number for number, status in done.items() if status.left_to_children],
         )
-        log.info("group %s of %s was set to %s", group, subject, ask.to)
+        log.info("the cursors of group %s of %s were reset to %s", group, subject, ask.to)
         return answer
 
     async def plan(self, subject: str, group: str, ask: ResetGroup) -> tuple[GroupReset, int]:
-        """What the same call would set without `dry_run`, if nothing changed until then, and the id
-        of the group.
+        """Return what the same call would set without `dry_run` if nothing changed until then, and
+        the id of the group.
         """
         scope = await self._database.read(reset_scope, subject, group, ask)
         parts = await self._read_all(scope, group, ask)
@@ -168,8 +164,8 @@ class ResetService:
     async def _begin(
         self, subject: str, group: str, ask: ResetGroup, holder: str, reset_id: int, begun: bool
     ) -> tuple[ResetScope, dict[int, int], dict[int, int]]:
-        """Plan and take the tokens; returns scope, cursors and tokens.  Raises what `reset` raises
-        while nothing is changed.
+        """Plan, and take the tokens; returns scope, cursors and tokens. Raises the errors of
+        `reset` after which nothing was changed.
         """
         for _ in range(PLANS_MAX):
             scope = await self._database.read(reset_scope, subject, group, ask, begun=begun)
@@ -185,7 +181,9 @@ class ResetService:
             )
             if tokens is not None:
                 return scope, cursors, tokens
-        raise GroupBusyError("the partitions of its subject keep changing; reset it later")
+        raise BusyError(
+            Reason.GROUP_BUSY, "the partitions of its subject keep changing; reset the group later"
+        )
 
     async def _set_cursors(
         self,
@@ -196,8 +194,8 @@ class ResetService:
         cursors: Mapping[int, int],
         done: dict[int, GroupStatus],
     ) -> None:
-        """Set the cursors of these partitions at their brokers; `done` gets the group there.
-        Raises ResetUnfinishedError.
+        """Set the cursors of these partitions at their brokers; `done` gets each partition's status
+        of the group. Raises UnfinishedError.
         """
         partitions = {int(partition.partition_id): partition for partition in scope.partitions}
 
@@ -223,8 +221,9 @@ class ResetService:
 
         problems = [problem for problem in await asyncio.gather(*map(set_one, ids)) if problem]
         if problems:
-            raise ResetUnfinishedError(
-                f"of {counted(len(partitions), 'partition')} {len(done)} are set; {problems[0]}",
+            raise UnfinishedError(
+                Reason.RESET_UNFINISHED,
+                f"{len(done)} of {counted(len(partitions), 'partition')} are set; {problems[0]}",
                 partitions=len(partitions),
                 partitions_set=len(done),
             )

@@ -1,1 +1,3 @@
-"""Retention at the metaserver: brokers are told of groups, empty partitions leave the routes."""
+"""Retention at the metaserver: announces groups to brokers, and removes empty partitions from
+routes.
+"""

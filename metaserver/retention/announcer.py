@@ -1,11 +1,13 @@
-"""Tells brokers the consumer groups of their partitions, so that retention waits for them.  Shell.
+"""Announces consumer groups to the brokers of their partitions, so that retention waits for them.
+Shell.
 
-    a group is made ─▶ brokers are told at once, before its first consumer's join is answered
-    a broker was silent then ─▶ it is told when it is back
-    a broker reports that it was never told ─▶ it is told all groups of the partitions that it names
+    a group is made ─▶ it is announced at once, before its first consumer's join is answered
+    a broker was silent then ─▶ the group is announced when the broker returns
+    a broker reports partitions whose groups it does not know ─▶ all their groups are announced
 
-A partition that opens later is told of all groups before it opens: see `operations/driver.py`.  The
-periodic run needs a lease, so that two metaservers do not do the same work.
+The groups of a partition that opens later are announced before it opens: see
+`operations/driver.py`. The periodic run needs a lease, so that two metaservers do not do the same
+work.
 """
 
 from __future__ import annotations
@@ -39,11 +41,11 @@ from ..cluster import heard
 from ..cluster.heard import (
     Announcement,
     begin_announcement,
-    mark_told,
+    mark_announced,
     note_heard,
     read_announcements,
+    unannounced_groups,
     unheard_partitions,
-    untold_groups,
 )
 from ..settings import MetaserverSettings
 from ..sql.database import Database
@@ -55,11 +57,13 @@ log = logging.getLogger("keylane.metaserver")
 DUTY = "announce"
 CALL_TIMEOUT_MS = 2_000
 NAMES_AT_ONCE_MAX = 1_000
-"""Names of groups after which a call has no further partition: far below the limit of a body."""
+"""Number of group names after which a call gets no further partition; far below the limit of a
+body.
+"""
 
 
 class Announcer:
-    """Tells brokers of consumer groups; `holder` is an id that no other metaserver has."""
+    """Announces consumer groups to brokers; `holder` is an id that no other metaserver has."""
 
     def __init__(
         self,
@@ -78,7 +82,9 @@ class Announcer:
         self._holder = holder
         self._slots = asyncio.Semaphore(HOSTED_AT_ONCE_MAX)
         self._next_run = 0.0
-        """By the clock of the event loop: a broker that refused is not asked again at once."""
+        """Earliest time of the next periodic run, in seconds of the event loop's clock: a broker
+        that refused is not asked again at once.
+        """
 
     async def announce(
         self,
@@ -87,16 +93,16 @@ class Announcer:
         finish: Callable[[Connection, bool], T] | None = None,
     ) -> T | None:
         """
-        Tell every broker that answers of a new group.
+        Announce a new group to every broker of its partitions.
 
         Args:
-            unheard: what `unheard_partitions` returned in the durable transaction that made the
-                group; None: not read.
-            finish: done in the transaction that notes the last answers, and settles the group; it
-                is given whether the group may be granted more than before.
+            unheard: the result of `unheard_partitions` in the durable transaction that made the
+                group; None: it was not read.
+            finish: called in the transaction that stores the last answers, to settle the group; its
+                argument is True if the group may be granted more than before.
 
         Returns:
-            What `finish` returned; None: it was not done, because no broker has answered.
+            The result of `finish`; None: it was not called, because no broker has answered.
 
         Raises:
             StorageError
@@ -104,58 +110,61 @@ class Announcer:
         if unheard is None:
             unheard = await self._database.write(begin_announcement, group_id)
         while len(unheard) >= heard.PARTITIONS_MAX:
-            await self._tell_all(unheard)
+            await self._announce_all(unheard)
             unheard = await self._database.read(
                 unheard_partitions, after=unheard[-1].partition_id, group_id=group_id
             )
-        told = await self._tell_each(unheard)
-        if not told:
+        answered = await self._announce_each(unheard)
+        if not answered:
             return None
-        return await self._database.write(_note_and_finish, told, group_id, finish)
+        return await self._database.write(_store_and_finish, answered, group_id, finish)
 
     async def run_once(self) -> int:
-        """Tell brokers what they miss; returns the number of partitions that were told.  Raises
-        StorageError.
+        """Announce what brokers do not know, and return the number of partitions whose brokers have
+        answered. Raises StorageError.
         """
-        told = 0
-        for ids in self._catalogue.take_untold():
-            told += await self._tell_all(await self._database.read(read_announcements, ids))
+        count = 0
+        for ids in self._catalogue.take_unannounced():
+            count += await self._announce_all(await self._database.read(read_announcements, ids))
         now = asyncio.get_running_loop().time()
-        if now < self._next_run or not await self._database.read(untold_groups):
-            return told
+        if now < self._next_run or not await self._database.read(unannounced_groups):
+            return count
         if not await self._database.write(
             take_duty, DUTY, holder=self._holder, lease_ms=self._lease_ms
         ):
-            return told
+            return count
         self._next_run = now + self._pause_s
         after = 0
         while unheard := await self._database.read(unheard_partitions, after=after):
-            told += await self._tell_all(unheard)
+            count += await self._announce_all(unheard)
             after = unheard[-1].partition_id
-        await self._database.write(mark_told)
-        return told
+        await self._database.write(mark_announced)
+        return count
 
-    async def _tell_all(self, announcements: Sequence[Announcement]) -> int:
-        """Tell brokers and note what they know; returns the number of partitions that were told."""
-        told = await self._tell_each(announcements)
-        if told:
-            await self._database.write(note_heard, told)
-        return len(told)
+    async def _announce_all(self, announcements: Sequence[Announcement]) -> int:
+        """Announce groups, and store what brokers know; returns the number of partitions whose
+        brokers have answered.
+        """
+        answered = await self._announce_each(announcements)
+        if answered:
+            await self._database.write(note_heard, answered)
+        return len(answered)
 
-    async def _tell_each(self, announcements: Sequence[Announcement]) -> list[Announcement]:
-        """Tell brokers; returns the announcements that have arrived."""
+    async def _announce_each(self, announcements: Sequence[Announcement]) -> list[Announcement]:
+        """Announce groups; returns the announcements that have arrived."""
         silent: set[str] = set()
         calls = _calls(announcements)
-        answers = await asyncio.gather(*(self._tell(call, silent) for call in calls))
-        told = set[int]().union(*answers)
-        return [each for each in announcements if each.partition_id in told]
+        answers = await asyncio.gather(*(self._announce(call, silent) for call in calls))
+        known = set[int]().union(*answers)
+        return [each for each in announcements if each.partition_id in known]
 
-    async def _tell(self, call: Sequence[Announcement], silent: set[str]) -> set[int]:
+    async def _announce(self, call: Sequence[Announcement], silent: set[str]) -> set[int]:
         """
-        Tell partitions of one broker in one call; returns the ids of those that know their groups.
+        Announce the groups of one broker's partitions in one call; returns the ids of the
+        partitions that know their groups.
 
         Args:
-            silent: addresses without an answer in this round.
+            silent: addresses that have not answered in this round.
         """
         partitions = tuple(
             TellPartition(partition_id=each.partition_id, know=_know(each)) for each in call
@@ -172,12 +181,12 @@ class Announcer:
         except InvalidRequestError as error:
             log.info("partition %d: %s", call[0].partition_id, error.message)
             return set()
-        told = {each.partition_id for each in call} if answers else set()
+        known = {each.partition_id for each in call} if answers else set()
         for answer in answers:
             for left in answer.not_told:
-                told.discard(left.partition_id)
+                known.discard(left.partition_id)
                 log.info("partition %d: %s", left.partition_id, left.reason)
-        return told
+        return known
 
     async def _ask(
         self,
@@ -185,7 +194,7 @@ class Announcer:
         silent: set[str],
         ask: Callable[[BrokerClient], Awaitable[None]],
     ) -> bool:
-        """Return whether the broker of a partition has answered well.  Raises
+        """Return whether the broker of a partition has answered without an error. Raises
         InvalidRequestError.
         """
         address = announcement.address
@@ -215,7 +224,7 @@ def _know(announcement: Announcement) -> KnowGroups:
 
 
 def _calls(announcements: Sequence[Announcement]) -> list[list[Announcement]]:
-    """Divide announcements into those of one call each: of one broker, and not too many."""
+    """Divide announcements into calls: each for one broker, and not too large."""
     calls: list[list[Announcement]] = []
     open_calls: dict[str, list[Announcement]] = {}
     names: dict[str, int] = {}
@@ -234,13 +243,13 @@ def _calls(announcements: Sequence[Announcement]) -> list[list[Announcement]]:
     return calls
 
 
-def _note_and_finish(
+def _store_and_finish(
     connection: Connection,
-    told: Sequence[Announcement],
+    answered: Sequence[Announcement],
     group_id: int,
     finish: Callable[[Connection, bool], T] | None,
 ) -> T | None:
     if finish is None:
-        note_heard(connection, told)
+        note_heard(connection, answered)
         return None
-    return finish(connection, note_heard(connection, told, settling=group_id))
+    return finish(connection, note_heard(connection, answered, settling=group_id))

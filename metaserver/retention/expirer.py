@@ -1,8 +1,8 @@
-"""Takes sealed partitions out of the routes when retention has removed the last of their messages.
+"""Removes sealed partitions from the routes when retention has removed the last of their messages.
 Shell around SQL.
 
-    SEALED, its parents EXPIRED ─▶ its broker: first offset = end? ─▶ EXPIRED, route + 1 ─▶ its
-        children may be next
+    SEALED, its parents EXPIRED ─▶ its broker: first offset = end? ─▶ EXPIRED, route + 1
+                                                                   ─▶ its children may be next
 
 The run needs a lease, so that two metaservers do not do the same work.
 """
@@ -34,9 +34,9 @@ DUTY = "expiry"
 CALL_TIMEOUT_MS = 2_000
 ASKED_AT_ONCE_MAX = 8
 ASKED_MAX = 256
-"""Partitions in one round; the next round continues after them."""
+"""Most partitions in one round; the next round continues after them."""
 SUBJECTS_AT_ONCE = 100
-"""Subjects of which one statement names the rows to forget."""
+"""Number of subjects whose rows one statement deletes."""
 
 
 class Expirer:
@@ -59,7 +59,7 @@ class Expirer:
         self._after = 0
 
     async def run_once(self) -> int:
-        """Expire what can expire; returns the number of partitions.  Raises StorageError."""
+        """Expire the partitions that can expire, and return their number. Raises StorageError."""
         mine = await self._database.renew(
             take_duty, DUTY, holder=self._holder, lease_ms=self._lease_ms
         )
@@ -94,8 +94,8 @@ class Expirer:
             log.info("expired: partitions %s", ", ".join(map(str, sorted(ends))))
 
     async def _forget(self) -> None:
-        """Forget what groups have of partitions that are gone: also those of an earlier round that
-        ended behind its marks.
+        """Delete the progress of groups on gone partitions, including those of an earlier round
+        that ended after it had marked them.
         """
         after, full = "", True
         while full:

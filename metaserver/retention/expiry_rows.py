@@ -1,13 +1,15 @@
-"""Rows of sealed partitions without messages: read, marked EXPIRED, and what groups had of them.
-SQL, synchronous.
+"""Rows of sealed partitions without messages: found, marked EXPIRED, and the groups' progress on
+them deleted.  SQL, synchronous.
 
-    SEALED ─▶ EXPIRED ─▶ rows of `drained`, `heard` and free `leases` go; the partition, its lineage
-        and its end stay
+    SEALED ─▶ EXPIRED ─▶ rows of `drained`, `heard` and free `leases` are deleted; the partition,
+                         its lineage and its end stay
 
 Invariants
-    A partition expires after its parents: else a group that has not read these would read past
-    them. A partition that a session holds and has not drained does not expire: its last messages
-    may still be handled. A lost partition keeps its rows: what is before it may be unread.
+    A partition expires after its parents, because a group that has not read these would read past
+    them.
+    A partition that a session holds and has not drained does not expire, because its last messages
+    may still be handled.
+    A lost partition keeps its rows, because its ancestors may be unread.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from ..sql.schema import (
 )
 
 ROWS_AT_ONCE = 2_000
-"""Rows of a table that one transaction deletes: a statement on PostgreSQL has 10 s, and other
+"""Most rows of a table that one transaction deletes: a statement on PostgreSQL has 10 s, and other
 writers wait.
 """
 _parent = partitions.alias("parent")
@@ -50,7 +52,7 @@ _kept_parent = (
     )
     .correlate(partitions)
 )
-_through = sa.select(sa.literal(1)).where(
+_has_drained = sa.select(sa.literal(1)).where(
     drained.c.group_id == leases.c.group_id, drained.c.partition_id == leases.c.partition_id
 )
 _reader = (
@@ -60,7 +62,7 @@ _reader = (
         groups.c.subject_id == partitions.c.subject_id,
         leases.c.partition_id == partitions.c.partition_id,
         leases.c.session.is_not(None),
-        sa.not_(sa.exists(_through.correlate(leases))),
+        sa.not_(sa.exists(_has_drained.correlate(leases))),
     )
     .correlate(partitions)
 )
@@ -85,8 +87,8 @@ _candidates = (
 def expiry_candidates(
     connection: Connection, *, after: int, limit: int
 ) -> list[tuple[Partition, int]]:
-    """Return partitions on live brokers that may expire, with ids above `after`, and their end
-    offsets; by id.
+    """Return, by id, partitions on live brokers that may expire and have ids above `after`, with
+    their end offsets.
     """
     chosen = connection.execute(_candidates, {"after": after, "most": limit})
     ends = {row.partition_id: row.end_offset for row in chosen}
@@ -98,19 +100,17 @@ def expiry_candidates(
 
 def mark_expired(connection: Connection, ends: Mapping[int, int]) -> Sequence[Subject]:
     """
-    Mark partitions EXPIRED whose brokers have no message of them left, and raise their routes'
-    versions.
+    Mark partitions EXPIRED whose brokers have no message left, and raise their routes' versions.
 
     Args:
-        ends: partition id → the end offset at which its broker has no message left.
+        ends: partition id → end offset, at which its broker has no message left.
 
     Returns:
         The subjects whose routes changed.
     """
     of = sa.select(partitions.c.subject_id).where(partitions.c.partition_id.in_(ends))
     here = subjects.c.subject_id.in_(of)
-    # Locked in the order in which operations are begun: the subjects by name, then their
-    # partitions.
+    # Locked in the order that the beginning of operations uses: subjects by name, then partitions.
     connection.execute(
         sa.select(subjects.c.subject_id).where(here).order_by(subjects.c.name).with_for_update()
     ).all()
@@ -138,9 +138,11 @@ def mark_expired(connection: Connection, ends: Mapping[int, int]) -> Sequence[Su
 
 
 _free = sa.and_(leases.c.session.is_(None), leases.c.wanted.is_(None))
-"""A lease without a holder: no release of it is still to come."""
+"""Condition for a lease without a holder, whose release can no longer arrive."""
 _PROGRESS = ((drained, sa.true()), (heard, sa.true()), (leases, _free))
-"""The tables that have a row for each group and partition, and which of these rows may go."""
+"""The tables that have a row for each group and partition, and the condition under which a row can
+be deleted.
+"""
 
 
 def _of_gone(table: sa.Table, may_go: sa.ColumnElement[bool]) -> sa.Select[Any]:
@@ -176,8 +178,7 @@ _left_behind = sa.union_all(
         for table, may_go in _PROGRESS
     )
 )
-# From the rows of groups, which are as many as what there is; partitions that are gone become ever
-# more.
+# Starts from the groups' rows, whose number is limited; gone partitions become more and more.
 _with_gone = (
     sa.select(subjects.c.name)
     .where(
@@ -194,8 +195,8 @@ _with_gone = (
 
 
 def subjects_with_gone_progress(connection: Connection, *, after: str, limit: int) -> list[Subject]:
-    """Return subjects, with names above `after`, of whose gone partitions groups have rows that may
-    go; by name.
+    """Return, by name, subjects with names above `after` whose groups have deletable rows for gone
+    partitions.
     """
     rows = connection.execute(_with_gone, {"after": after, "most": limit})
     return [Subject(name) for name in rows.scalars()]
@@ -203,11 +204,11 @@ def subjects_with_gone_progress(connection: Connection, *, after: str, limit: in
 
 def forget_progress(connection: Connection, names: Sequence[Subject]) -> bool:
     """
-    Delete what groups of these subjects had of partitions that are gone: nothing depends on it any
+    Delete the progress of these subjects' groups on gone partitions, on which nothing depends any
     more.
 
     Returns:
-        Whether more is left: the caller goes on in another transaction.
+        True if more is left: the caller continues in another transaction.
     """
     more = False
     for of_gone, forget in _FORGETTING:

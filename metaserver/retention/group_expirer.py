@@ -1,9 +1,9 @@
-"""Deletes consumer groups that no consumer has joined for a time, and says so before.  Shell around
+"""Deletes consumer groups that no consumer has joined for a time, after a warning.  Shell around
 SQL.
 
     idle ─▶ nine tenths of the time: a warning ─▶ all of it: deleted, as `keylane group delete` does
 
-A deletion that is refused, as because a consumer joined meanwhile, changes nothing.
+A deletion that is refused, for example because a consumer has joined meanwhile, changes nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class GroupExpirer:
 
     Args:
         delete: deletes a group of a subject, by their names.
-        holder: an id that no other metaserver has.
+        holder: id of this process, which no other metaserver has.
     """
 
     def __init__(
@@ -44,12 +44,12 @@ class GroupExpirer:
         self._lease_ms = 2 * settings.expire_ms
         self._delete = delete
         self._holder = holder
-        self._told: set[int] = set()
-        """Groups of which the log has said that they will be deleted."""
+        self._logged: set[int] = set()
+        """Ids of groups whose coming deletion was logged."""
 
     async def run_once(self) -> int:
-        """Delete what has expired; returns the number of groups.  Does nothing while the setting is
-        0.  Raises StorageError.
+        """Delete expired groups, and return their number; does nothing while the setting is 0.
+        Raises StorageError.
         """
         if not self._expires_ms:
             return 0
@@ -65,7 +65,7 @@ class GroupExpirer:
         for group in idle:
             if group.idle_ms >= self._expires_ms:
                 deleted += await self._expire(group.subject, group.group, group.group_id)
-            elif group.group_id not in self._told:
+            elif group.group_id not in self._logged:
                 log.warning(
                     "group %s of %s has had no consumer for %.0f s, and will be deleted in %.0f s "
                     "unless one joins",
@@ -74,12 +74,16 @@ class GroupExpirer:
                     group.idle_ms / 1000,
                     (self._expires_ms - group.idle_ms) / 1000,
                 )
-        self._told = {group.group_id for group in idle}
+        self._logged = {group.group_id for group in idle}
         return deleted
 
     async def _expire(self, subject: str, group: str, group_id: int) -> bool:
-        """Delete a group; False if that is refused, as because a consumer has joined meanwhile."""
-        log.warning("deleted group %s of %s, which had no consumer for too long", group, subject)
+        """Delete a group; returns False if that is refused, for example because a consumer has
+        joined.
+        """
+        log.warning(
+            "deleting group %s of %s, which has had no consumer for too long", group, subject
+        )
         try:
             await self._delete(subject, group, DeleteGroup(group_id=group_id))
         except KeylaneError as error:

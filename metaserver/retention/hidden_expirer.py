@@ -1,11 +1,12 @@
-"""Deletes hidden subjects that are neither filled nor published, as jobs that were killed leave
-them.  Shell around SQL and brokers.
+"""Deletes hidden subjects that are neither filled nor published, for example because their job was
+killed.  Shell around SQL and brokers.
 
-    idle for the whole time ─▶ its brokers: messages?  more than before ─▶ it counts anew
-                                                       as many          ─▶ deleted, as `keylane subject delete` does
+    idle for the whole time ─▶ count the messages at its brokers
+        more than before ─▶ the time starts again
+        as many as before ─▶ deleted, as `keylane subject delete` does
 
-So one that is filled when it is looked at has the whole time again.  While a broker does not answer
-it stays.
+So a subject that is being filled gets the whole time again. A subject stays while one of its
+brokers does not answer.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ..catalogue.service import Catalogue
 from ..settings import MetaserverSettings
 from ..sql.database import Database
 from ..sql.duties import take_duty
-from .hidden_rows import IdleHidden, count_anew, idle_hidden, note_hidden
+from .hidden_rows import IdleHidden, idle_hidden, note_hidden, restart_idle_time
 
 log = logging.getLogger("keylane.metaserver")
 DUTY = "hidden expiry"
@@ -34,8 +35,8 @@ class HiddenExpirer:
     Deletes hidden subjects that are idle for `hidden_expires_ms`.
 
     Args:
-        delete: deletes a subject, by its name.
-        holder: an id that no other metaserver has.
+        delete: deletes a subject by its name.
+        holder: id of this process, which no other metaserver has.
     """
 
     def __init__(
@@ -57,8 +58,8 @@ class HiddenExpirer:
         self._holder = holder
 
     async def run_once(self) -> int:
-        """Delete what has expired; returns the number of subjects.  Does nothing while the setting
-        is 0.  Raises StorageError.
+        """Delete expired subjects, and return their number; does nothing while the setting is 0.
+        Raises StorageError.
         """
         if not self._expires_ms:
             return 0
@@ -79,10 +80,10 @@ class HiddenExpirer:
     async def _expire(self, idle: IdleHidden) -> bool:
         messages = await self._messages(idle.subject)
         if messages != idle.messages:
-            await self._database.write(count_anew, idle.subject_id, messages)
+            await self._database.write(restart_idle_time, idle.subject_id, messages)
             return False
         log.warning(
-            "deleted hidden subject %s with %d messages: for %.0f s it was neither filled nor "
+            "deleting hidden subject %s with %d messages: for %.0f s it was neither filled nor "
             "published in %s",
             idle.subject,
             messages,
@@ -93,8 +94,8 @@ class HiddenExpirer:
         return True
 
     async def _messages(self, subject: str) -> int:
-        """The messages that its brokers have stored.  Raises NotSentError, UnreachableError: not
-        all of them answer.
+        """Return the number of messages that its brokers have stored. Raises NotSentError or
+        UnreachableError if not all brokers answer.
         """
         messages = 0
         for partition in (await self._catalogue.subject(subject)).route.partitions:

@@ -1,8 +1,9 @@
-"""Rows of hidden subjects that are neither filled nor published.  SQL, synchronous.
+"""Rows of hidden subjects that are neither filled nor published. SQL, synchronous.
 
 Invariants
-    A hidden subject counts as idle from when it was made, asked for again, or found with more
-    messages than before. Idle times are the database's; when its clock begins anew, so do they.
+    The idle time of a hidden subject starts when it is made, asked for again, or found with more
+    messages than before.
+    Idle times are measured by the database's clock, and start again when that clock restarts.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ..sql.schema import subjects
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleHidden:
-    """A hidden subject, and how many messages it had when it began to count as idle."""
+    """A hidden subject, with the number of messages that it had when its idle time started."""
 
     subject_id: int
     subject: str
@@ -42,12 +43,12 @@ _idle = (
 
 
 def note_hidden(connection: Connection) -> None:
-    """Begin to count for hidden subjects that do not count yet."""
+    """Start the idle time of hidden subjects for which it has not started."""
     connection.execute(_noted)
 
 
 def idle_hidden(connection: Connection, *, at_least_ms: int) -> list[IdleHidden]:
-    """The hidden subjects that have been idle for so long."""
+    """Return the hidden subjects that have been idle for at least this time."""
     return [
         IdleHidden(
             subject_id=row.subject_id,
@@ -59,7 +60,7 @@ def idle_hidden(connection: Connection, *, at_least_ms: int) -> list[IdleHidden]
     ]
 
 
-def count_anew(connection: Connection, subject_id: int, messages: int) -> None:
-    """Let a hidden subject count from now on: it has other messages than before."""
+def restart_idle_time(connection: Connection, subject_id: int, messages: int) -> None:
+    """Start the idle time of a hidden subject again, because its number of messages has changed."""
     here = sa.update(subjects).where(subjects.c.subject_id == subject_id)
     connection.execute(here.values(hidden_since=now_ms(), hidden_messages=messages))

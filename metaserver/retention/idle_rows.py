@@ -1,9 +1,9 @@
-"""Rows of consumer groups that no consumer has joined for a time.  SQL, synchronous.
+"""Rows of consumer groups that no consumer has joined for a time. SQL, synchronous.
 
 Invariants
-    A group counts as idle from the first look at it without a session on.  A session that begins or
-    ends, and a reset, let it count anew. Idle times are the database's; when its clock begins anew,
-    so do they.
+    A group's idle time starts when it is first found without a session. A session that begins or
+    ends, or a reset, stops it.
+    Idle times are measured by the database's clock, and start again when that clock restarts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..sql.schema import groups, sessions, subjects
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleGroup:
-    """A group without consumers."""
+    """A group without consumers, with its idle time."""
 
     group_id: int
     subject: str
@@ -58,16 +58,16 @@ _idle = (
 
 
 def note_idle(connection: Connection) -> None:
-    """Begin to count for groups that have no session now."""
+    """Start the idle time of groups that have no session now."""
     ids = list(connection.execute(_newly_idle).scalars())
     for portion in portions(ids):
-        # Looked at again under the locks: a join that held one may have begun a session.
+        # Checked again under the locks, because a join that held one may have begun a session.
         here = sa.and_(groups.c.group_id.in_(portion), _without_session)
         connection.execute(sa.update(groups).where(here).values(idle_since=now_ms()))
 
 
 def idle_groups(connection: Connection, *, at_least_ms: int) -> list[IdleGroup]:
-    """Return the groups that have been idle for so long."""
+    """Return the groups that have been idle for at least this time."""
     rows = connection.execute(_idle, {"at_least_ms": at_least_ms})
     return [
         IdleGroup(group_id=row.group_id, subject=row.subject, group=row.group, idle_ms=row.idle_ms)

@@ -1,6 +1,7 @@
-"""Removes the rows of what is over after `history_retention_ms`.  Shell around SQL.
+"""Removes the rows of deletions, publications and done operations after `history_retention_ms`.
+Shell around SQL.
 
-deleted, published, done ─▶ noticed by a look ─▶ old enough: removed, a portion in each transaction
+deleted, published, done ─▶ found by a check ─▶ old enough: removed, a portion in each transaction
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ LOOK_MS = 600_000
 
 
 def _loop_ms() -> int:
-    """The time of the event loop: no calendar, which people set."""
+    """Return the event loop's time in milliseconds, which unlike a calendar cannot be set."""
     return int(asyncio.get_running_loop().time() * 1000)
 
 
 class PastExpirer:
     """
-    Removes rows of what has been over for `history_retention_ms`.
+    Removes rows of the history that are older than `history_retention_ms`.
 
     Args:
-        holder: an id that no other metaserver has.
-        now_ms: a time that only rises while this process runs.
+        holder: id of this process, which no other metaserver has.
+        now_ms: returns a time that only rises while this process runs.
     """
 
     def __init__(
@@ -47,10 +48,12 @@ class PastExpirer:
         self._now_ms = now_ms
         self._next_ms = 0
         self._counted_ms: int | None = None
-        """Until when this metaserver has counted; None: another one may have."""
+        """Time up to which this metaserver has counted; None: another one may have counted
+        since.
+        """
 
     async def run_once(self) -> None:
-        """Look, unless that was done a moment ago.  Raises StorageError."""
+        """Check the history, unless that was done a moment ago. Raises StorageError."""
         now_ms = self._now_ms()
         if now_ms < self._next_ms:
             return
@@ -62,7 +65,7 @@ class PastExpirer:
             self._counted_ms = None
             return
         since_ms = now_ms if self._counted_ms is None else self._counted_ms
-        # After a longer pause another metaserver may have counted, and passed the duty back.
+        # After a longer pause another metaserver may have counted, and returned the duty.
         elapsed_ms = min(now_ms - since_ms, self._lease_ms)
         self._counted_ms = None
         age_ms = await self._database.write(count_age, elapsed_ms)

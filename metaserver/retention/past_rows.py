@@ -1,15 +1,19 @@
-"""Rows of what is over, and for how long: deletions, publications, done operations.  SQL,
+"""Rows of the history, with their ages: deletions, publications and done operations. SQL,
 synchronous.
 
 Invariants
-    A row counts from the first look at it.  Its age is counted in the time that passed between
-    looks of one metaserver, so that it does not rise while none runs, and no jump of a clock makes
-    it old. What brokers have not done keeps its rows: a deletion is over when every broker has done
-    its part, or its loss is accepted. A canceled operation stays with its subject: its steps say
-    which partitions were never opened. A publication stays while its operation is under way, and
-    with a canceled one: a repeat is told of it. A row that counts anew since it was chosen is not
-    removed. The operations of a subject stay while a hidden subject is made for it: it is published
-    by those of its cut.
+    The age of a row starts when a check first finds it. It is counted in the time that passes
+    between checks of one metaserver, so that it does not rise while none runs, and no jump of a
+    clock makes a row old.
+    Rows of unfinished work stay: a deletion is over when every broker has done its part, or its
+    loss is accepted.
+    A canceled operation stays with its subject, because its steps show which partitions were never
+    opened.
+    A publication stays while its operation is unfinished, and with a canceled one, so that a repeat
+    gets the outcome.
+    A row whose age starts again after it was chosen is not removed.
+    The operations of a subject stay while a hidden subject is made for it, because the publication
+    needs those of its cut.
 """
 
 from __future__ import annotations
@@ -25,11 +29,11 @@ from ..sql.past import deletions, publications
 from ..sql.schema import facts, operations, steps, subjects
 
 ROWS_AT_ONCE = 5_000
-"""Rows of each table that one transaction changes: a statement on PostgreSQL has 10 s, and other
-writers wait.
+"""Most rows of each table that one transaction changes: a statement on PostgreSQL has 10 s, and
+other writers wait.
 """
 AGE = "age of the history"
-"""The name of the fact: milliseconds that were counted so far."""
+"""Name of the fact that has the age of the history, in milliseconds."""
 
 _age = sa.select(facts.c.value).where(facts.c.name == AGE)
 _hidden = subjects.alias("hidden")
@@ -53,18 +57,18 @@ _OVER: tuple[tuple[sa.Table, sa.ColumnElement[bool]], ...] = (
     (publications, _published),
     (operations, operations.c.state == OperationState.DONE),
 )
-"""Table, and which of its rows are over."""
+"""Each table, with the condition for rows that are over."""
 
 
 def count_age(connection: Connection, elapsed_ms: int) -> int:
-    """Count the time since the last look; returns the age of the history."""
+    """Add the time since the last check, and return the age of the history in milliseconds."""
     age_ms = int(connection.execute(_age).scalar_one_or_none() or 0) + elapsed_ms
     insert_or_replace(connection, facts, {"name": AGE, "value": str(age_ms)})
     return age_ms
 
 
 def note_ended(connection: Connection, age_ms: int) -> bool:
-    """Let some rows count from now on; returns whether more are left."""
+    """Start the ages of some rows, and return whether more are left."""
     more = False
     for table, over in _OVER:
         some = _some(table, sa.and_(table.c.ended_at.is_(None), over))
@@ -74,7 +78,7 @@ def note_ended(connection: Connection, age_ms: int) -> bool:
 
 
 def remove_ended(connection: Connection, before_ms: int) -> bool:
-    """Remove some rows that have ended before this age; returns whether more are left."""
+    """Remove some rows that ended before this age, and return whether more are left."""
     more = False
     for table, over in _OVER:
         old = sa.and_(table.c.ended_at < before_ms, over)

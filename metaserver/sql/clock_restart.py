@@ -1,9 +1,9 @@
-"""The times in a database after its clock began anew, or jumped.  SQL, synchronous.
+"""Restarts the times in a database after its clock restarted or jumped. SQL, synchronous.
 
-SQLite's time here is the machine's boot-time clock: after another boot the stored times mean
-nothing.  PostgreSQL's is a calendar, which people and time servers set (`clock_watch.py`).  In both
-cases every live session and broker gets a whole ttl from now, so no lease ends early.  A broker
-whose loss was accepted stays silent.  Refused brokers and duties are forgotten.
+SQLite's time here is the machine's boot-time clock, so that stored times mean nothing after another
+boot. PostgreSQL's is a calendar, which people and time servers set (`clock_watch.py`). In both
+cases every live session and broker gets a whole ttl from now, so that no lease ends early. A broker
+whose loss was accepted stays silent. Refused brokers and duties are forgotten.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def adopt_boot(connection: Connection, boot: str, *, broker_ttl_ms: int) -> bool
     Restart the stored times if they belong to another boot.
 
     Args:
-        boot: id of the present boot; empty if unknown.
+        boot: id of the present boot; "": unknown.
 
     Returns:
         True if the times were restarted.
@@ -47,7 +47,7 @@ def adopt_boot(connection: Connection, boot: str, *, broker_ttl_ms: int) -> bool
 
 
 def restart_times(connection: Connection, *, broker_ttl_ms: int) -> None:
-    """Let every ttl count from now, and end every lease of a duty or an operation."""
+    """Start every ttl again, and end every lease of a duty or an operation."""
     connection.execute(sa.update(sessions).values(expires_at=now_ms() + sessions.c.ttl_ms))
     lost = sa.exists().where(lost_folders.c.broker_id == brokers.c.broker_id)
     until = sa.case((lost, 0), else_=now_ms() + broker_ttl_ms)
@@ -56,5 +56,5 @@ def restart_times(connection: Connection, *, broker_ttl_ms: int) -> None:
     connection.execute(sa.update(subjects).values(hidden_since=None))
     connection.execute(sa.update(operations).values(driven_until=now_ms()))
     connection.execute(sa.delete(refused_brokers))  # a refused broker reports itself again
-    connection.execute(sa.delete(metaservers))  # each notes itself again
+    connection.execute(sa.delete(metaservers))  # each registers itself again
     forget_duties(connection)

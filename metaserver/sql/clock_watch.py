@@ -1,8 +1,8 @@
-"""Detects jumps of a database's clock by this machine's boot clock, which never jumps.  Pure.
+"""Detects jumps of a database's clock with this machine's boot clock, which never jumps. Pure.
 
-The database read its clock at some moment between question and answer, so the time between two
-readings is known here up to both round trips.  The database's clock must have advanced by the same
-time, apart from drift.
+The database read its clock at some moment between question and answer, so that the time between two
+readings is known here except for both round trips. The database's clock must have advanced by the
+same time, except for drift.
 
 Limits: a jump below the tolerance, or while no metaserver runs, is not detected.
 """
@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 TOLERANCE_MS = 50
 DRIFT_SHARE = 10
-"""A time server may slew a clock by one part in this many."""
+"""Largest share by which a time server may slew a clock: one part in this many."""
 
 
 class ClockReading(NamedTuple):
-    """The database's time, and this machine's boot-time clock before and after; milliseconds."""
+    """The database's time, and this machine's boot-time clock before and after, in milliseconds."""
 
     asked_ms: int
     database_ms: int
@@ -25,14 +25,14 @@ class ClockReading(NamedTuple):
 
 
 class ClockWatch:
-    """Compares each reading with the last one that fitted."""
+    """Compares each reading with the last consistent one."""
 
     def __init__(self) -> None:
         self._last: ClockReading | None = None
 
     def jump_ms(self, now: ClockReading) -> int:
-        """Return by how many ms at least the database's clock jumped ahead, negative for back; 0
-        keeps the reading.
+        """Return the smallest number of milliseconds by which the database's clock may have jumped
+        ahead, negative for back; 0: no jump, and the reading is kept.
         """
         last = self._last
         if last is not None:
@@ -48,5 +48,7 @@ class ClockWatch:
         return 0
 
     def restart(self) -> None:
-        """Take the next reading as the first: the stored times were made to fit a jump."""
+        """Use the next reading as the first one, because the stored times were adapted to a
+        jump.
+        """
         self._last = None

@@ -1,8 +1,9 @@
-"""Which cluster a database is of, and the version that the cluster has reached.  SQL, synchronous.
+"""The cluster to which a database belongs, and the version that the cluster has reached. SQL,
+synchronous.
 
 Invariants
-    The name is written once, by the first metaserver whose settings have one, and never changed.
-    The version only rises; a program that it does not allow changes nothing, the schema included.
+    The first metaserver whose settings have a name writes it; nobody changes it.
+    The version only rises; a program that it does not allow changes nothing, not even the schema.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ...protocol.errors import OtherClusterError
+from ...protocol.errors import ConflictError, Reason
 from ...protocol.membership.versions import FIRST_RELEASE, Version, check_member, parse_version
 from .dialect import insert_new, insert_or_replace
 from .migrate import lock_schema, migrate
@@ -21,25 +22,25 @@ from .schema import facts
 
 CLUSTER, CLUSTER_VERSION = "cluster", "cluster version"
 OF_CLUSTER = (CLUSTER, CLUSTER_VERSION)
-"""The names of the facts that say which cluster it is, and its version."""
+"""Names of the facts that have the cluster's name and version."""
 _values = sa.select(facts.c.name, facts.c.value).where(facts.c.name.in_(OF_CLUSTER))
 
 
 class ClusterFacts(NamedTuple):
-    """What a database says of its cluster."""
+    """The cluster's name and version in a database."""
 
     name: str
-    """"": none of its metaservers has had one in its settings."""
+    """The cluster's name; "": no metaserver has had one in its settings."""
     version: Version
 
 
 def read_facts(connection: Connection) -> ClusterFacts:
-    """What the database says."""
+    """Read the cluster's name and version."""
     return facts_of({row.name: row.value for row in connection.execute(_values)})
 
 
 def facts_of(stored: Mapping[str, str]) -> ClusterFacts:
-    """What the facts of a database say, by name."""
+    """Build the cluster's name and version from facts by name."""
     version = stored.get(CLUSTER_VERSION)
     reached = parse_version(version) if version else FIRST_RELEASE
     return ClusterFacts(stored.get(CLUSTER, ""), reached)
@@ -56,15 +57,14 @@ def open_cluster(
     Check that a program may use the database, and bring its schema up to date.
 
     Args:
-        program: the version of keylane that opens it.
-        cluster: the name in its settings; "": it takes any.
-        before: checks a database that exists, before anything is changed.
+        program: the version of keylane that opens the database.
+        cluster: the name in its settings; "": any.
+        before: checks an existing database before anything is changed.
 
     Raises:
-        OtherClusterError: it is the database of another cluster.
-        UpgradeSkippedError, MemberTooOldError: the cluster has a version that does not allow this
-            program.
-        SchemaTooNewError: the database was written by a newer keylane, and this one cannot use it.
+        ConflictError: the database belongs to another cluster.
+        VersionError, VersionError: the cluster's version does not allow this program.
+        ConfigError: the database was written by a newer keylane, and this one cannot use it.
     """
     lock_schema(connection)
     new = not sa.inspect(connection).has_table(facts.name)
@@ -81,17 +81,19 @@ def open_cluster(
 
 
 def check_cluster(expected: str, actual: str, place: str) -> None:
-    """Raises OtherClusterError if both are known and differ; `place` is where the second was
-    read.
+    """Check that two names of the cluster agree if both are known; `place` is where the second was
+    read. Raises ConflictError.
     """
     if expected and actual and expected != actual:
-        raise OtherClusterError(
-            f"{place} is of the cluster {actual!r:.80}, and the settings say {expected!r:.80}",
+        raise ConflictError(
+            Reason.OTHER_CLUSTER,
+            f"{place} belongs to the cluster {actual!r:.80}, and the settings name "
+            f"{expected!r:.80}",
             expected=expected,
             actual=actual,
         )
 
 
 def raise_version(connection: Connection, version: Version) -> None:
-    """Write the cluster's version down."""
+    """Store the cluster's version."""
     insert_or_replace(connection, facts, {"name": CLUSTER_VERSION, "value": str(version)})

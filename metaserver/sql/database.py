@@ -1,13 +1,15 @@
 """The database: opened, migrated, and used in short transactions.  I/O: SQL.
 
-    work(connection, …) ──▶ write         durable when it returns; on SQLite waiting writes share a transaction
+    work(connection, …) ──▶ write         durable when it returns; waiting writes share a
+                                          transaction on SQLite
                         ──▶ write_first   as `write`, before other waiting writes
-                        ──▶ renew         as `write_first`; SQLite may lose it with the machine, not with the process
+                        ──▶ renew         as `write_first`; SQLite may lose it with the machine, but
+                                          not with the process
                         ──▶ read          sees one state
 
-Work is a synchronous function that takes a connection: a simulation runs the same functions inline.
-A renewal that is lost with the machine does no harm: after a new boot every session gets a whole
-ttl again.
+Work is a synchronous function that takes a connection, so that a simulation can run it inline. A
+renewal that is lost with the machine does no harm, because every session gets a whole ttl after a
+new boot.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ T = TypeVar("T")
 log = logging.getLogger("keylane.metaserver")
 FILE = "meta.db"
 BROKER_FILE = "identity.json"
-"""In the data folder of a broker."""
+"""Name of a file that only the data folder of a broker has."""
 OWN_SUFFIXES = ("", "-wal", "-shm", "-journal")
 PRIVATE_MODE, PRIVATE_FOLDER_MODE = 0o600, 0o700
 READERS = 2
@@ -58,7 +60,7 @@ class Database(Protocol):
     async def write(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Return what `work` returns, in a transaction.  Raises what it raises, and
+        """Run `work` in a transaction, and return its result. Raises its errors, and
         StorageError.
         """
         ...
@@ -66,21 +68,21 @@ class Database(Protocol):
     async def write_first(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """As `write`, before other waiting writes: for heartbeats, whose sessions end without an
-        answer in time.
+        """Run `work` as `write` does, but before other waiting writes: for heartbeats, whose
+        sessions end if the answer is late.
         """
         ...
 
     async def renew(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """As `write_first`, for changes that may be lost with the machine."""
+        """Run `work` as `write_first` does, for changes that may be lost with the machine."""
         ...
 
     async def read(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Return what `work` returns, which only reads.  Raises what it raises, and
+        """Run `work`, which only reads, and return its result. Raises its errors, and
         StorageError.
         """
         ...
@@ -102,14 +104,14 @@ class SqliteDatabase:
         self._reads = reads
         self._writer = GroupWriter(lambda work, durable: (write if durable else renew).run(work))
         self._file: tuple[Path, int] | None = None
-        """The file and its inode, once it is open."""
+        """Path and inode of the file, once it is open."""
 
     def remember_file(self, path: Path) -> None:
         """Remember which file is open, for `lost_file`."""
         self._file = path, path.stat().st_ino
 
     def lost_file(self) -> str:
-        """Return why the next start would lose all writes, "" if it would not: the file was removed
+        """Return the reason why the next start would lose all writes, or "": the file was removed
         or replaced.
         """
         if self._file is None:
@@ -131,7 +133,9 @@ class SqliteDatabase:
         return done
 
     write_long = write
-    """For a migration or a rebuild, as PostgreSQL has it: no statement of SQLite has a limit."""
+    """The same as `write`, because statements of SQLite have no time limit; PostgreSQL needs a
+    method of its own for migrations and rebuilds.
+    """
 
     async def write_first(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
@@ -190,22 +194,22 @@ async def open_database(
     Args:
         folder: the folder of the SQLite file; unused with a `url`.
         clock: its boot time is SQLite's time.
-        boot: the id of the boot that this time belongs to.
-        cluster: the name of the cluster that it has to be of; "": any.
-        program: the version of keylane that opens it.
-        before: checks a database that exists, before anything is changed.
+        boot: id of the boot to which this time belongs.
+        cluster: name of the cluster to which it has to belong; "": any.
+        program: the version of keylane that opens the database.
+        before: checks an existing database before anything is changed.
 
     Raises:
-        What `before` raises.
+        Any error of `before`.
         ConfigError, DataFolderError, StorageError
-        OtherClusterError, UpgradeSkippedError, MemberTooOldError: nothing was changed.
+        ConflictError, VersionError: nothing was changed.
     """
     try:
         where = _embedded(folder) if url is None else make_url(url)
         database = _engines(where, clock, broker_ttl_ms=broker_ttl_ms)
     except (ImportError, SQLAlchemyError) as error:
         raise ConfigError(f"cannot use database_url: {error}") from error
-    except ValueError:  # its text may have a part of the password
+    except ValueError:  # its text may contain a part of the password
         raise ConfigError(f"cannot use database_url: {UNREADABLE_URL}") from None
     try:
         if database.name == "sqlite":
@@ -224,8 +228,8 @@ async def open_database(
 
 
 def _embedded(folder: Path) -> URL:
-    """Return the URL of the embedded database; tried here, because the driver's thread outlives a
-    failure.
+    """Return the URL of the embedded database. It is opened once here, because the driver's thread
+    would outlive a failure.
     """
     if (folder / BROKER_FILE).exists() and not (folder / FILE).exists():
         raise DataFolderError(
@@ -246,9 +250,9 @@ def _embedded(folder: Path) -> URL:
 
 def _set_private(path: Path) -> None:
     """
-    Let only its user read the database; SQLite gives its other files the rights of the first.
+    Restrict the database to its user; SQLite gives its other files the mode of the first.
 
-    The folder is narrowed too if it has no other files.
+    The folder is restricted too if it has no other files.
     """
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE_MODE))
@@ -260,7 +264,7 @@ def _set_private(path: Path) -> None:
         if {file.name for file in path.parent.iterdir()} <= {file.name for file in files}:
             path.parent.chmod(PRIVATE_FOLDER_MODE)
     except OSError as error:
-        # Not fatal: whether the database can be used is SQLite's to say.
+        # Not fatal: SQLite reports whether the database can be used.
         log.warning("cannot restrict the file mode of %s: %s", path, error.strerror or error)
 
 
@@ -275,13 +279,15 @@ async def _set_write_ahead(path: str) -> None:
             return
         except sqlite3.Error as error:
             if "locked" not in str(error):
-                return  # its next user reports it
+                return  # the next user of the file reports it
         await asyncio.sleep(LOCKED_PAUSE_MS / 1000)
 
 
 def _engines(url: URL, clock: Clock, *, broker_ttl_ms: int) -> SqlDatabase:
     if url.get_backend_name() == "postgresql":
-        from .postgres import PostgresDatabase  # with parts of SQLAlchemy that SQLite does not need
+        from .postgres import (
+            PostgresDatabase,
+        )  # imports parts of SQLAlchemy that SQLite does not need
 
         return PostgresDatabase(url, clock, broker_ttl_ms=broker_ttl_ms)
     write = SqliteTransactions(url, partial(prepare_sqlite, clock=clock))

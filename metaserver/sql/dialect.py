@@ -1,9 +1,9 @@
-"""The differences between SQLite and PostgreSQL: time, snapshots, inserts with conflicts,
-connection set-up.
+"""The differences between SQLite and PostgreSQL: time, snapshots, inserts with conflicts, and the
+set-up of connections.
 
 Invariants
-    `now_ms()` is the database's own clock.  On PostgreSQL it is `clock_timestamp()`, which advances
-    within a transaction.  On SQLite it is the machine's boot-time clock, registered on every
+    `now_ms()` is the database's own clock. On PostgreSQL it is `clock_timestamp()`, which advances
+    within a transaction. On SQLite it is the machine's boot-time clock, registered on every
     connection: it counts suspend and never jumps.
 """
 
@@ -27,7 +27,9 @@ if TYPE_CHECKING:  # each is imported by the engine that needs it
     from sqlalchemy.dialects import postgresql, sqlite
 
 BUSY_MS = 5_000
-"""How long a writer waits for another process on the same SQLite file."""
+"""Longest time, in milliseconds, for which a writer waits for another process on the same SQLite
+file.
+"""
 
 
 class now_ms(FunctionElement[int]):  # noqa: N801  a function in SQL
@@ -61,21 +63,21 @@ def begin_snapshot(connection: Connection) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SqliteMoment:
-    """What a connection sees at a time."""
+    """A mark of the database's state that a connection sees, and its time."""
 
     commits: tuple[int, int]
-    """Equal to those of an earlier moment of the same connection only if nothing was written since,
-    by whomever.
+    """Counters that equal those of an earlier moment of the same connection only if nobody has
+    written since.
     """
     now_ms: int
-    """The database's time."""
+    """The database's time, in milliseconds."""
 
 
 def sqlite_moment(connection: Connection) -> SqliteMoment | None:
     """
-    What this transaction sees; None on PostgreSQL, which does not tell.
+    Return what this transaction sees; None on PostgreSQL, which cannot report it.
 
-    It asks the driver itself: SQLAlchemy would take ten times as long.
+    It asks the driver directly, because SQLAlchemy would take ten times as long.
     """
     if connection.dialect.name != "sqlite":
         return None
@@ -92,8 +94,8 @@ Rows = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 
 def insert_new(connection: Connection, table: sa.Table, rows: Rows) -> int:
-    """Insert the rows whose key does not exist yet; ignore the others.  Returns how many were
-    inserted, if `rows` is one.
+    """Insert the rows whose keys do not exist yet. For a single row, return the number of inserted
+    rows.
     """
     if not rows:
         return 0
@@ -101,7 +103,7 @@ def insert_new(connection: Connection, table: sa.Table, rows: Rows) -> int:
 
 
 def insert_or_replace(connection: Connection, table: sa.Table, rows: Rows) -> None:
-    """Insert whole rows; where the primary key exists, replace all other columns."""
+    """Insert whole rows; if the primary key exists, replace all other columns."""
     if rows:
         connection.execute(_insert_or_replace(connection.dialect.name, table), rows)
 
@@ -141,9 +143,9 @@ def prepare_sqlite(
 
     Args:
         clock: its boot time is the database's time.
-        durable: a commit returns when it is on the disk.  Otherwise it survives the end of the
-            process, but perhaps not that of the machine.
-        reads: its transactions only read, and wait for no writer.
+        durable: a commit returns when it is on the disk; otherwise it survives a crash of the
+            process, but perhaps not of the machine.
+        reads: its transactions only read, and do not wait for writers.
     """
     synchronous = "FULL" if durable else "NORMAL"
 
@@ -152,7 +154,7 @@ def prepare_sqlite(
         try:
             set_up(connection)
         except BaseException:
-            connection.close()  # the pool does not know it, and its driver's thread would stay
+            connection.close()  # else its driver's thread, unknown to the pool, would stay
             raise
 
     def set_up(connection: Any) -> None:
@@ -176,6 +178,6 @@ def prepare_sqlite(
         cursor.execute(begin)
         cursor.close()
 
-    # Not a listener for "begin": an engine that has one looks for listeners at every statement too.
-    # the dialect is this engine's own
+    # Not a listener for "begin", because an engine that has one looks for listeners at every
+    # statement. The dialect belongs to this engine alone.
     engine.dialect.do_begin = do_begin  # type: ignore[method-assign]

@@ -1,8 +1,8 @@
-"""A duty: which of several metaservers does a piece of work alone, and until when.  SQL,
+"""A duty is a named lease under which one of several metaservers does a piece of work alone. SQL,
 synchronous.
 
-A duty is a named lease. It saves work that would be done twice, or keeps others off for a while.
-It ends by the database's time.
+It saves work that would be done twice, or excludes others for a while. It ends by the database's
+time.
 """
 
 from __future__ import annotations
@@ -31,40 +31,40 @@ _left = (
     .returning(duties.c.held_until > now_ms())
 )
 DUTY_LEFT_MS = sa.select(duties.c.held_until - now_ms()).where(_named)
-"""For how long the lease `of_name` still holds; below 0 if it has ended."""
+"""Remaining time of the lease `of_name`, in milliseconds; negative if it has ended."""
 
 
 def take_duty(connection: Connection, name: str, *, holder: str, lease_ms: int) -> bool:
-    """Take a lease for `lease_ms`, or renew it; False while another holder has it."""
+    """Take or renew a lease for `lease_ms`; returns False while another holder has it."""
     insert_new(connection, duties, {"name": name, "holder": "", "held_until": 0})
     taken = {"of_name": name, "of_holder": holder, "for_ms": lease_ms}
     return connection.execute(_taken, taken).rowcount == 1
 
 
 def leave_duty(connection: Connection, name: str, *, holder: str) -> bool:
-    """Give a lease back; False if it had ended or is another holder's, who keeps it."""
+    """Release a lease; returns False if it had ended or another holder has it."""
     held = connection.execute(_left, {"of_name": name, "of_holder": holder}).scalar_one_or_none()
     return bool(held)
 
 
 def duty_left_ms(connection: Connection, name: str) -> int:
-    """Return for how long a lease still holds; 0 if it has no holder."""
+    """Return the remaining time of a lease, in milliseconds; 0 if it has no holder."""
     left_ms = connection.execute(DUTY_LEFT_MS, {"of_name": name}).scalar_one_or_none()
     return max(0, left_ms or 0)
 
 
 def forget_duties(connection: Connection) -> None:
-    """End every lease, because the database's time has begun anew."""
+    """End every lease, because the database's clock has restarted."""
     connection.execute(sa.delete(duties))
 
 
 def reset_duty(group_id: int) -> str:
-    """Name the lease under which a consumer group's progress is set."""
+    """Return the name of the lease under which a consumer group's cursors are set."""
     return f"reset:{group_id}"
 
 
 def rebuilt_duty(group_id: int) -> str:
-    """Name the lease that keeps grants from a group after a rebuild: sessions from before may still
-    be at work.
+    """Return the name of the lease that prevents grants to a group after a rebuild, while earlier
+    sessions may still be at work.
     """
     return f"rebuilt:{group_id}"

@@ -1,22 +1,22 @@
-"""One writer for an SQLite database, or for a consumer group: waiting works share a transaction,
-apart by savepoints.
+"""Runs the writes of an SQLite database, or of a consumer group, one after the other: waiting works
+share a transaction, separated by savepoints.
 
     urgent work ─┐                ┌─ SAVEPOINT ─ work ─ RELEASE
     work ────────┼─▶ one BEGIN ──▶├─ SAVEPOINT ─ work ✗ ROLLBACK TO    its error goes to its caller
-    work ────────┘                └─ SAVEPOINT ─ work ─ RELEASE ──▶ one COMMIT, one flush ──▶ all answers
+    work ────────┘                └─ SAVEPOINT ─ work ─ RELEASE ──▶ one COMMIT ──▶ all answers
 
 Heartbeats are urgent: a session that is not renewed in time ends, however many joins are waiting.
 
 Invariants
     A caller is answered after the commit of its work.
-    A failed work does not affect others: if the shared transaction fails, each work is tried alone,
-    but for those that a locked database has kept waiting together: they fail together.
-    Urgent works go before all others.  They wait for at most one transaction, which begins no
-    further work after `TRANSACTION_MS_MAX`, and for the one work that runs then. Other works do not
-    starve: each transaction does at least one of them, and more while there is time.
+    A failed work does not affect others: if the shared transaction fails, each work is tried alone.
+    Urgent works run before all others. They wait for at most one transaction, which begins no
+    further work after `TRANSACTION_MS_MAX`, and for the one work that is running then.
+    Other works do not starve: each transaction does at least one of them, and more while there is
+    time.
 
-Source: group commit, as the brokers' logs do it; a flush costs milliseconds, a savepoint a
-hundredth of one.
+Source: group commit, as in the brokers' logs; a flush takes milliseconds, a savepoint a hundredth
+of one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ from .transactions import ending_error
 
 WORKS_AT_ONCE_MAX = 128
 TRANSACTION_MS_MAX = 100
-"""Well below a third of the shortest ttl; longer than a flush, so that works still share it."""
+"""Longest time, in milliseconds, for which a transaction begins works: well below a third of the
+shortest ttl, and longer than a flush, so that works still share it.
+"""
 HELD = "another transaction holds the row of this consumer group in the database"
 Work = Callable[[Connection], Any]
 
@@ -56,9 +58,7 @@ class _Failed:
 
 
 class GroupWriter:
-    """Gathers works into transactions: urgent ones first, otherwise in the order in which they
-    came.
-    """
+    """Gathers works into transactions: urgent ones first, otherwise in the order of arrival."""
 
     def __init__(
         self,
@@ -72,9 +72,10 @@ class GroupWriter:
         Make a writer.
 
         Args:
-            run: runs one work in one transaction, and raises StorageError if that fails; its second
-                argument is `durable`.
-            wait_ms_max: a work that has waited for so long is not begun, and raises StorageError.
+            run: runs one work in one transaction, and raises StorageError if the transaction fails;
+                its second argument is `durable`.
+            wait_ms_max: time after which a waiting work is not begun any more, and raises
+                StorageError; None: no limit.
             idle: called when no work is left.
         """
         self._run = run
@@ -88,14 +89,14 @@ class GroupWriter:
 
     async def submit(self, work: Work, *, durable: bool, urgent: bool = False) -> Any:
         """
-        Return what `work` returned, after its commit.
+        Run `work`, and return its result after its commit.
 
         Args:
             durable: wait for the disk, not only for the commit.
-            urgent: do it before all works that are not urgent.
+            urgent: run it before all works that are not urgent.
 
         Raises:
-            What `work` raises, and StorageError.
+            Any error of `work`, and StorageError.
         """
         if self._closed:
             raise ending_error()
@@ -107,7 +108,7 @@ class GroupWriter:
         return await answer
 
     async def close(self) -> None:
-        """Refuse new works; wait until all others are done."""
+        """Refuse new works, and wait until all others are done."""
         self._closed = True
         while self._task is not None:
             await asyncio.wait([self._task])
@@ -145,7 +146,7 @@ class GroupWriter:
         return works
 
     async def _write_these(self, works: Sequence[_QueuedWork]) -> Sequence[_QueuedWork]:
-        """Do these works; returns those for which there was no time."""
+        """Run these works; returns those for which there was no time."""
         if len(works) > 1:
             durable = any(queued.durable for queued in works)
             try:
@@ -175,10 +176,10 @@ class GroupWriter:
 
     def _each(self, connection: Connection, works: Sequence[_QueuedWork]) -> list[Any]:
         """
-        Do works in the connection's transaction; returns the answer or the error of each that was
-        done.
+        Run works in the connection's transaction; returns the result or the error of each one that
+        ran.
 
-        Urgent works and the first other one are always done, more others while there is time.
+        Urgent works and the first other one always run, further ones while there is time.
         """
         answers: list[Any] = []
         until_ms = self._boot_ms() + TRANSACTION_MS_MAX

@@ -1,11 +1,12 @@
 """Makes the schema, or migrates it with Alembic, in the caller's transaction.
 
-    no table ─▶ all tables made at HEAD, without Alembic; tests compare them with what the migrations make
-    revision known ─▶ migrated to HEAD, and OLDEST_READER written down
+    no table ─▶ all tables made at HEAD, without Alembic; tests compare them with the migrations
+    revision known ─▶ migrated to HEAD, and OLDEST_READER stored
     revision of a keylane before the first release ─▶ refused
-    revision of a newer keylane ─▶ used as it is, if its keylane wrote down that this version can; else refused
+    revision of a newer keylane ─▶ used as it is if that keylane stored that this version can read
+                                   it; else refused
 
-So a metaserver of the version before can start again while a cluster is upgraded.
+So a metaserver of the previous version can start again while a cluster is upgraded.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ... import migrations
-from ...protocol.errors import ConfigError, SchemaTooNewError
+from ...protocol.errors import ConfigError, Reason
 from ...protocol.membership.versions import FIRST_RELEASE, VERSION, parse_version
 from . import name_limits as _name_limits  # noqa: F401 - its table is among those of `metadata`
 from . import past as _past  # noqa: F401 - as above
@@ -29,18 +30,19 @@ if TYPE_CHECKING:
     from alembic.config import Config  # loaded only where there is something to migrate
 
 HEAD = "0200"
-"""The newest revision.  With it an up-to-date database opens without importing Alembic."""
+"""The newest revision; because of it an up-to-date database opens without importing Alembic."""
 OLDEST_READER = "0.2"
-"""The oldest minor version whose programs can use a schema at HEAD.  Migrations that only add leave
-it: new tables, and new columns that are nullable or have a default.  One that takes away, renames
-or narrows comes a minor version after the last program that needs the old form, and raises it.
+"""The oldest minor version whose programs can use a schema at HEAD. Migrations that only add do not
+change it: new tables, and new columns that are nullable or have a default. A migration that
+removes, renames or narrows something comes one minor version after the last program that needs the
+old form, and raises it.
 """
 HEAD_OF = {"0.2": "0200"}
-"""Minor version → its revision.  The migrations since that of OLDEST_READER only add, which a test
-asserts.
+"""Minor version → its revision. The migrations after that of OLDEST_READER only add; a test checks
+that.
 """
 READER = "oldest reader of the schema"
-"""The name of the fact."""
+"""Name of the fact with the oldest reader."""
 log = logging.getLogger("keylane.metaserver")
 _LOCK = 0x6B65796C616E65
 _revisions = sa.Table(
@@ -49,20 +51,20 @@ _revisions = sa.Table(
     sa.Column("version_num", sa.String(32), nullable=False),
     sa.PrimaryKeyConstraint("version_num", name="alembic_version_pkc"),
 )
-"""Alembic's own table, as Alembic makes it."""
+"""Alembic's own table, in the form in which Alembic makes it."""
 
 
 def migrate(connection: Connection, *, program: str = VERSION) -> None:
     """
-    Make the schema or migrate it to HEAD; does nothing if it is there, or if a newer program
-    migrated it and this one can use it.
+    Make the schema or migrate it to HEAD. Nothing is done if it is at HEAD, or if a newer program
+    has migrated it and this one can use it.
 
     Args:
         program: the version of keylane that opens the database.
 
     Raises:
         ConfigError: the database was written by a keylane before the first release.
-        SchemaTooNewError: the database was written by a newer keylane, and this one cannot use it.
+        ConfigError: the database was written by a newer keylane, and this one cannot use it.
     """
     lock_schema(connection)
     revision = _revision(connection)
@@ -84,14 +86,14 @@ def migrate(connection: Connection, *, program: str = VERSION) -> None:
 
 
 def _is_empty(connection: Connection) -> bool:
-    """Whether there is no table of ours, and none of Alembic."""
+    """Return whether the database has neither our tables nor Alembic's."""
     tables = set(sa.inspect(connection).get_table_names())
     return tables.isdisjoint({*metadata.tables, _revisions.name})
 
 
 def _create(connection: Connection) -> None:
-    """Make all tables; the memory that Alembic takes would stay for as long as the metaserver
-    runs.
+    """Make all tables without Alembic, whose memory would stay for as long as the
+    metaserver runs.
     """
     metadata.create_all(connection, checkfirst=False)
     _revisions.create(connection)
@@ -104,18 +106,20 @@ def _reader(connection: Connection) -> str | None:
 
 
 def _check_released(connection: Connection, revision: str) -> None:
-    """Raises ConfigError if no released program wrote the schema: each says who can read it."""
+    """Check that a released program wrote the schema: each stores which programs can read it.
+    Raises ConfigError.
+    """
     reader = _reader(connection) if sa.inspect(connection).has_table(facts.name) else None
     if reader is None or parse_version(reader) < FIRST_RELEASE:
         raise ConfigError(
-            f"the schema of the database is at {revision}, of a keylane before {FIRST_RELEASE}, "
-            "the first release: give a new database, because there is no upgrade from it"
+            f"the schema of the database is at {revision}, from a keylane before {FIRST_RELEASE}, "
+            "the first release: use a new database, because it cannot be upgraded"
         )
 
 
 def _check_reader(connection: Connection, program: str, error: Exception) -> None:
-    """Check that a program can use a schema whose revision it does not know.  Raises
-    SchemaTooNewError.
+    """Check that a program can use a schema whose revision it does not know. Raises
+    ConfigError.
     """
     revision = _revision(connection)
     reader = _reader(connection)
@@ -127,7 +131,8 @@ def _check_reader(connection: Connection, program: str, error: Exception) -> Non
             revision,
         )
         return
-    raise SchemaTooNewError(
+    raise ConfigError(
+        Reason.SCHEMA_TOO_NEW,
         f"the database was written by a newer keylane: its schema is at {revision}, this keylane "
         f"{program} has {HEAD};"
         f" use keylane {reader} or a newer one, or another database",
@@ -137,8 +142,8 @@ def _check_reader(connection: Connection, program: str, error: Exception) -> Non
 
 
 def lock_schema(connection: Connection) -> None:
-    """Keep other programs that open the database waiting until the transaction ends; again changes
-    nothing.
+    """Keep other programs that open the database waiting until the transaction ends; a repeat
+    changes nothing.
     """
     if connection.dialect.name == "postgresql":
         # Two metaservers may start at once; SQLite's writers wait for each other anyway.
@@ -146,7 +151,7 @@ def lock_schema(connection: Connection) -> None:
 
 
 def check_revision(connection: Connection) -> None:
-    """Raises ConfigError if the schema is not at HEAD."""
+    """Check that the schema is at HEAD. Raises ConfigError."""
     revision = _revision(connection)
     if revision != HEAD:
         raise ConfigError(
@@ -156,7 +161,7 @@ def check_revision(connection: Connection) -> None:
 
 
 def alembic_config(connection: Connection) -> Config:
-    """Alembic's configuration for the migrations, in the connection's transaction."""
+    """Return Alembic's configuration for the migrations, in the connection's transaction."""
     from alembic.config import Config
 
     config = Config()

@@ -1,4 +1,4 @@
-"""The table of what subjects of a name or pattern may have together; see `access/quota_rows.py`,
+"""The table of limits that subjects of a name or pattern share; see `access/quota_rows.py`,
 `cluster/subject_room.py`.
 """
 

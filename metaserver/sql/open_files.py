@@ -1,4 +1,4 @@
-"""Whether the process can open more files: SQLite says of none of its errors that it could not."""
+"""Finds out whether the process can open more files, because SQLite's errors do not show it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import errno
 import os
 
 FILES_OF_DATABASE = 8
-"""A connection has up to 3, and closes those that it could open before its error is told;
-connections open at once.
+"""Number of files that must be free: a connection has up to 3, and closes those that it could open
+before its error is reported, and connections are opened at the same time.
 """
 
 
 def few_files_left() -> bool:
-    """Return whether so few more files may be open that a connection may have failed for that."""
+    """Return whether so few more files can be opened that a connection may have failed for that
+    reason.
+    """
     copies: list[int] = []
     try:
         first = os.open(os.devnull, os.O_RDONLY)

@@ -1,8 +1,8 @@
-"""The tables of what is over: deletions and publications.  Their rows, and those of done
-operations, go after a time.
+"""The tables of the history: deletions and publications. Their rows, and those of done operations,
+are deleted after a time.
 
-`ended_at` of each is a time of the age that the history has, which the database counts as a fact:
-see `retention/past_rows.py`.  None: its end was not noticed yet, or is still to come.
+`ended_at` is an age of the history at which a row's end was noticed; the database counts that age
+as a fact: see `retention/past_rows.py`. None: the end was not noticed yet, or is still to come.
 """
 
 from __future__ import annotations
@@ -33,5 +33,5 @@ deletions = Table(
     Column("subject", String(200), nullable=False),
     Column("ended_at", BigInteger, index=True),
     Index(None, "subject", "group_id"),
-    comment="subjects and groups that are gone: their clients must not go on with namesakes",
+    comment="deleted subjects and groups, whose clients must not use later ones of the name",
 )

@@ -1,7 +1,7 @@
-"""Long lists of ids in several statements.
+"""Divides long lists of ids over several statements.
 
-PostgreSQL takes 32,767 parameters in a statement, SQLite 32,766.  The statements stay in one
-transaction, so that all of it is done or nothing.
+A statement on PostgreSQL takes 32,767 parameters, on SQLite 32,766. The statements stay in one
+transaction, so that all of them or none take effect.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from sqlalchemy.engine import Connection
 Id = TypeVar("Id", int, str)
 
 IDS_AT_ONCE = 5_000
-"""Ids of one statement."""
+"""Most ids in one statement."""
 
 
 def portions(ids: Collection[Id]) -> Iterator[list[Id]]:
-    """Return the ids, each once and ascending so that rows are locked in one order, at most
-    `IDS_AT_ONCE` at a time.
+    """Yield the ids without duplicates, at most `IDS_AT_ONCE` at a time, ascending so that rows are
+    locked in one order.
     """
     ordered = sorted(set(ids))
     for first in range(0, len(ordered), IDS_AT_ONCE):
@@ -28,6 +28,6 @@ def portions(ids: Collection[Id]) -> Iterator[list[Id]]:
 
 
 def rows_of(connection: Connection, select: Executable, ids: Collection[Id]) -> Iterator[Row[Any]]:
-    """Return the rows of a SELECT whose parameter `ids` has ids, in `portions`."""
+    """Yield the rows of a SELECT with a parameter `ids`, which gets the ids in `portions`."""
     for some in portions(ids):
         yield from connection.execute(select, {"ids": some})

@@ -1,6 +1,4 @@
-"""PostgreSQL, for several metaservers on one database; its clock is watched for jumps.  I/O:
-SQL.
-"""
+"""PostgreSQL, for several metaservers on one database; its clock is watched for jumps. I/O: SQL."""
 
 from __future__ import annotations
 
@@ -28,34 +26,36 @@ P = ParamSpec("P")
 T = TypeVar("T")
 CONNECTIONS = 8
 WRITES_AT_ONCE_MAX = CONNECTIONS - 3
-"""The other connections are left to reads and to what heartbeats report: joins may come by the
-hundred.
+"""Most simultaneous writes; the other connections are left for reads and for the reports of
+heartbeats, because hundreds of joins may come at once.
 """
 RENEWING_CONNECTIONS = 2
-"""Of renewals alone: nothing else that waits for the database, or for a row of it, keeps a session
-from its renewal.
+"""Number of connections for renewals alone, so that no other work that waits for the database, or
+for a row, can delay them.
 """
 IDLE_MS = 5_000
-"""PostgreSQL ends a transaction of a metaserver that is idle for this long, and frees its locks."""
+"""Time, in milliseconds, after which PostgreSQL ends an idle transaction of a metaserver, and
+releases its locks.
+"""
 _SETTINGS = {
     "idle_in_transaction_session_timeout": str(IDLE_MS),
-    # Whatever the defaults of its database and its role are: who has waited for a row reads what
-    # was stored meanwhile.
+    # Set explicitly, because the database or the role may have other defaults: a statement that has
+    # waited for a row reads what was stored meanwhile.
     "default_transaction_isolation": "read committed",
 }
 _SETTINGS_LONG = _SETTINGS | {"statement_timeout": "0", "lock_timeout": "0"}
-"""Of a migration or a rebuild, whatever the defaults are."""
+"""Settings for a migration or a rebuild, whatever the defaults are."""
 ANSWER_S = 10.0
-"""How long a statement may take, but for those of `write_long`.  A connection without an answer
-until then is given up: its server may be gone without a word, and the kernel would wait for a
-quarter of an hour.  Longer than IDLE_MS, for which another metaserver may hold a row; a third of
+"""Time limit of a statement, in seconds, except those of `write_long`. A connection without an
+answer until then is given up: its server may have vanished, and the kernel would wait for a quarter
+of an hour. It is longer than IDLE_MS, for which another metaserver may hold a row, and a third of
 the default ttl, so that the next heartbeat keeps a lease.
 """
 _now = sa.select(now_ms())
 
 
 class _JumpedError(Exception):
-    """The database's clock has jumped; the work was undone."""
+    """The database's clock has jumped; the work was rolled back."""
 
     def __init__(self, by_ms: int) -> None:
         super().__init__(by_ms)
@@ -77,16 +77,16 @@ _DRIVER_PARAMETERS = frozenset(
         "prepared_statement_cache_size",
     }
 )
-"""What SQLAlchemy and asyncpg take from the query of a URL by name."""
+"""Parameters that SQLAlchemy and asyncpg take from the query of a URL by name."""
 
 
 def _engine_of(url: URL, *, settings: dict[str, str], **options: Any) -> AsyncEngine:
     """
-    An engine for a URL, whose query may have the parameters of libpq that asyncpg knows, as
-    `sslmode` and `sslrootcert`.
+    Make an engine for a URL, whose query may have the parameters of libpq that asyncpg knows, such
+    as `sslmode` and `sslrootcert`.
 
-    The others go to the server, which refuses what it does not know.  asyncpg takes these from a
-    URL alone, and SQLAlchemy gives it arguments: it would fail with a TypeError.
+    The others go to the server, which refuses unknown ones. asyncpg reads these only from a URL,
+    but SQLAlchemy passes them as arguments, which would end in a TypeError.
     """
     query = {name: values for name, values in url.query.items() if name not in _DRIVER_PARAMETERS}
     arguments: dict[str, Any] = {"server_settings": settings, "timeout": ANSWER_S}
@@ -100,7 +100,7 @@ def _engine_of(url: URL, *, settings: dict[str, str], **options: Any) -> AsyncEn
 
 def _give_up(context: ExceptionContext) -> None:
     """
-    Close a connection whose statement had no answer in time, or that may only read.
+    Close a connection whose statement had no answer in time, or that can only read.
 
     A rollback on the first would wait for that answer.  The idle connections of its pool are most
     likely silent as well, so they are replaced too.  The second may have been made while the
@@ -109,11 +109,12 @@ def _give_up(context: ExceptionContext) -> None:
     """
     error = context.original_exception
     if isinstance(error, TimeoutError) or getattr(error, "sqlstate", None) == READ_ONLY:
-        context.is_disconnect = context.invalidate_pool_on_disconnect = True
+        context.is_disconnect = True
+        context.invalidate_pool_on_disconnect = True
 
 
 def _pooled(url: URL, connections: int) -> AsyncEngine:
-    """An engine with so many connections, which are kept."""
+    """Make an engine with a fixed number of connections."""
     engine = _engine_of(
         url,
         settings=_SETTINGS,
@@ -127,38 +128,36 @@ def _pooled(url: URL, connections: int) -> AsyncEngine:
 
 
 SHOWS = 3
-"""How often each of two connections says which process of the server it has."""
+"""Number of times that each of two connections is asked for its process at the server."""
 _shown = sa.text(
     "SELECT pg_backend_pid() AS process, "
     "current_setting('idle_in_transaction_session_timeout') AS idle"
 )
 POOLED_STATES = frozenset({"26000", "42P05"})
-"""Of errors of prepared statements that are of another session: unknown here, or there already."""
+"""SQLSTATEs of errors of prepared statements that belong to another session: unknown here, or
+defined already.
+"""
 POOLED = (
-    "a pooler as PgBouncer stands before the database, and does not give each connection a session "
-    "and settings of its own: "
-    "let database_url lead to PostgreSQL itself, or set there pool_mode = session and "
-    f"ignore_startup_parameters = {','.join(_SETTINGS_LONG)}"
+    "a pooler such as PgBouncer is in front of the database, and does not give each connection a "
+    "session and settings of its own: let database_url lead to PostgreSQL itself, or set "
+    "pool_mode = session in the pooler and ignore_startup_parameters = "
+    f"{','.join(_SETTINGS_LONG)}"
 )
 POOLERS_SAY = ("unsupported startup parameter", "statement pooling mode")
-"""Parts of what PgBouncer answers to settings that a connection begins with, and to
-transactions.
-"""
+"""Parts of PgBouncer's errors about start-up parameters and transactions."""
 DROPPED = (
-    "a pooler before the database drops the settings that a connection begins with, so a "
-    "metaserver that is stopped may "
-    "hold rows for long: ALTER ROLE … SET idle_in_transaction_session_timeout = 5000, or let "
-    "database_url lead to "
-    "PostgreSQL itself"
+    "a pooler in front of the database drops the settings of new connections, so that a stopped "
+    "metaserver may hold rows for a long time: ALTER ROLE … SET "
+    "idle_in_transaction_session_timeout = 5000, or let database_url lead to PostgreSQL itself"
 )
 
 
 def shares_sessions(shown: Sequence[tuple[int, int]]) -> bool:
     """
-    Whether connections have no sessions of their own.
+    Return whether connections have no sessions of their own.
 
     Args:
-        shown: (connection, process of the server) of one transaction after the other.
+        shown: (connection, process at the server) of each transaction, one after the other.
     """
     pairs = set(shown)
     connections, processes = ({pair[side] for pair in pairs} for side in (0, 1))
@@ -167,11 +166,11 @@ def shares_sessions(shown: Sequence[tuple[int, int]]) -> bool:
 
 class PostgresDatabase:
     """
-    PostgreSQL: every work has a connection of its own.  See `Database` for the contract.
+    PostgreSQL, with a connection for every work. See `Database` for the contract.
 
-    Its clock may be set.  A writing transaction reads the clock before and after its work, a
-    reading one after it.  If the clock jumped, the transaction is rolled back, the stored times are
-    restarted, and the work is done again.
+    Its clock can be set by people. A writing transaction reads the clock before and after its work,
+    a reading one after it. If the clock jumped, the transaction is rolled back, the stored times
+    are restarted, and the work is done again.
     """
 
     name = "postgresql"
@@ -189,15 +188,15 @@ class PostgresDatabase:
         self._restarts = 0
 
     def on_new_connection(self, call: Callable[[], None]) -> None:
-        """Have `call` called at each new connection, before it is used: another server may answer
-        on it.
+        """Register a callback for each new connection, called before it is used: another server may
+        answer on it.
         """
         for engine in (self._engine, self._renewing):
             sa.event.listen(engine.sync_engine, "connect", lambda *_connection: call())
 
     async def check_sessions(self) -> None:
         """
-        Check that connections keep what they set and prepare.
+        Check that connections keep their settings and prepared statements.
 
         Raises:
             ConfigError: a pooler shares sessions between them.
@@ -215,7 +214,7 @@ class PostgresDatabase:
                         dropped |= row.idle == "0"
         except DBAPIError as error:
             known = getattr(error.orig, "sqlstate", None) in POOLED_STATES
-            if known or any(said in str(error.orig) for said in POOLERS_SAY):
+            if known or any(part in str(error.orig) for part in POOLERS_SAY):
                 raise ConfigError(f"cannot use database_url: {POOLED}") from error
             raise storage_error(error, self._url) from error
         except (SQLAlchemyError, OSError) as error:
@@ -242,10 +241,10 @@ class PostgresDatabase:
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """
-        See `Database.renew`; work that may wait for a row is for `write_first`.
+        See `Database.renew`; work that may wait for a row has to use `write_first`.
 
-        Durable here: the clock of a crashed server advances until its restart, so a lost renewal
-        would end the session.
+        It is durable here: the clock of a crashed server advances until its restart, so that a lost
+        renewal would end the session.
         """
         return await self._write_on(self._renewing, work, *args, **kwargs)
 
@@ -265,9 +264,7 @@ class PostgresDatabase:
     async def write_long(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """As `write`, for a migration or a rebuild: its statements, and its wait for another one,
-        have no limit.
-        """
+        """Run `work` as `write` does, but without time limits, for a migration or a rebuild."""
         engine = _engine_of(self._url, settings=_SETTINGS_LONG, poolclass=sa.NullPool)
         try:
             return await self._transactions.run(
@@ -297,7 +294,7 @@ class PostgresDatabase:
                 await self._restart_once(before, jumped.by_ms)
 
     async def _restart_once(self, before: int, by_ms: int) -> None:
-        """Restart the stored times after a jump, once for all works that met it."""
+        """Restart the stored times after a jump, once for all works that noticed it."""
         async with self._restarting:
             if self._restarts == before:
                 log.warning("the database's clock jumped by %+d ms: leases count from now", by_ms)
@@ -315,7 +312,7 @@ class PostgresDatabase:
         try:
             done = work(connection, *args, **kwargs)
         except KeylaneError:
-            self._check_clock(connection)  # by the right time it may not be refused
+            self._check_clock(connection)  # with the right time it may not be refused
             raise
         self._check_clock(connection)
         return done

@@ -2,21 +2,22 @@
 consumer groups.
 
     subjects ─┬─ partitions ─── partition_parents
-              ├─ removals                 what brokers still have to drop or forget; see cluster/removals.py
-              ├─ operations ─── steps     what changes the partitions, journaled; see operations.py of the protocol
-              └─ groups ─┬─ live_resets    what an operator sets under live consumers
-                         ├─ sessions       one consumer each; alive while expires_at > now by the database
-                         ├─ heard          partitions whose brokers have the group on their disks
-                         ├─ leases         one row for each partition ever granted; the row outlives its owner
-                         ├─ starts         where a new group begins, until its broker has stored it; see starts/rows.py
+              ├─ removals                   what brokers have to drop or forget; cluster/removals.py
+              ├─ operations ─── steps       journaled changes of the partitions
+              └─ groups ─┬─ live_resets     resets under live consumers
+                         ├─ sessions        one consumer each; alive while expires_at > now
+                         ├─ heard           partitions whose brokers have the group on their disks
+                         ├─ leases          one row for each partition that was ever granted
+                         ├─ starts          starts that brokers have not stored; starts/rows.py
                          ├─ suspended_clients
-                         └─ drained        sealed partitions which the group has acked to their end
+                         └─ drained         sealed partitions that the group has acked to the end
 
 Invariants
     Ids of subjects, partitions, operations and groups are never used twice, not even after a
-    delete. `groups.last_token` only rises, and every grant takes the next one: no two grants of a
-    group share one. `expires_at` is the database's time in milliseconds, and is compared with
-    nothing else.
+    deletion.
+    `groups.last_token` only rises, and every grant takes the next one, so that no two grants of a
+    group share a token.
+    `expires_at` is the database's time in milliseconds, and is compared with nothing else.
 """
 
 from __future__ import annotations
@@ -48,8 +49,7 @@ metadata = MetaData(
     }
 )
 
-# SQLite numbers rows by itself only for a column that is exactly INTEGER; it holds 64 bits there as
-# well.
+# SQLite numbers rows by itself only if the column is exactly INTEGER, which also holds 64 bits.
 BigId = BigInteger().with_variant(Integer(), "sqlite")
 
 facts = Table(
@@ -57,8 +57,7 @@ facts = Table(
     metadata,
     Column("name", String(64), primary_key=True),
     Column("value", String(512), nullable=False),
-    comment="one value for the whole database each, such as the machine's boot that "
-    "its times belong to",
+    comment="values of the whole database, such as the machine's boot to which its times belong",
 )
 
 duties = Table(
@@ -85,53 +84,53 @@ brokers = Table(
         Boolean,
         nullable=False,
         server_default=false(),
-        comment="was evacuated: gets no new partitions",
+        comment="true: it gets no new partitions",
     ),
     Column(
         "opening",
         String(512),
         nullable=False,
         server_default="",
-        comment="the newest of its data folder; empty: not known",
+        comment="newest opening of its data folder; empty: not known",
     ),
     Column(
         "log_end",
         BigInteger,
         nullable=False,
         server_default="0",
-        comment="position up to which its log was durable at its last report",
+        comment="position at which its log ended, durably, at its last report",
     ),
     Column(
         "hosted",
         BigInteger,
         nullable=False,
         server_default="0",
-        comment="partitions that it said it hosts",
+        comment="number of partitions that it reported",
     ),
     Column(
         "version",
         String(64),
         nullable=False,
         server_default="",
-        comment="of its program; empty: it told none",
+        comment="version of its program; empty: not reported",
     ),
     Column(
         "problem",
         String(512),
         nullable=False,
         server_default="",
-        comment="why it takes no writes; empty: it takes them, or told no reason",
+        comment="why it accepts no writes; empty: it accepts them, or the reason is not known",
     ),
 )
 
 metaservers = Table(
     "metaservers",
     metadata,
-    Column("holder", String(64), primary_key=True, comment="random, of the running program"),
+    Column("holder", String(64), primary_key=True, comment="random id of the running program"),
     Column("address", String(512), nullable=False),
     Column("version", String(64), nullable=False),
     Column("expires_at", BigInteger, nullable=False),
-    comment="the metaservers at work",
+    comment="the running metaservers",
 )
 
 refused_brokers = Table(
@@ -140,7 +139,7 @@ refused_brokers = Table(
     Column("broker_group", String(200), primary_key=True),
     Column("address", String(512), primary_key=True),
     Column("broker_id", String(512), nullable=False),
-    Column("expires_at", BigInteger, nullable=False, comment="refused again and again until then"),
+    Column("expires_at", BigInteger, nullable=False, comment="the refusal is shown until then"),
     Column("opening", String(512), nullable=False, server_default=""),
     Column("log_end", BigInteger, nullable=False, server_default="0"),
     Column("problem", String(1024), nullable=False, server_default=""),
@@ -160,9 +159,9 @@ accepted_folders = Table(
         BigInteger,
         nullable=False,
         server_default=text("0"),
-        comment="its broker refuses every token up to this",
+        comment="highest token that its broker refuses",
     ),
-    comment="data folders that were behind, and that an operator went on with",
+    comment="older data folders that an operator has accepted",
 )
 
 lost_folders = Table(
@@ -180,7 +179,9 @@ subjects = Table(
     Column("name", String(200), nullable=False, unique=True),
     Column("order_strategy", String(16), nullable=False),
     Column("partitions_wanted", Integer, nullable=False),
-    Column("partitions_named", Integer, nullable=False, comment="how many names were given so far"),
+    Column(
+        "partitions_named", Integer, nullable=False, comment="number of partition names used so far"
+    ),
     Column("route_version", BigInteger, nullable=False, comment="0: not open yet"),
     Column(
         "static", Boolean, nullable=False, server_default=false(), comment="it has logic queues"
@@ -191,47 +192,47 @@ subjects = Table(
         Integer,
         nullable=False,
         server_default=str(MESSAGE_BYTES_MAX),
-        comment="key, value and properties of one message",
+        comment="largest size of a message, with key and properties",
     ),
     Column(
         "problem",
         String(1024),
         nullable=False,
         server_default="",
-        comment="why its creation has failed",
+        comment="why its creation failed",
     ),
     Column(
         "deleting",
         Boolean,
         nullable=False,
         server_default=false(),
-        comment="brokers drop its partitions, then its rows go",
+        comment="brokers drop its partitions, then its rows are deleted",
     ),
     Column(
         "tokens_above",
         BigInteger,
         nullable=False,
         server_default="0",
-        comment="every token of its deleted groups is at most this",
+        comment="highest possible token of its deleted groups",
     ),
     Column(
         "hidden_for",
         String(200),
         nullable=False,
         server_default="",
-        comment="its target, while it is hidden",
+        comment="its target while it is hidden",
     ),
     Column(
         "hidden_since",
         BigInteger,
-        comment="of a hidden subject: since when it counts as idle, database time",
+        comment="start of a hidden subject's idle time, database time",
     ),
     Column(
         "hidden_messages",
         BigInteger,
         nullable=False,
         server_default="0",
-        comment="of a hidden subject: its messages then",
+        comment="number of a hidden subject's messages then",
     ),
     Column(
         "filled_by", String(200), nullable=False, server_default="", comment="while it is hidden"
@@ -257,7 +258,7 @@ partitions = Table(
         BigInteger,
         nullable=False,
         server_default="0",
-        comment="offset in its logic queue of its first message",
+        comment="logic offset of its first message",
     ),
     Column(
         "lost",
@@ -285,10 +286,10 @@ operations = Table(
     Column("kind", String(16), nullable=False),
     Column("state", String(8), nullable=False, index=True),
     Column("without_source", Boolean, nullable=False),
-    Column("problem", String(1024), nullable=False, comment="why it waits"),
-    Column("running", BigInteger, unique=True, comment="its subject, until the route has changed"),
-    Column("driver", String(64), comment="the metaserver that sees to it"),
-    Column("driven_until", BigInteger, nullable=False, comment="from then on another may"),
+    Column("problem", String(1024), nullable=False, comment="why the operation waits"),
+    Column("running", BigInteger, unique=True, comment="its subject until the route has changed"),
+    Column("driver", String(64), comment="the metaserver that drives it"),
+    Column("driven_until", BigInteger, nullable=False, comment="another may drive it from then on"),
     Column("new_order_strategy", String(16), comment="of its subject, once the route has changed"),
     Column("new_retention", String(16), comment="of its subject, once the route has changed"),
     Column("new_message_bytes_max", Integer, comment="of its subject, once the route has changed"),
@@ -328,23 +329,25 @@ groups = Table(
     Column("last_token", BigInteger, nullable=False),
     Column("version", BigInteger, nullable=False, comment="rises whenever any grant changes"),
     Column("settled", Boolean, nullable=False),
-    Column("route_version", BigInteger, nullable=False, comment="the one it was settled with"),
+    Column(
+        "route_version", BigInteger, nullable=False, comment="version with which it was settled"
+    ),
     Column("strategy", String(16), nullable=False, server_default="exclusive"),
     Column(
         "told",
         Boolean,
         nullable=False,
         server_default=false(),
-        comment="every broker that has to has heard of it",
+        comment="every broker that needs the group knows it",
     ),
     Column(
         "deleting",
         Boolean,
         nullable=False,
         server_default=false(),
-        comment="brokers forget it, then its rows go",
+        comment="brokers forget it, then its rows are deleted",
     ),
-    Column("on_failure", String(8), comment="none: what the code of each consumer says"),
+    Column("on_failure", String(8), comment="null: as the code of each consumer says"),
     Column("tries_max", Integer, comment="as on_failure"),
     Column("backoff_first_ms", Integer, comment="as on_failure"),
     Column("backoff_max_ms", Integer, comment="as on_failure"),
@@ -355,18 +358,18 @@ groups = Table(
         server_default="earliest",
         comment="where it began on the partitions that existed then",
     ),
-    Column("start_ms", BigInteger, comment="since 1970, if it began at a time"),
+    Column("start_ms", BigInteger, comment="milliseconds since 1970, if it began at a time"),
     Column(
         "suspended",
         Boolean,
         nullable=False,
         server_default=false(),
-        comment="an operator lets it have no grants",
+        comment="an operator has suspended it",
     ),
     Column(
         "idle_since",
         BigInteger,
-        comment="no session since; null: it has one, or is not looked at yet",
+        comment="no session since; null: it has one, or was not checked yet",
     ),
     UniqueConstraint("subject_id", "name"),
     sqlite_autoincrement=True,  # an id is never given twice
@@ -401,21 +404,21 @@ sessions = Table(
         Boolean,
         nullable=False,
         server_default=false(),
-        comment="a heartbeat came: the join is no late call of a process that is gone",
+        comment="true after a heartbeat, so that the join was no late call of a dead process",
     ),
     Column(
         "predecessors",
         String(2_048),
         nullable=False,
         server_default="",
-        comment="the last sessions of its instance: late calls of theirs do not begin them again",
+        comment="earlier sessions of its instance, whose late calls do not begin them again",
     ),
     Column(
         "filter",
         String(512),
         nullable=False,
         server_default="",
-        comment="what the consumer leaves out; the same for all sessions of a group",
+        comment="filter of the consumer; the same for all sessions of a group",
     ),
     Column(
         "principal",
@@ -423,14 +426,14 @@ sessions = Table(
         nullable=False,
         server_default="",
         index=True,
-        comment="whose consumer it is; empty: not known, or without a limit",
+        comment="owner of the consumer; empty: not known, or without a limit",
     ),
     Column(
         "unreached",
         String(4_096),
         nullable=False,
         server_default="",
-        comment="names of broker groups to which it gets no connection, with spaces between",
+        comment="broker groups to which it cannot connect, separated by spaces",
     ),
     Index(None, "expires_at"),
 )
@@ -441,8 +444,8 @@ leases = Table(
     Column("group_id", ForeignKey(groups.c.group_id), primary_key=True),
     Column("partition_id", ForeignKey(partitions.c.partition_id), primary_key=True, index=True),
     Column("token", BigInteger, nullable=False),
-    Column("session", String(64), comment="who holds it; none: free"),
-    Column("wanted", String(64), comment="who shall hold it, as soon as it is free"),
+    Column("session", String(64), comment="session that holds it; null: it is free"),
+    Column("wanted", String(64), comment="session that gets it once it is free"),
     Column("withdrawn", Boolean, nullable=False),
     Index(None, "session"),
 )
@@ -457,7 +460,7 @@ drained = Table(
         Boolean,
         nullable=False,
         server_default=false(),
-        comment="the group had parked messages on it, which its children take over",
+        comment="the group had parked messages on it, which its children adopt",
     ),
 )
 
@@ -475,7 +478,7 @@ given_up = Table(
     Column("group_id", ForeignKey(groups.c.group_id), primary_key=True),
     Column("partition_id", ForeignKey(partitions.c.partition_id), primary_key=True, index=True),
     Column("messages_max", BigInteger, comment="none: not known"),
-    comment="what groups had not read of partitions whose loss an operator has accepted",
+    comment="unread messages of partitions whose loss an operator has accepted",
 )
 
 starts = Table(
@@ -485,7 +488,7 @@ starts = Table(
     Column("partition_id", ForeignKey(partitions.c.partition_id), primary_key=True, index=True),
     Column("cursor", BigInteger, nullable=False),
     Column("token", BigInteger, nullable=False),
-    comment="where new groups begin, until the broker has stored it",
+    comment="starts of new groups that brokers have not stored yet",
 )
 
 suspended_clients = Table(
@@ -493,7 +496,7 @@ suspended_clients = Table(
     metadata,
     Column("group_id", ForeignKey(groups.c.group_id), primary_key=True),
     Column("client", String(512), primary_key=True),
-    comment="members that an operator lets have no grants, by name",
+    comment="members that an operator has suspended by name",
 )
 
 live_resets = Table(
@@ -521,9 +524,9 @@ removals = Table(
         BigId,
         primary_key=True,
         autoincrement=False,
-        comment="what its broker has to forget; 0: the whole partition",
+        comment="the group to forget; 0: drop the whole partition",
     ),
-    Column("token", BigInteger, nullable=False, comment="the highest one of the group"),
+    Column("token", BigInteger, nullable=False, comment="highest token of the group"),
 )
 
 access_state = Table(
@@ -573,7 +576,7 @@ access_keys = Table(
     metadata,
     Column("key_id", String(64), primary_key=True),
     Column("public", String(128), nullable=False, comment="Ed25519, hexadecimal"),
-    Column("ends_at", BigInteger, nullable=False, comment="nothing that it signed is valid later"),
+    Column("ends_at", BigInteger, nullable=False, comment="end of everything that it signed"),
 )
 
 access_quotas = Table(

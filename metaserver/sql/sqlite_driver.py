@@ -1,12 +1,12 @@
-"""SQLite through aiosqlite, a transaction at a time: all of it runs in the thread that aiosqlite
-has for its connection.
+"""SQLite through aiosqlite, one transaction at a time, which runs entirely in the thread that
+aiosqlite has for its connection.
 
     aiosqlite under SQLAlchemy's asyncio     begin ⇄   each statement ⇄ ⇄ ⇄ ⇄   commit ⇄
     here                                     begin, all statements, commit ⇄
 
 Each hop waits for a thread on a busy machine, and a transaction has a dozen statements; the event
-loop does other work meanwhile.  Work gets a connection and values, and touches nothing else: it
-runs beside the event loop.
+loop does other work meanwhile. Work gets a connection and values, and touches nothing else, because
+it runs beside the event loop.
 """
 
 from __future__ import annotations
@@ -29,16 +29,18 @@ from .transactions import CLOSE_S, ending_error, storage_error
 P = ParamSpec("P")
 T = TypeVar("T")
 STATEMENTS_MAX = 1_000
-"""Compiled statements that SQLAlchemy and SQLite keep of a connection; more than one has."""
+"""Number of compiled statements that SQLAlchemy and SQLite keep for a connection; no connection
+uses so many.
+"""
 CHUNK_ROWS = 64
 """A parameter of aiosqlite for iteration, which is not used here."""
 
 
 class ThreadedConnection(aiosqlite.Connection):
-    """A connection of aiosqlite, whose thread runs whole functions too."""
+    """A connection of aiosqlite whose thread can also run whole functions."""
 
     async def run(self, function: Callable[[], T]) -> T:
-        """Return what `function` returns, called in the connection's thread; it is not cancelled
+        """Call `function` in the connection's thread, and return its result; it is not cancelled
         with its caller.
         """
         answer: T = await self._execute(function)  # type: ignore[no-untyped-call]
@@ -47,7 +49,7 @@ class ThreadedConnection(aiosqlite.Connection):
 
 class SqliteTransactions:
     """
-    Transactions on one connection, one after another, in the order of the calls.
+    Runs transactions on one connection, one after the other, in the order of the calls.
 
     Args:
         prepare: sets up the engine before its first transaction.
@@ -61,16 +63,18 @@ class SqliteTransactions:
             poolclass=StaticPool,
             query_cache_size=STATEMENTS_MAX,
         )
-        """Used in the connection's thread alone; sqlite3 refuses another one."""
+        """The engine, used only in the connection's thread; sqlite3 refuses another one."""
         prepare(self.engine)
         self._connection: ThreadedConnection | None = None
         self._sqlite: sqlite3.Connection | None = None
         self._kept: Connection | None = None
-        """Of the engine, for all transactions; made and used in the connection's thread."""
+        """The engine's connection for all transactions, made and used in the connection's
+        thread.
+        """
         self._opening = asyncio.Lock()
         self._closed = False
         self.pending = 0
-        """Transactions that were asked for and have not ended."""
+        """Number of transactions that have not ended."""
 
     async def run(
         self,
@@ -79,11 +83,11 @@ class SqliteTransactions:
         **kwargs: P.kwargs,
     ) -> T:
         """
-        Return what `work` returns in a transaction.  A caller that is cancelled does not cancel the
-        transaction.
+        Run `work` in a transaction, and return its result. If the caller is cancelled, the
+        transaction still ends.
 
         Raises:
-            What `work` raises, and StorageError.
+            Any error of `work`, and StorageError.
         """
         if self._closed:
             raise ending_error()
@@ -105,7 +109,7 @@ class SqliteTransactions:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        """In the connection's thread."""
+        """Run a transaction; called in the connection's thread."""
         if self._kept is None:
             self._kept = self.engine.connect()
         with self._kept.begin():
@@ -117,14 +121,16 @@ class SqliteTransactions:
                 raise ending_error()
             if self._connection is None:
                 opened = ThreadedConnection(self._connect, CHUNK_ROWS)
-                # As in SQLAlchemy: an open connection does not keep the process alive.
+                # As in SQLAlchemy, an open connection does not keep the process alive.
                 opened._thread.daemon = True
                 await opened
                 self._connection = opened
             return self._connection
 
     def _connect(self) -> sqlite3.Connection:
-        """In the connection's thread.  SQLite keeps its own form of each statement."""
+        """Connect; called in the connection's thread. SQLite caches its own form of each
+        statement.
+        """
         self._sqlite = sqlite3.connect(self._url.database or "", cached_statements=STATEMENTS_MAX)
         return self._sqlite
 
@@ -133,13 +139,13 @@ class SqliteTransactions:
         return self._sqlite
 
     def _end(self) -> None:
-        """In the connection's thread."""
+        """Release the connection; called in the connection's thread."""
         if self._kept is not None:
             self._kept.close()
         self.engine.dispose()
 
     async def close(self) -> None:
-        """Refuse new transactions; wait for those that run, interrupt them when they take long;
+        """Refuse new transactions, wait for the running ones, interrupt them if they take long, and
         close the connection.
         """
         self._closed = True

@@ -1,5 +1,5 @@
-"""Transactions: repeated where the database asks for it; those that write end without their callers
-too.  I/O: SQL.
+"""Runs transactions: they are repeated if the database asks for it, and writing ones end even if
+their callers are gone. I/O: SQL.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ T = TypeVar("T")
 TRIES = 3
 CLOSE_S = 2.0
 GONE_S = 0.5
-"""How long a read may take when its caller is gone: a connection that is given up in the middle has
-to be made again.
+"""Longest time, in seconds, that a read may take after its caller is gone; a connection that is
+given up in the middle has to be made again.
 """
 _RETRY_STATES = {"40001", "40P01"}  # serialization failure, deadlock: PostgreSQL asks to try again
 READ_ONLY = "25006"
-"""The state of an error of PostgreSQL: a standby, or its default_transaction_read_only."""
+"""SQLSTATE of PostgreSQL on a standby, or with its default_transaction_read_only."""
 
 
 class TransactionRunner:
     """
-    Runs transactions.
+    Runs transactions on asyncio engines.
 
-    One whose caller is gone goes on, because its connection would be lost with it; one that only
-    reads is taken back after `GONE_S`.  Nobody is left to raise its error, so that is dropped.
+    A transaction whose caller is gone continues, because its connection would be lost with it; one
+    that only reads is cancelled after `GONE_S`. Its error is dropped, because nobody is left to
+    raise it.
 
     `close` waits for the transactions whose callers are gone, so that every connection is closed.
     """
@@ -54,11 +55,11 @@ class TransactionRunner:
         reads: bool = False,
     ) -> T:
         """
-        Return what `work` returns in a transaction of its own.  Raises what it raises, and
+        Run `work` in a transaction of its own, and return its result. Raises its errors, and
         StorageError.
 
         Args:
-            reads: it changes nothing.
+            reads: `work` changes nothing.
         """
         if self._closed:
             raise ending_error()
@@ -76,10 +77,10 @@ class TransactionRunner:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # its caller raises it, unless that is gone
+            task.exception()  # its caller raises it, unless the caller is gone
 
     async def close(self) -> None:
-        """Refuse new transactions; wait `CLOSE_S` for those that run, then cancel them."""
+        """Refuse new transactions, wait `CLOSE_S` for the running ones, then cancel them."""
         self._closed = True
         if not self._tasks:
             return
@@ -92,13 +93,13 @@ class TransactionRunner:
 
 async def run_transaction(engine: AsyncEngine, work: Callable[[Connection], T]) -> T:
     """
-    Return what `work` returns in a transaction of its own; tried `TRIES` times where the database
-    asks for it.
+    Run `work` in a transaction of its own, and return its result; it is tried up to `TRIES` times
+    if the database asks for it.
 
     Raises:
-        What `work` raises.
-        StorageError: nothing was changed; or, with fate UNKNOWN, the connection broke while the
-        database committed.
+        Any error of `work`.
+        StorageError: nothing was changed; or, with fate UNKNOWN, the connection broke during the
+            commit.
     """
     for left in reversed(range(TRIES)):
         committing = False
@@ -122,20 +123,20 @@ async def run_transaction(engine: AsyncEngine, work: Callable[[Connection], T]) 
 
 
 def _failed(error: Exception, url: URL, *, committing: bool) -> StorageError:
-    """The error of a transaction; one whose commit had no answer may have been done."""
+    """Make the error of a transaction; a commit without an answer may have taken effect."""
     failed = storage_error(error, url)
     answered = getattr(getattr(error, "orig", None), "sqlstate", None) is not None
     if committing and not answered:
         failed.fate = Fate.UNKNOWN
         failed.hint = (
-            "The database may have done it: look at its effect before you repeat the call."
+            "The database may have made the change: check its effect before you repeat the call."
         )
     return failed
 
 
 async def _give_back(connection: AsyncConnection) -> None:
-    """Close the connection of a transaction that was cancelled: a rollback would wait for a
-    database that is frozen.
+    """Close the connection of a cancelled transaction, because a rollback would wait for a frozen
+    database.
     """
     raw = await connection.get_raw_connection()
     terminate = getattr(raw.driver_connection, "terminate", None)
@@ -145,40 +146,42 @@ async def _give_back(connection: AsyncConnection) -> None:
 
 
 def ending_error() -> StorageError:
-    """The error of a call that came after `close`."""
-    return StorageError("the metaserver is ending; ask another, or again", operation="query")
+    """Make the error for a call after `close`."""
+    return StorageError(
+        "the metaserver is ending; call another one, or call again", operation="query"
+    )
 
 
 def storage_error(error: Exception, url: URL) -> StorageError:
-    """The StorageError for an error of the driver; its message says what to do."""
+    """Convert an error of the driver to a StorageError whose message says what to do."""
     lines = str(getattr(error, "orig", None) or error).splitlines()
-    said = (
+    text = (
         lines[0] if lines else "no answer in time, or another transaction holds a row that it needs"
     )  # a TimeoutError says nothing
     where = without_password(url.render_as_string(hide_password=True))
-    if "unable to open" in said and few_files_left():
+    if "unable to open" in text and few_files_left():
         return open_files_error(
             f"cannot use the database {where}", operation="open", path=url.database or ""
         )
-    if "not a database" in said:
-        damaged = DataFolderError(f"cannot use the database {where}: {said}", operation="open")
+    if "not a database" in text:
+        damaged = DataFolderError(f"cannot use the database {where}: {text}", operation="open")
         damaged.hint = (
-            "Restore it in a new folder (keylane meta restore), or make it anew from the brokers "
+            "Restore it in a new folder (keylane meta restore), or rebuild it from the brokers "
             "(keylane meta rebuild)."
         )
         return damaged
-    if "unable to open" in said or "readonly" in said:
-        return DataFolderError(f"cannot use the database {where}: {said}", operation="open")
-    if "locked" in said:
+    if "unable to open" in text or "readonly" in text:
+        return DataFolderError(f"cannot use the database {where}: {text}", operation="open")
+    if "locked" in text:
         return StorageError(
             f"the database {where} is locked by another program; end that program, or wait",
             operation="lock",
         )
-    if "disk is full" in said or "No space left" in said:
-        return DiskFullError(f"the disk of {where} is full: {said}", operation="write")
+    if "disk is full" in text or "No space left" in text:
+        return DiskFullError(f"the disk of {where} is full: {text}", operation="write")
     answered = getattr(getattr(error, "orig", None), "sqlstate", None) == READ_ONLY
     if not answered and (
         isinstance(error, OSError) or getattr(error, "connection_invalidated", False)
     ):
-        return StorageError(f"cannot reach the database {where}: {said}", operation="connect")
-    return StorageError(f"the database {where} answered: {said}", operation="query")
+        return StorageError(f"cannot reach the database {where}: {text}", operation="connect")
+    return StorageError(f"the database {where} answered: {text}", operation="query")

@@ -1,11 +1,11 @@
-"""Whether the database can be written: the outcome of the latest writes, and of small probes.
+"""Watches whether the database can be written, by the results of writes and of small probes.
 
     a write fails ─▶ not writable, until a probe succeeds
-    no write for QUIET_MS, or not writable ─▶ a health check makes a probe, at most one each PROBE_MS
+    no write for QUIET_MS, or not writable ─▶ a health check probes, at most once each PROBE_MS
 
     asked, and no answer since SILENT_MS ─▶ silent, until the next answer
 
-A database that can be read and not written (a full disk, a standby) answers routes, and renews no
+A database that can be read but not written (a full disk, a standby) answers routes, but renews no
 lease.
 """
 
@@ -19,7 +19,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 from sqlalchemy.engine import Connection
 
 from ...protocol.clock import Clock
-from ...protocol.errors import BrokerGroupTakenError, StorageError
+from ...protocol.errors import StorageError
 from .database import SqlDatabase, SqliteDatabase
 from .dialect import insert_or_replace
 from .schema import facts
@@ -31,33 +31,39 @@ QUIET_MS = 5_000
 PROBE_MS = 500
 PROBE_TIMEOUT_S = 2.0
 SILENT_MS = 2_000
-"""A database that has answered nothing for so long, though it was asked, does not answer."""
+"""Time, in milliseconds, after which a database that was asked and has not answered counts as
+silent.
+"""
 FACT = "written"
 
 
 class WatchedDatabase:
-    """A database that notes whether its writes succeed.  See `Database` for the contract."""
+    """A database that records whether its writes succeed. See `Database` for the contract."""
 
     def __init__(self, database: SqlDatabase, clock: Clock) -> None:
         self._database = database
         self._boot_ms = clock.boot_ms
         self._problem = ""
         self._written_ms = clock.boot_ms()
-        """When a write last succeeded; opening the database counts as one."""
+        """Boot time of the last successful write, in milliseconds; opening the database counts as
+        one.
+        """
         self._probed_ms = 0
         self._asked = 0
-        """Transactions that were asked for and have not ended."""
+        """Number of transactions that have not ended."""
         self._unanswered_ms: int | None = None
-        """Since when nothing was answered, though something was asked; None: all was answered."""
+        """Boot time, in milliseconds, since when the database was asked and has not answered; None:
+        it has answered everything.
+        """
         self._probe: asyncio.Task[None] | None = None
 
     @property
     def name(self) -> str:
-        """Sqlite or postgresql."""
+        """The kind of the database: "sqlite" or "postgresql"."""
         return self._database.name
 
     def on_new_connection(self, call: Callable[[], None]) -> None:
-        """Have `call` called at each new connection to a server; SQLite has none."""
+        """Register a callback for each new connection to a server; SQLite has none."""
         if not isinstance(self._database, SqliteDatabase):
             self._database.on_new_connection(call)
 
@@ -86,15 +92,15 @@ class WatchedDatabase:
         return await self._answered(self._database.read(work, *args, **kwargs))
 
     async def _answered(self, asked: Awaitable[T]) -> T:
-        """Note whether the database answers."""
+        """Await an answer, and record whether the database answers."""
         if self._unanswered_ms is None:
             self._unanswered_ms = self._boot_ms()
         self._asked += 1
         silent = False
         try:
             return await asked
-        except (StorageError, asyncio.CancelledError) as error:
-            silent = not isinstance(error, BrokerGroupTakenError)
+        except (StorageError, asyncio.CancelledError):
+            silent = True
             raise
         finally:
             self._asked -= 1
@@ -102,7 +108,7 @@ class WatchedDatabase:
                 self._unanswered_ms = self._boot_ms() if self._asked else None
 
     def silence(self) -> str:
-        """Return for how long it has not answered; "": it answers."""
+        """Return for how long the database has not answered, as a text, or ""."""
         if self._unanswered_ms is None:
             return ""
         silent_ms = self._boot_ms() - self._unanswered_ms
@@ -111,8 +117,6 @@ class WatchedDatabase:
     async def _watched(self, written: Awaitable[T]) -> T:
         try:
             answer = await self._answered(written)
-        except BrokerGroupTakenError:  # of a broker's folder, and no failure of the database
-            raise
         except StorageError as error:
             self._failed(error.message)
             raise
@@ -121,7 +125,9 @@ class WatchedDatabase:
         return answer
 
     async def problem(self) -> str:
-        """Return why the database cannot be written now, "" if it can.  May write to find out."""
+        """Return the reason why the database cannot be written now, or ""; may write to
+        find out.
+        """
         if isinstance(self._database, SqliteDatabase) and (lost := self._database.lost_file()):
             self._failed(lost)
             return self._problem

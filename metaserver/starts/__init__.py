@@ -1,1 +1,1 @@
-"""Where new consumer groups begin."""
+"""The starts of new consumer groups."""

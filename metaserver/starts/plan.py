@@ -1,4 +1,4 @@
-"""The first offset of each partition that a new consumer group reads.  Pure."""
+"""Plans the first offset of each partition that a new consumer group reads. Pure."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ..resets.cursors import PartitionOffsets, new_cursors
 
 
 def check_start(start: GroupStart) -> None:
-    """Raise InvalidRequestError unless a time and cursors go with the starts that have them, and
-    only with these.
+    """Check that a start has a time and cursors exactly if its kind needs them. Raises
+    InvalidRequestError.
     """
     if (start.at in {StartAt.TIME, StartAt.CURSORS}) != (start.at_ms is not None):
         raise InvalidRequestError("at_ms goes with at = time or cursors, and only with them")
@@ -31,20 +31,20 @@ def start_cursors(
     history: Sequence[PartitionHistory] = (),
 ) -> dict[int, int]:
     """
-    Return partition id → first offset that the group reads; empty: each partition from its first
-    message.
+    Return partition id → offset of the first message that the group reads; an empty result means
+    the first message of each partition.
 
-    A group whose tokens brokers have seen is none of the new ones: the database lost it.  It goes
-    on where it was.
+    A group whose tokens brokers have seen is not new: the database has lost it, and it continues
+    where it was.
 
     Args:
-        expired: partitions whose data is gone → where they ended.
-        history: of cursors: every partition of the subject.
+        expired: id of a partition whose data is gone → its end offset.
+        history: every partition of the subject; needed for a start at cursors.
 
     Raises:
         PartitionUnknownError: cursors name a partition that the subject never had.
-        ManifestError: rows took the place of messages on both sides of a cursor.
-        OffsetOutOfRangeError: messages behind a cursor are gone, or a cursor is behind the end.
+        JobError: a publication replaced messages on both sides of a cursor.
+        OffsetOutOfRangeError: messages after a cursor are gone, or a cursor is after the end.
     """
     if start.at is StartAt.EARLIEST or any(part.fence for part in parts):
         return {}
@@ -62,8 +62,8 @@ def _continued(
     *,
     static: bool,
 ) -> dict[int, int]:
-    """As `start_cursors`, of a group that goes on where a backfill ended: nothing may be missing in
-    between, or come twice.
+    """Return `start_cursors` for a group that continues where a backfill ended: no message in
+    between may be missing or come twice.
     """
     parents = {int(past.partition.partition_id): past.partition.parents for past in history}
     ends = {int(past.partition.partition_id): past.end_offset for past in history}

@@ -1,14 +1,15 @@
 """Rows of new groups that do not begin at the earliest message: planned, and stored by their
 brokers.  SQL, synchronous.
 
-    no group ─▶ group, and a row of `starts` for each partition ─▶ its broker has stored the cursor:
-        the row goes
-                one transaction, which fixes every cursor
+    no group
+        ─▶ group, and a row of `starts` for each partition: one transaction fixes every cursor
+        ─▶ its broker has stored the cursor: the row is deleted
 
 Invariants
-    The transaction that inserts a group fixes where it begins on every partition that exists then;
-    no later one does. A partition is not granted while it has a row: see groups/leases.py. Children
-    of a resize that are opened later have no row, and begin at their first message.
+    The transaction that inserts a group fixes its start on every existing partition; no later
+    transaction changes it.
+    A partition is not granted while it has a row: see groups/leases.py.
+    Children of a resize that are opened later have no row, and begin at their first message.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ from ..sql.schema import brokers, groups, partitions, starts, subjects
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartScope:
-    """The subject of a group, and the group's id and settings if it exists; else the partitions on
-    which it begins.
+    """The subject of a group, with the group's id and settings if it exists, else with the
+    partitions on which it begins.
     """
 
     subject: SubjectRow
@@ -48,12 +49,12 @@ class StartScope:
     left_out: tuple[Partition, ...] = ()
     """Abandoned partitions on silent brokers."""
     expired: Mapping[int, int | None] = field(default_factory=dict)
-    """Partition id → its end, of those whose data is gone."""
+    """Id of a partition whose data is gone → its end offset."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingStart:
-    """Where a group begins on a partition, which the broker has not stored yet."""
+    """The start of a group on a partition whose broker has not stored it yet."""
 
     group_id: int
     subject: str
@@ -63,10 +64,10 @@ class PendingStart:
     cursor: int
     token: int
     expired: bool
-    """The partition has no message left: there is nothing to store."""
+    """True if the partition has no message left, so that there is nothing to store."""
     broker_group: str
     address: str | None
-    """None: the broker is silent."""
+    """host:port of the broker; None: it is silent."""
 
 
 _expired = sa.select(partitions.c.partition_id, partitions.c.end_offset).where(
@@ -77,10 +78,10 @@ _expired = sa.select(partitions.c.partition_id, partitions.c.end_offset).where(
 
 def start_scope(connection: Connection, subject: str, group: str) -> StartScope:
     """
-    Return what a group's creation needs.
+    Return the facts that the creation of a group needs.
 
     Raises:
-        InvalidNameError, SubjectUnknownError
+        InvalidRequestError, SubjectUnknownError
         GroupDeletedError: a group of this name is being deleted.
     """
     check_name("consumer group", group)
@@ -95,8 +96,8 @@ def start_scope(connection: Connection, subject: str, group: str) -> StartScope:
         return StartScope(subject=row, partitions=selected, left_out=left_out, expired=expired)
     if known.deleting:
         raise GroupDeletedError(
-            f"consumer group {group!r} is being deleted; it can be made when its brokers have "
-            f"forgotten it",
+            f"consumer group {group!r} is being deleted; it can be made again once its brokers "
+            f"have forgotten it",
             subject=subject,
             group=group,
             left=removals_left(connection, row.subject_id, known.group_id),
@@ -118,15 +119,16 @@ def begin_group(
     fence: int = 0,
 ) -> bool:
     """
-    Insert a group, and fix where it begins.
+    Insert a group, and fix its start.
 
     Args:
-        cursors: partition id → first offset that the group reads; empty: at the first message of
-            every partition.
-        fence: the highest token of the group that the brokers have seen.
+        cursors: partition id → offset of the first message that the group reads; empty: the first
+            message of every partition.
+        fence: highest token of the group that the brokers have seen.
 
     Returns:
-        False if the partitions have changed, or the group was made meanwhile: plan again.
+        False if the partitions have changed or the group was made meanwhile, so that the caller has
+        to plan again.
 
     Raises:
         SubjectUnknownError, OverloadedError, GroupDeletedError
@@ -140,7 +142,7 @@ def begin_group(
     named = sa.and_(groups.c.subject_id == now.subject.subject_id, groups.c.name == group)
     locked = sa.select(groups.c.group_id, groups.c.last_token, groups.c.version)
     row = connection.execute(locked.where(named).with_for_update()).one()
-    if row.version:  # another transaction made it
+    if row.version:  # another transaction has made it
         return False
     last = raise_token_floor(row.last_token, fence)
     rows = [
@@ -187,8 +189,8 @@ _pending = (
 def pending_starts(
     connection: Connection, *, limit: int, after: tuple[int, int] = (0, 0)
 ) -> list[PendingStart]:
-    """Return what brokers have to store, those of silent brokers too, behind (group id, partition
-    id); in that order.
+    """Return the starts that brokers have to store after (group id, partition id), in that order,
+    including those of silent brokers.
     """
     which = {"after_group": after[0], "after_partition": after[1], "most": limit}
     return [
@@ -209,7 +211,7 @@ def pending_starts(
 
 
 def pending_of(connection: Connection, group_id: int) -> list[PendingStart]:
-    """As `pending_starts`, of one group."""
+    """Return the `pending_starts` of one group."""
     count = sa.select(sa.func.count()).where(starts.c.group_id == group_id)
     limit = connection.execute(count).scalar_one()
     pending = pending_starts(connection, limit=limit, after=(group_id, 0)) if limit else []
@@ -218,9 +220,9 @@ def pending_of(connection: Connection, group_id: int) -> list[PendingStart]:
 
 def note_started(connection: Connection, group_id: int, done: Sequence[PendingStart]) -> None:
     """
-    Note that brokers have stored where a group begins: it may be granted these partitions.
+    Store that brokers have stored a group's start, so that it may be granted these partitions.
 
-    Does nothing for rows that a reset or a deletion has removed meanwhile.
+    Rows that a reset or a deletion has removed meanwhile are skipped.
     """
     tokens = {start.partition_id: start.token for start in done}
     mark_unsettled(connection, group_id)

@@ -1,14 +1,15 @@
-"""Makes consumer groups, and has brokers store where they begin.  Shell.
+"""Makes consumer groups, and has brokers store their starts.  Shell.
 
-    ends of the partitions ─▶ SQL: group, cursors fixed ─▶ brokers: fence and cursor ─▶ SQL:
-        partition by partition, ready
-                                        │
-                                        └─ a crash, a silent broker: any metaserver goes on, with the same cursors
+    ends of the partitions ─▶ SQL: group, cursors fixed ─▶ brokers: fence and cursor ─▶ SQL: ready,
+                                    │                                 partition by partition
+                                    └─ after a crash, or while a broker is silent, any metaserver
+                                       continues with the same cursors
 
 Invariants
-    Nothing is made before every broker was asked.  From the transaction on, repeats and other
-    members change no cursor. What is stored behind the cursors is kept for the group: its brokers
-    store them before `create` answers, and retention waits for the group from then on.
+    Nothing is made before every broker was asked. After the transaction, repeats and other members
+    change no cursor.
+    Messages stored after the cursors are kept for the group: its brokers store the cursors before
+    `create` answers, and retention waits for the group from then on.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from msgspec.structs import replace
 
 from ...protocol import endpoints
 from ...protocol.errors import (
-    GroupBusyError,
-    GroupExistsError,
-    GroupStartUnfinishedError,
+    BusyError,
+    ConflictError,
     KeylaneError,
     OffsetOutOfRangeError,
+    Reason,
+    UnfinishedError,
 )
 from ...protocol.groups import CreateGroup, GroupSettings, StartAt
 from ...protocol.operations import PartitionHistory
@@ -50,23 +52,23 @@ from .rows import (
 
 log = logging.getLogger("keylane.metaserver")
 PLANS_MAX = 5
-"""The largest number of plans of one creation, while its partitions change."""
-TELL_PAUSES_MS = (20, 50, 100, 200, 400, 800)
+"""Most plans of one creation while its partitions change."""
+STORE_PAUSES_MS = (20, 50, 100, 200, 400, 800)
 """The pauses for which `create` waits for a broker that does not store a start; a flush takes
 milliseconds.
 """
 PENDING_MAX = 1_024
-"""Partitions in one round of `resume`."""
+"""Most partitions in one round of `resume`."""
 
 
 class StartService:
     """
-    Makes consumer groups that begin where their makers say.
+    Makes consumer groups with a given start.
 
     Args:
-        announce: tells the brokers of its subject of a new group, by its id.
-        after_step: called with start-fixed when a group is made, and with start-told when its
-            brokers have answered.
+        announce: announces a new group, by its id, to the brokers of its subject.
+        after_step: called with the name of each finished step: start-fixed (a group is made),
+            start-told (its brokers have answered).
     """
 
     def __init__(
@@ -85,33 +87,37 @@ class StartService:
 
     async def create(self, subject: str, group: str, ask: CreateGroup) -> GroupSettings:
         """
-        Make a group; a repeat changes nothing.  Everything stored from then on is delivered to it.
+        Make a group; a repeat changes nothing. All messages stored from then on are delivered to
+        it.
 
         Raises:
-            InvalidNameError, InvalidRequestError, SubjectUnknownError, OverloadedError,
-            GroupDeletedError GroupExistsError: it was made before, with another start or strategy.
-            GroupBusyError: the partitions keep changing; nothing was changed. NotSentError: a
-            broker does not answer; nothing was changed. GroupStartUnfinishedError: the start is
-            fixed, and a broker has not stored it.
+            InvalidRequestError, InvalidRequestError, SubjectUnknownError, OverloadedError,
+            GroupDeletedError
+            ConflictError: it exists with another start or strategy.
+            BusyError: the partitions keep changing; nothing was changed.
+            NotSentError: a broker does not answer; nothing was changed.
+            UnfinishedError: the start is fixed, but a broker has not stored it.
         """
         await self.begin(subject, group, ask)
         stored = await self._stored(subject, group)
-        for pause_ms in TELL_PAUSES_MS:
+        for pause_ms in STORE_PAUSES_MS:
             if not stored.unstarted:
                 break
             await asyncio.sleep(pause_ms / 1000)
             await self.begin(subject, group, ask)
             stored = await self._stored(subject, group)
         if stored.start != ask.start.stored or stored.strategy != ask.strategy:
-            raise GroupExistsError(
+            raise ConflictError(
+                Reason.GROUP_EXISTS,
                 f"consumer group {group!r} of {subject!r} is {stored.strategy} and began at "
                 f"{stored.start}",
                 stored=f"{stored.strategy}, {stored.start}",
                 asked=f"{ask.strategy}, {ask.start}",
             )
         if stored.unstarted:
-            raise GroupStartUnfinishedError(
-                f"consumer group {group!r} is made; its start is not stored yet on partitions "
+            raise UnfinishedError(
+                Reason.GROUP_START_UNFINISHED,
+                f"consumer group {group!r} was made, but its start is not stored yet on partitions "
                 f"{', '.join(map(str, stored.unstarted))}",
                 partitions=len(stored.unstarted),
             )
@@ -119,17 +125,17 @@ class StartService:
 
     async def begin(self, subject: str, group: str, ask: CreateGroup) -> None:
         """
-        Make a group unless it exists, and have the brokers that answer store where it begins.
+        Make a group unless it exists, and ask its brokers to store its start.
 
         Raises:
-            What `create` raises while nothing is changed; and StorageError.
+            The errors of `create` after which nothing was changed; and StorageError.
         """
         check_start(ask.start)
         for _ in range(PLANS_MAX):
             scope = await self._database.read(start_scope, subject, group)
             if scope.group_id is not None:
                 if scope.stored is not None and scope.stored.unstarted:
-                    await self._tell(await self._database.read(pending_of, scope.group_id))
+                    await self._store(await self._database.read(pending_of, scope.group_id))
                 return
             parts = await self._read_offsets(scope, group, ask)
             history: Sequence[PartitionHistory] = ()
@@ -156,28 +162,30 @@ class StartService:
             if made:
                 log.info("group %s of %s begins at %s", group, subject, ask.start)
                 self._after_step("start-fixed")
-                await self._tell_new(subject, group)
+                await self._store_new(subject, group)
                 self._after_step("start-told")
                 return
-        raise GroupBusyError("the partitions of its subject keep changing; make the group later")
+        raise BusyError(
+            Reason.GROUP_BUSY, "the partitions of its subject keep changing; make the group later"
+        )
 
-    async def _tell_new(self, subject: str, group: str) -> None:
+    async def _store_new(self, subject: str, group: str) -> None:
         scope = await self._database.read(start_scope, subject, group)
         if scope.group_id is not None:
             await self._announce(scope.group_id)
-            await self._tell(await self._database.read(pending_of, scope.group_id))
+            await self._store(await self._database.read(pending_of, scope.group_id))
 
     async def resume(self) -> None:
-        """Have brokers store what they have not, for all groups.  Raises StorageError."""
+        """Ask brokers to store the pending starts of all groups. Raises StorageError."""
         after = (0, 0)
         while pending := await self._database.read(pending_starts, limit=PENDING_MAX, after=after):
-            await self._tell(pending)
+            await self._store(pending)
             after = pending[-1].group_id, pending[-1].partition_id
 
     async def _stored(self, subject: str, group: str) -> GroupSettings:
         scope = await self._database.read(start_scope, subject, group)
         if scope.stored is None:
-            raise GroupBusyError(f"consumer group {group!r} was deleted meanwhile")
+            raise BusyError(Reason.GROUP_BUSY, f"consumer group {group!r} was deleted meanwhile")
         return scope.stored
 
     # ── brokers ───────────────────────────────────────────────────────────────────────────────────
@@ -193,9 +201,9 @@ class StartService:
 
         return await asyncio.gather(*map(read, scope.partitions))
 
-    async def _tell(self, pending: Sequence[PendingStart]) -> None:
+    async def _store(self, pending: Sequence[PendingStart]) -> None:
         """Have brokers store cursors, and note those that have."""
-        answers = await asyncio.gather(*map(self._tell_one, pending))
+        answers = await asyncio.gather(*map(self._store_one, pending))
         done: dict[int, list[PendingStart]] = {}
         for start, stored in zip(pending, answers, strict=True):
             if stored:
@@ -203,7 +211,7 @@ class StartService:
         for group_id, starts in done.items():
             await self._database.write(note_started, group_id, starts)
 
-    async def _tell_one(self, start: PendingStart) -> bool:
+    async def _store_one(self, start: PendingStart) -> bool:
         """Have a broker store a cursor; returns whether it has, or need not."""
         if start.expired:
             return True

@@ -1,1 +1,1 @@
-"""The database compared with the brokers; nothing is changed."""
+"""Compares the database with the brokers; nothing is changed."""

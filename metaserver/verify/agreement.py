@@ -1,12 +1,14 @@
-"""Notices a database that went back behind the brokers: a fail-over that lost commits, an older
-copy.  Shell around `checks.py`.
+"""Notices that the database lacks what brokers have, after a fail-over that lost commits or a
+restore of an older copy.  Shell around `checks.py`.
 
-    a start, a new connection to the database,      ─▶ database ─▶ brokers ─▶ database ─▶ it lacks what brokers have, twice
-    a broker that comes back, or has a higher id               (`lacking`)                     │
-                                                                                               ▼
-    agreement once more ─▶ the fact is deleted          the fact BEHIND: calls create nothing, readiness and a metric say so
+    a start, a new connection to the database,
+    a broker that returns, or has a higher id
+      ─▶ read the database ─▶ ask the brokers ─▶ read the database: it lacks something (`lacking`)
+      ─▶ the same once more: the fact BEHIND is stored, so that calls create nothing, and readiness
+         and a metric show it
+      ─▶ agreement again: the fact is deleted
 
-A database that lost nothing of what brokers have is not found behind, whatever else it lost.
+A database that lacks nothing of what brokers have is not found behind, whatever else it has lost.
 """
 
 from __future__ import annotations
@@ -27,24 +29,26 @@ from .views import BrokerAnswer, BrokerRow, Views
 
 log = logging.getLogger("keylane.metaserver")
 LOOK_S = 5.0
-"""How often the fact is read, and how often the brokers are asked while it holds."""
+"""Interval, in seconds, at which the fact is read, and at which the brokers are asked while it is
+stored.
+"""
 CONFIRM_S = 1.0
-"""Between the two comparisons that have to find the same."""
+"""Pause, in seconds, between the two comparisons that have to agree."""
 REST_SHARE = 4
-"""How much longer than a round the pause after it is: reasons come in crowds, as when all brokers
-were late.
+"""Factor by which the pause after a round is longer than the round: reasons come in groups, for
+example when all brokers were late.
 """
 ASK_TIMEOUT_MS = 3_000
 ASKED_AT_ONCE_MAX = 16
 PATIENCE_S = 4.0
-"""How long a call that changes partitions waits for a comparison: the first one of a metaserver, or
-after a new connection.
+"""Longest time, in seconds, for which a call that changes partitions waits for a comparison: the
+first one of a metaserver, or one after a new connection.
 """
 
 
 class AgreementWatch:
-    """Compares the database with brokers when there is a reason, and notes whether it lacks what
-    they have.
+    """Compares the database with brokers when there is a reason, and stores whether the database
+    lacks something.
     """
 
     def __init__(self, database: Database, network: Network) -> None:
@@ -53,16 +57,16 @@ class AgreementWatch:
         self._doubted: set[str] | None = None
         """Broker groups to ask; None: all."""
         self._doubt = asyncio.Event()
-        self._doubt.set()  # the first comparison is that of the start
+        self._doubt.set()  # the first comparison is the one at the start
         self._settled = asyncio.Event()
         self._evidence: frozenset[str] = frozenset()
-        """The broker groups that had more than the database when they were asked last."""
-        self._said = False
-        """Whether the log has the line of this state."""
+        """Broker groups that had more than the database when they were last asked."""
+        self._logged = False
+        """True if the present state was logged."""
 
     def doubt(self, broker_group: str | None = None) -> None:
-        """Have a broker group compared with the database soon; None: all of them, and calls that
-        create wait for it.
+        """Request a comparison with a broker group; None: with all, and calls that create something
+        wait for it.
         """
         if broker_group is None:
             self._doubted = None
@@ -72,7 +76,7 @@ class AgreementWatch:
         self._doubt.set()
 
     async def settled(self) -> None:
-        """Return once a comparison that creations have to wait for is over, or after
+        """Return when the comparison for which creations have to wait is done, or after
         `PATIENCE_S`.
         """
         if not self._settled.is_set():
@@ -80,7 +84,7 @@ class AgreementWatch:
                 async with asyncio.timeout(PATIENCE_S):
                     await self._settled.wait()
             except TimeoutError:
-                pass  # a broker or the database does not answer: the call itself finds out
+                pass  # a broker or the database does not answer, which the call itself will notice
 
     async def run(self) -> None:
         """Compare when there is a reason, until cancelled."""
@@ -101,12 +105,12 @@ class AgreementWatch:
             await asyncio.sleep(min(LOOK_S, REST_SHARE * (clock() - began_s)))
 
     async def look(self) -> None:
-        """Do one round: read the fact, ask the brokers if there is a reason, write the fact.
+        """Do one round: read the fact, ask the brokers if there is a reason, and write the fact.
         Raises StorageError.
         """
         known = await self._database.read(read_behind)
         if not known and not self._doubt.is_set():
-            self._say(known)
+            self._log_change(known)
             return
         self._doubt.clear()
         doubted, self._doubted = self._doubted, set()
@@ -125,12 +129,14 @@ class AgreementWatch:
         elif known and not found and not self._evidence:
             known = ""
             await self._database.write(note_behind, known)
-        self._say(known)
+        self._log_change(known)
         if not self._doubt.is_set() or self._doubted is not None:
             self._settled.set()
 
     async def _compare(self, wanted: Collection[str] | None) -> set[Lacking]:
-        """What the database lacks of what these broker groups have; None: all groups."""
+        """Return what the database lacks in comparison with these broker groups; None: all
+        groups.
+        """
         before = await self._database.read(read_sql_view)
         limit = asyncio.Semaphore(ASKED_AT_ONCE_MAX)
         chosen = [row for row in before.brokers if wanted is None or row.broker_group in wanted]
@@ -139,43 +145,43 @@ class AgreementWatch:
         answers = [answer for task in asked if (answer := task.result()) is not None]
         after = await self._database.read(read_sql_view)
         found = set(lacking(Index(Views(before=before, answers=answers, after=after))))
-        # A group that does not answer now is not known to agree, unless the database has no row of
-        # it any more.
+        # A group that does not answer now may still disagree, unless the database has no row for it
+        # any more.
         answered = {answer.broker_group for answer in answers}
         unheard = (self._evidence - answered) & {row.broker_group for row in after.brokers}
         self._evidence = unheard | {each.broker_group for each in found}
         return found
 
     async def _ask(self, broker: BrokerRow, limit: asyncio.Semaphore) -> BrokerAnswer | None:
-        """The partitions of a broker group; None: its broker does not answer, or another one is at
-        its address.
+        """Return the partitions of a broker group; None: its broker does not answer, or another one
+        is at its address.
         """
         async with limit:
             client = BrokerClient(self._network, broker.address, timeout_ms=ASK_TIMEOUT_MS)
             try:
                 hosted = await client.partitions()
             except KeylaneError:
-                return None  # it is compared when it reports itself
+                return None  # the broker is compared when it reports itself
         if hosted.broker_group != broker.broker_group:
             return None
         if broker.broker_id and hosted.broker_id not in {"", broker.broker_id}:
             return None
         return BrokerAnswer(broker_group=broker.broker_group, address=broker.address, hosted=hosted)
 
-    def _say(self, lacks: str) -> None:
-        """Write a line when the state has changed, whichever metaserver has found it."""
-        if bool(lacks) == self._said:
+    def _log_change(self, lacks: str) -> None:
+        """Log a change of the state, whichever metaserver has found it."""
+        if bool(lacks) == self._logged:
             return
-        self._said = bool(lacks)
+        self._logged = bool(lacks)
         if lacks:
             error = behind_error(lacks)
             log.error("%s; nothing is created meanwhile.  %s", error.message, error.hint)
         else:
-            log.warning("the database has what brokers have again")
+            log.warning("the database again has everything that brokers have")
 
 
 def _sentence(found: Collection[Lacking]) -> str:
-    """What is lacking, in one sentence: the first of it, and how much more there is."""
+    """Return one sentence with the first difference and the number of further ones."""
     first, *more = sorted(found)
     rest = f", and {counted(len(more), 'difference')} more" if more else ""
     return f"{first.text}{rest}"

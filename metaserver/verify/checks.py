@@ -1,7 +1,7 @@
-"""The checks between the database and the brokers, each with a code and a name.  Pure.
+"""The checks between the database and the brokers, each with a code and a name. Pure.
 
-A check is a function of the views that yields a sentence for each violation of its claim.
-A broker that does not answer is a violation of V03 alone; the other checks skip its partitions.
+A check is a function of the views that yields a sentence for each violation of its claim. A broker
+that does not answer violates V03 only; the other checks skip its partitions.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .views import GroupRow, PartitionView, SqlView, Views
 OPEN, SEALED, PLANNED = PartitionState.OPEN, PartitionState.SEALED, PartitionState.PLANNED
 VIOLATIONS_MAX = 100
 IDLE_MS_MAX = 30_000
-"""An operation without a driver for longer than this is stuck."""
+"""Time, in milliseconds, after which an operation without a driver counts as stuck."""
 
 
 class Lacking(NamedTuple):
@@ -37,7 +37,7 @@ class Lacking(NamedTuple):
     broker_group: str
     partition_id: int
     text: str
-    """A sentence of it, for people."""
+    """A sentence for people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,9 @@ class Index:
     """The views, indexed for the checks."""
 
     def __init__(self, views: Views) -> None:
-        self.before, self.answers, self.after = views.before, views.answers, views.after
+        self.before = views.before
+        self.answers = views.answers
+        self.after = views.after
         self.at_broker: dict[tuple[str, int], PartitionStatus] = {}
         self.silent: dict[str, str] = {}
         self._answered = {each.broker_group for each in views.answers if each.hosted is not None}
@@ -66,24 +68,24 @@ class Index:
                 self.at_broker[answer.broker_group, status.partition_id] = status
 
     def status(self, view: PartitionView) -> PartitionStatus | None:
-        """The status of a partition at its broker group; None if the broker does not host it or did
-        not answer.
+        """Return the status of a partition at its broker group; None if the broker does not host it
+        or did not answer.
         """
         partition = view.partition
         return self.at_broker.get((partition.broker_group, partition.partition_id))
 
     def answered(self, broker_group: str) -> bool:
-        """Whether a broker group has answered."""
+        """Return whether a broker group has answered."""
         return broker_group in self._answered
 
     def was_known(self, subject_id: int, name: str) -> bool:
-        """Whether the first view of the database has a consumer group that may have been deleted
-        since.
+        """Return whether the first view of the database has a consumer group, which may have been
+        deleted since.
         """
         return any((row.subject_id, row.name) == (subject_id, name) for row in self.before.groups)
 
     def group(self, subject_id: int, name: str) -> GroupRow | None:
-        """A consumer group's row in the second view of the database, or None."""
+        """Return a consumer group's row in the second view of the database, or None."""
         for group in self.after.groups:
             if (group.subject_id, group.name) == (subject_id, name):
                 return group
@@ -91,7 +93,7 @@ class Index:
 
 
 def verify(views: Views) -> Verification:
-    """The result of every check, in order."""
+    """Run every check, and return the results in order."""
     index = Index(views)
     results = []
     for check in CHECKS:
@@ -141,12 +143,16 @@ def _parents_overlap(index: Index) -> Iterator[str]:
         for parent_id in partition.parents:
             parent = known.get(parent_id)
             if parent is None or not _of_one_subject(index.after, parent, child):
-                yield f"partition {partition.partition_id}: parent {parent_id} is not of its subject"
+                yield (
+                    f"partition {partition.partition_id}: parent {parent_id} is not of its subject"
+                )
                 continue
             start = max(partition.range_start, parent.partition.range_start)
             end = min(partition.range_end, parent.partition.range_end)
             if end <= start:
-                yield f"partition {partition.partition_id}: parent {parent_id} has none of its range"
+                yield (
+                    f"partition {partition.partition_id}: parent {parent_id} has none of its range"
+                )
             covered += max(0, end - start)
         if partition.parents and covered < partition.range_end - partition.range_start:
             yield f"partition {partition.partition_id}: its parents do not cover its range"
@@ -157,10 +163,10 @@ def _parents_overlap(index: Index) -> Iterator[str]:
 
 def shown(known: Mapping[int, PartitionView], child: PartitionView) -> Partition:
     """
-    A partition with the parents that it continues for readers.
+    Return a partition with only those parents that readers see.
 
-    One with two of one range lies behind a cut: the hidden subject's is filled first, and takes the
-    place of the other when it is published.
+    A partition with two parents of one range was made by a cut: the hidden subject's parent is
+    filled first, and replaces the other one when it is published.
     """
     parents = child.partition.parents
     hidden = {
@@ -183,8 +189,8 @@ def shown(known: Mapping[int, PartitionView], child: PartitionView) -> Partition
 
 
 def _of_one_subject(view: SqlView, parent: PartitionView, child: PartitionView) -> bool:
-    """Whether parent and child are of one subject, or one of them of a hidden one that is made for
-    the other's.
+    """Return whether parent and child belong to one subject, or one of them to a hidden subject
+    that was made for the other's.
     """
     if parent.subject_id == child.subject_id:
         return True
@@ -214,7 +220,7 @@ def _hosted_as_known(index: Index) -> Iterator[str]:
         gone = _gone_parents(index, status, partition)
         for name, known, hosted in _differences(subject, partition, status, gone):
             if partition.state is SEALED and name in _SETTINGS:
-                continue  # the settings were changed since
+                continue  # the settings have been changed since
             yield (
                 f"partition {partition.partition_id}: {name} is {known!r} in SQL, "
                 f"{hosted!r} at {group!r}"
@@ -228,10 +234,9 @@ def _gone_parents(
     index: Index, status: PartitionStatus, partition: Partition
 ) -> frozenset[PartitionId]:
     """
-    The parents that the broker has as facts, and of which SQL has no row any more.
+    Return the parents that the broker has as facts, and for which SQL has no row any more.
 
-    They were of a hidden subject that was deleted, or were replaced before the database was
-    rebuilt.
+    They belonged to a deleted hidden subject, or were replaced before the database was rebuilt.
     """
     facts = () if status.facts is None else status.facts.partition.parents
     known = index.before.partitions.keys() | index.after.partitions.keys()
@@ -244,8 +249,8 @@ def _differences(
     status: PartitionStatus,
     gone: Collection[PartitionId],
 ) -> Iterator[tuple[str, object, object]]:
-    """The facts that differ: (name, value in SQL, value at the broker); `gone`: parents that no
-    longer exist.
+    """Yield (name, value in SQL, value at the broker) of the facts that differ; `gone` are parents
+    that no longer exist.
     """
     if status.facts is None:
         known: dict[str, object] = {"subject": subject.hosted_name, "name": partition.name}
@@ -298,9 +303,9 @@ def _nothing_foreign(index: Index) -> Iterator[str]:
 
 
 def _lacking_partitions(index: Index) -> Iterator[Lacking]:
-    """Partitions that brokers host, and that SQL does not know, or knows elsewhere."""
+    """Yield the partitions that brokers host and SQL does not know, or knows elsewhere."""
     for (group, partition_id), status in index.at_broker.items():
-        # A partition of which only the first view knows was dropped after its broker was asked.
+        # A partition that only the first view has was dropped after its broker was asked.
         known = index.after.partitions.get(partition_id) or index.before.partitions.get(
             partition_id
         )
@@ -320,8 +325,8 @@ def _lacking_partitions(index: Index) -> Iterator[Lacking]:
 
 
 def _lacking_seals(index: Index) -> Iterator[Lacking]:
-    """Partitions that are open in SQL and sealed at their brokers, though no operation seals
-    them.
+    """Yield the partitions that are open in SQL and sealed at their brokers, although no operation
+    seals them.
     """
     sealing = {
         partition_id
@@ -340,7 +345,9 @@ def _lacking_seals(index: Index) -> Iterator[Lacking]:
 
 
 def _lacking_removals(index: Index) -> Iterator[Lacking]:
-    """Partitions that SQL has before and after their brokers were asked, which do not host them."""
+    """Yield the partitions that SQL had before and after their brokers were asked, which do not
+    host them.
+    """
     for row in index.before.partitions.values():
         partition = row.partition
         later = index.after.partitions.get(partition.partition_id)
@@ -357,15 +364,16 @@ def _lacking_removals(index: Index) -> Iterator[Lacking]:
 
 def lacking(index: Index) -> Iterator[Lacking]:
     """
-    What brokers have and the database lacks: partitions, seals, removals.
+    Yield what brokers have and the database lacks: partitions, seals, removals.
 
-    Only a database that went back lacks it: brokers are asked for what is in the database already.
+    Only a database that lost commits lacks it, because brokers are only asked for what is already
+    in the database.
     """
     known = index.before.partitions.keys() | index.after.partitions.keys()
     highest = max(known, default=0)
     for each in _lacking_partitions(index):
-        # An id that was given before and is not known is that of a deleted one, in an older copy of
-        # a data folder.
+        # An unknown id that was issued before belongs to a deleted partition, in an older copy of a
+        # data folder.
         if each.partition_id in known or each.partition_id > highest:
             yield each
     yield from _lacking_seals(index)
@@ -410,14 +418,19 @@ def _one_broker(index: Index) -> Iterator[str]:
         ids[broker.broker_id].append(broker.broker_group)
     for broker_id, names in ids.items():
         if len(names) > 1:
-            yield f"data folder {broker_id!r} belongs to several broker groups: {', '.join(sorted(names))}"
+            yield (
+                f"data folder {broker_id!r} belongs to several broker groups: "
+                f"{', '.join(sorted(names))}"
+            )
 
 
 def _tokens_above(index: Index) -> Iterator[str]:
     for group in index.after.groups:
         highest = max(group.tokens.values(), default=0)
         if highest > group.last_token:
-            yield f"group {group.name!r}: token {highest} is above its last token, {group.last_token}"
+            yield (
+                f"group {group.name!r}: token {highest} is above its last token, {group.last_token}"
+            )
     for row in index.after.partitions.values():
         status = index.status(row)
         for at_broker in () if status is None else status.groups:
@@ -468,10 +481,10 @@ def _drained_to_the_end(index: Index) -> Iterator[str]:
 
 def _changed_meanwhile(index: Index, group: GroupRow, partition_id: int) -> bool:
     """
-    Whether the row has changed since the first view of SQL.
+    Return whether the row has changed since the first view of SQL.
 
-    A reset deletes rows of `drained` and grants a new token; expiry deletes those of partitions
-    that are gone.
+    A reset deletes rows of `drained` and grants a new token; expiry deletes those of gone
+    partitions.
     """
     now = index.group(group.subject_id, group.name)
     if now is None or partition_id not in now.drained:
@@ -507,7 +520,8 @@ def _operations_move(index: Index) -> Iterator[str]:
         if operation.problem:
             yield f"{where} waits: {operation.problem}"
         if operation.running != RULES[operation.state].runs:
-            yield f"{where}: its row {'blocks' if operation.running else 'does not block'} other operations"
+            blocks = "blocks" if operation.running else "does not block"
+            yield f"{where}: its row {blocks} other operations"
     for part in view.partitions.values():
         subject = view.subjects[part.subject_id]
         planned = part.partition.state is PLANNED
@@ -589,16 +603,16 @@ CHECKS = (
     ),
     Check("V13", "groups-heard", "brokers have the groups that SQL says they have", _groups_heard),
 )
-"""The code of a check never changes its meaning."""
+"""All checks; the meaning of a code never changes."""
 
 
 def drained_too_early(view: SqlView, group: GroupRow) -> Iterator[str]:
     """
-    Yield a sentence for each partition that a group drained before a parent: children could be read
-    before the parent.
+    Yield a sentence for each partition that a group drained before a parent, so that children could
+    be read before the parent.
 
-    A parent that has expired or was abandoned blocks no child; nor does one that was published
-    after the child was drained. A parent with a higher token was granted later, or reset: an
+    A parent that has expired or was abandoned blocks no child, nor does one that was published
+    after the child was drained. A parent with a higher token was granted later or reset, because an
     operator may reset one partition alone.
     """
     for partition_id in sorted(group.drained):
@@ -625,10 +639,10 @@ def missing_at_broker(
     subject: SubjectRow, row: PartitionView, status: PartitionStatus, groups: list[GroupRow]
 ) -> Iterator[str]:
     """
-    Yield a sentence for each group that the partition's broker does not know: it may remove
-    messages unread by the group.
+    Yield a sentence for each group that the partition's broker does not know, so that it may remove
+    messages that the group has not read.
 
-    Where retention is by time alone, a grant does not wait until the broker knows the group.
+    If retention is by time alone, a grant does not wait until the broker knows the group.
 
     Args:
         groups: the subject's groups in the first view of the database, before the broker was asked.
@@ -649,15 +663,18 @@ def missing_at_broker(
                 "know the group"
             )
     if served and needing and not status.groups_told and not timed:
-        yield f"partition {partition_id}: its broker was never told all groups, and removes nothing"
+        yield (
+            f"partition {partition_id}: its broker does not know all groups, and removes nothing"
+        )
 
 
 def broken_chain(known: Mapping[int, PartitionView], partition: Partition) -> Iterator[str]:
-    """Yield a sentence for each gap between a static subject's partition and its parent; `known`:
-    all partitions by id.
+    """Yield a sentence for each gap between a static subject's partition and its parent; `known`
+    has all partitions by id.
     """
     if len(partition.parents) > 1:
-        yield f"partition {partition.partition_id} continues {len(partition.parents)} partitions at once"
+        number = len(partition.parents)
+        yield f"partition {partition.partition_id} continues {number} partitions at once"
         return
     start: int | None = 0
     for parent in (known[key] for key in partition.parents if key in known):
@@ -666,10 +683,9 @@ def broken_chain(known: Mapping[int, PartitionView], partition: Partition) -> It
         if continues != (before.range_start == partition.range_start):
             yield (
                 f"partition {partition.partition_id} has queue {partition.queue} and begins at "
-                f"logical partition "
-                f"{partition.range_start}; it continues partition "
-                f"{before.partition_id}, which has queue "
-                f"{before.queue} and begins at {before.range_start}"
+                f"logical partition {partition.range_start}; it continues partition "
+                f"{before.partition_id}, which has queue {before.queue} and begins at "
+                f"{before.range_start}"
             )
         if not continues:
             continue

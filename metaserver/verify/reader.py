@@ -1,6 +1,4 @@
-"""Reads the whole database at one moment, to compare it with the brokers.  SQL, synchronous, reads
-only.
-"""
+"""Reads the whole database at one moment, to compare it with the brokers. SQL, synchronous."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ from .views import (
 
 
 def read_sql_view(connection: Connection) -> SqlView:
-    """Read the database at one moment.  Must be the first read of its transaction."""
+    """Read the database at one moment; must be the first read of its transaction."""
     begin_snapshot(connection)
     return SqlView(
         subjects={subject.subject_id: subject for subject in all_subjects(connection)},

@@ -26,7 +26,7 @@ class VerifyService:
         self._network = network
 
     async def verify(self) -> Verification:
-        """Run every check.  A broker that does not answer is a violation, not an error.  Raises
+        """Run every check; a broker that does not answer is a violation and not an error. Raises
         StorageError.
         """
         before = await self._database.read(read_sql_view)

@@ -1,4 +1,4 @@
-"""Inputs of the checks: the database at one moment, and the brokers' own answers.  Pure."""
+"""The inputs of the checks: the database at one moment, and the brokers' own answers. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..cluster.rows import SubjectRow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionView:
-    """A partition's row."""
+    """The row of a partition."""
 
     subject_id: int
     partition: Partition
@@ -23,7 +23,7 @@ class PartitionView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRow:
-    """A consumer group's row, with the tokens of its leases by partition id."""
+    """The row of a consumer group, with the tokens of its leases by partition id."""
 
     group_id: int
     subject_id: int
@@ -33,29 +33,29 @@ class GroupRow:
     tokens: Mapping[int, int] = field(default_factory=dict)
     drained: Collection[int] = ()
     heard: Collection[int] = ()
-    """Partitions whose brokers have stored the group on their disks."""
+    """Ids of partitions whose brokers have stored the group on their disks."""
     deleting: bool = False
-    """Brokers are forgetting it."""
+    """True while brokers are forgetting it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationRow:
-    """An operation that is not done."""
+    """An unfinished operation."""
 
     operation_id: int
     subject_id: int
     state: OperationState
     running: bool
-    """Whether its row blocks other operations on the subject."""
+    """True if its row blocks other operations on the subject."""
     idle_ms: int
-    """The time without a driver, in milliseconds; 0 or less while it has a driver."""
+    """Time without a driver, in milliseconds; 0 or less while it has a driver."""
     problem: str = ""
     steps: Mapping[int, StepAction] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerRow:
-    """A broker group's row, or a broker that was refused under its name."""
+    """The row of a broker group, or of a broker that was refused under its name."""
 
     broker_group: str
     broker_id: str
@@ -64,7 +64,7 @@ class BrokerRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SqlView:
-    """The database at one moment; partitions by id."""
+    """The database at one moment."""
 
     subjects: Mapping[int, SubjectRow] = field(default_factory=dict)
     partitions: Mapping[int, PartitionView] = field(default_factory=dict)
@@ -76,8 +76,8 @@ class SqlView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerAnswer:
-    """The partitions that a broker hosts; `hosted` is None, and `problem` says why, if the broker
-    did not answer.
+    """The partitions that a broker hosts; if it did not answer, `hosted` is None and `problem` has
+    the reason.
     """
 
     broker_group: str
@@ -91,8 +91,8 @@ class Views:
     """
     The database, then the brokers, then the database again.
 
-    A broker must have what was in SQL before the broker was asked.  SQL must have afterwards what
-    the broker has. So changes between the two views of the database are no violations.
+    A broker must have what was in SQL before it was asked, and SQL must have afterwards what the
+    broker has, so that changes between the two views of the database are no violations.
     """
 
     before: SqlView

@@ -68,10 +68,10 @@ def upgrade() -> None:
             sa.BigInteger(),
             server_default=sa.text("0"),
             nullable=False,
-            comment="its broker refuses every token up to this",
+            comment="highest token that its broker refuses",
         ),
         sa.PrimaryKeyConstraint("accepted_id", name=op.f("pk_accepted_folders")),
-        comment="data folders that were behind, and that an operator went on with",
+        comment="older data folders that an operator has accepted",
     )
     op.create_table(
         "access_audit",
@@ -100,7 +100,7 @@ def upgrade() -> None:
             "ends_at",
             sa.BigInteger(),
             nullable=False,
-            comment="nothing that it signed is valid later",
+            comment="end of everything that it signed",
         ),
         sa.PrimaryKeyConstraint("key_id", name=op.f("pk_access_keys")),
     )
@@ -159,42 +159,42 @@ def upgrade() -> None:
             sa.Boolean(),
             server_default=sa.false(),
             nullable=False,
-            comment="was evacuated: gets no new partitions",
+            comment="true: it gets no new partitions",
         ),
         sa.Column(
             "opening",
             sa.String(512),
             server_default="",
             nullable=False,
-            comment="the newest of its data folder; empty: not known",
+            comment="newest opening of its data folder; empty: not known",
         ),
         sa.Column(
             "log_end",
             sa.BigInteger(),
             server_default="0",
             nullable=False,
-            comment="position up to which its log was durable at its last report",
+            comment="position at which its log ended, durably, at its last report",
         ),
         sa.Column(
             "hosted",
             sa.BigInteger(),
             server_default="0",
             nullable=False,
-            comment="partitions that it said it hosts",
+            comment="number of partitions that it reported",
         ),
         sa.Column(
             "version",
             sa.String(64),
             server_default="",
             nullable=False,
-            comment="of its program; empty: it told none",
+            comment="version of its program; empty: not reported",
         ),
         sa.Column(
             "problem",
             sa.String(512),
             server_default="",
             nullable=False,
-            comment="why it takes no writes; empty: it takes them, or told no reason",
+            comment="why it accepts no writes; empty: it accepts them, or the reason is not known",
         ),
         sa.PrimaryKeyConstraint("broker_group", name=op.f("pk_brokers")),
     )
@@ -207,7 +207,7 @@ def upgrade() -> None:
         sa.Column("subject", sa.String(200), nullable=False),
         sa.Column("ended_at", sa.BigInteger()),
         sa.PrimaryKeyConstraint("subject_id", "group_id", name=op.f("pk_deletions")),
-        comment="subjects and groups that are gone: their clients must not go on with namesakes",
+        comment="deleted subjects and groups, whose clients must not use later ones of the name",
     )
     op.create_index(op.f("ix_deletions_ended_at"), "deletions", ["ended_at"], unique=False)
     op.create_index(
@@ -226,8 +226,8 @@ def upgrade() -> None:
         sa.Column("name", sa.String(64), nullable=False),
         sa.Column("value", sa.String(512), nullable=False),
         sa.PrimaryKeyConstraint("name", name=op.f("pk_facts")),
-        comment="one value for the whole database each, such as the machine's boot that its times "
-        "belong to",
+        comment="values of the whole database, such as the machine's boot to which its "
+        "times belong",
     )
     op.create_table(
         "lost_folders",
@@ -239,13 +239,13 @@ def upgrade() -> None:
     op.create_table(
         "metaservers",
         sa.Column(
-            "holder", sa.String(64), nullable=False, comment="random, of the running program"
+            "holder", sa.String(64), nullable=False, comment="random id of the running program"
         ),
         sa.Column("address", sa.String(512), nullable=False),
         sa.Column("version", sa.String(64), nullable=False),
         sa.Column("expires_at", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("holder", name=op.f("pk_metaservers")),
-        comment="the metaservers at work",
+        comment="the running metaservers",
     )
     op.create_table(
         "publications",
@@ -274,7 +274,7 @@ def upgrade() -> None:
             "expires_at",
             sa.BigInteger(),
             nullable=False,
-            comment="refused again and again until then",
+            comment="the refusal is shown until then",
         ),
         sa.Column("opening", sa.String(512), server_default="", nullable=False),
         sa.Column("log_end", sa.BigInteger(), server_default="0", nullable=False),
@@ -291,7 +291,7 @@ def upgrade() -> None:
             "partitions_named",
             sa.Integer(),
             nullable=False,
-            comment="how many names were given so far",
+            comment="number of partition names used so far",
         ),
         sa.Column("route_version", sa.BigInteger(), nullable=False, comment="0: not open yet"),
         sa.Column(
@@ -307,47 +307,47 @@ def upgrade() -> None:
             sa.Integer(),
             server_default="1048576",
             nullable=False,
-            comment="key, value and properties of one message",
+            comment="largest size of a message, with key and properties",
         ),
         sa.Column(
             "problem",
             sa.String(1024),
             server_default="",
             nullable=False,
-            comment="why its creation has failed",
+            comment="why its creation failed",
         ),
         sa.Column(
             "deleting",
             sa.Boolean(),
             server_default=sa.false(),
             nullable=False,
-            comment="brokers drop its partitions, then its rows go",
+            comment="brokers drop its partitions, then its rows are deleted",
         ),
         sa.Column(
             "tokens_above",
             sa.BigInteger(),
             server_default="0",
             nullable=False,
-            comment="every token of its deleted groups is at most this",
+            comment="highest possible token of its deleted groups",
         ),
         sa.Column(
             "hidden_for",
             sa.String(200),
             server_default="",
             nullable=False,
-            comment="its target, while it is hidden",
+            comment="its target while it is hidden",
         ),
         sa.Column(
             "hidden_since",
             sa.BigInteger(),
-            comment="of a hidden subject: since when it counts as idle, database time",
+            comment="start of a hidden subject's idle time, database time",
         ),
         sa.Column(
             "hidden_messages",
             sa.BigInteger(),
             server_default="0",
             nullable=False,
-            comment="of a hidden subject: its messages then",
+            comment="number of a hidden subject's messages then",
         ),
         sa.Column(
             "filled_by",
@@ -411,7 +411,10 @@ def upgrade() -> None:
         ),
         sa.Column("settled", sa.Boolean(), nullable=False),
         sa.Column(
-            "route_version", sa.BigInteger(), nullable=False, comment="the one it was settled with"
+            "route_version",
+            sa.BigInteger(),
+            nullable=False,
+            comment="version with which it was settled",
         ),
         sa.Column("strategy", sa.String(16), server_default="exclusive", nullable=False),
         sa.Column(
@@ -419,16 +422,16 @@ def upgrade() -> None:
             sa.Boolean(),
             server_default=sa.false(),
             nullable=False,
-            comment="every broker that has to has heard of it",
+            comment="every broker that needs the group knows it",
         ),
         sa.Column(
             "deleting",
             sa.Boolean(),
             server_default=sa.false(),
             nullable=False,
-            comment="brokers forget it, then its rows go",
+            comment="brokers forget it, then its rows are deleted",
         ),
-        sa.Column("on_failure", sa.String(8), comment="none: what the code of each consumer says"),
+        sa.Column("on_failure", sa.String(8), comment="null: as the code of each consumer says"),
         sa.Column("tries_max", sa.Integer(), comment="as on_failure"),
         sa.Column("backoff_first_ms", sa.Integer(), comment="as on_failure"),
         sa.Column("backoff_max_ms", sa.Integer(), comment="as on_failure"),
@@ -439,18 +442,20 @@ def upgrade() -> None:
             nullable=False,
             comment="where it began on the partitions that existed then",
         ),
-        sa.Column("start_ms", sa.BigInteger(), comment="since 1970, if it began at a time"),
+        sa.Column(
+            "start_ms", sa.BigInteger(), comment="milliseconds since 1970, if it began at a time"
+        ),
         sa.Column(
             "suspended",
             sa.Boolean(),
             server_default=sa.false(),
             nullable=False,
-            comment="an operator lets it have no grants",
+            comment="an operator has suspended it",
         ),
         sa.Column(
             "idle_since",
             sa.BigInteger(),
-            comment="no session since; null: it has one, or is not looked at yet",
+            comment="no session since; null: it has one, or was not checked yet",
         ),
         sa.ForeignKeyConstraint(
             ["subject_id"], ["subjects.subject_id"], name=op.f("fk_groups_subject_id")
@@ -466,11 +471,14 @@ def upgrade() -> None:
         sa.Column("kind", sa.String(16), nullable=False),
         sa.Column("state", sa.String(8), nullable=False),
         sa.Column("without_source", sa.Boolean(), nullable=False),
-        sa.Column("problem", sa.String(1024), nullable=False, comment="why it waits"),
-        sa.Column("running", sa.BigInteger(), comment="its subject, until the route has changed"),
-        sa.Column("driver", sa.String(64), comment="the metaserver that sees to it"),
+        sa.Column("problem", sa.String(1024), nullable=False, comment="why the operation waits"),
+        sa.Column("running", sa.BigInteger(), comment="its subject until the route has changed"),
+        sa.Column("driver", sa.String(64), comment="the metaserver that drives it"),
         sa.Column(
-            "driven_until", sa.BigInteger(), nullable=False, comment="from then on another may"
+            "driven_until",
+            sa.BigInteger(),
+            nullable=False,
+            comment="another may drive it from then on",
         ),
         sa.Column(
             "new_order_strategy",
@@ -520,7 +528,7 @@ def upgrade() -> None:
             sa.BigInteger(),
             server_default="0",
             nullable=False,
-            comment="offset in its logic queue of its first message",
+            comment="logic offset of its first message",
         ),
         sa.Column(
             "lost",
@@ -552,7 +560,7 @@ def upgrade() -> None:
             sa.Boolean(),
             server_default=sa.false(),
             nullable=False,
-            comment="the group had parked messages on it, which its children take over",
+            comment="the group had parked messages on it, which its children adopt",
         ),
         sa.ForeignKeyConstraint(
             ["group_id"], ["groups.group_id"], name=op.f("fk_drained_group_id")
@@ -575,7 +583,7 @@ def upgrade() -> None:
             ["partition_id"], ["partitions.partition_id"], name=op.f("fk_given_up_partition_id")
         ),
         sa.PrimaryKeyConstraint("group_id", "partition_id", name=op.f("pk_given_up")),
-        comment="what groups had not read of partitions whose loss an operator has accepted",
+        comment="unread messages of partitions whose loss an operator has accepted",
     )
     op.create_index(op.f("ix_given_up_partition_id"), "given_up", ["partition_id"], unique=False)
     op.create_table(
@@ -593,8 +601,8 @@ def upgrade() -> None:
         sa.Column("group_id", _BIG_ID, nullable=False),
         sa.Column("partition_id", _BIG_ID, nullable=False),
         sa.Column("token", sa.BigInteger(), nullable=False),
-        sa.Column("session", sa.String(64), comment="who holds it; none: free"),
-        sa.Column("wanted", sa.String(64), comment="who shall hold it, as soon as it is free"),
+        sa.Column("session", sa.String(64), comment="session that holds it; null: it is free"),
+        sa.Column("wanted", sa.String(64), comment="session that gets it once it is free"),
         sa.Column("withdrawn", sa.Boolean(), nullable=False),
         sa.ForeignKeyConstraint(["group_id"], ["groups.group_id"], name=op.f("fk_leases_group_id")),
         sa.ForeignKeyConstraint(
@@ -652,9 +660,9 @@ def upgrade() -> None:
             _BIG_ID,
             autoincrement=False,
             nullable=False,
-            comment="what its broker has to forget; 0: the whole partition",
+            comment="the group to forget; 0: drop the whole partition",
         ),
-        sa.Column("token", sa.BigInteger(), nullable=False, comment="the highest one of the group"),
+        sa.Column("token", sa.BigInteger(), nullable=False, comment="highest token of the group"),
         sa.ForeignKeyConstraint(
             ["partition_id"], ["partitions.partition_id"], name=op.f("fk_removals_partition_id")
         ),
@@ -688,36 +696,35 @@ def upgrade() -> None:
             sa.Boolean(),
             server_default=sa.false(),
             nullable=False,
-            comment="a heartbeat came: the join is no late call of a process that is gone",
+            comment="true after a heartbeat, so that the join was no late call of a dead process",
         ),
         sa.Column(
             "predecessors",
             sa.String(2048),
             server_default="",
             nullable=False,
-            comment="the last sessions of its instance: late calls of theirs do not begin them "
-            "again",
+            comment="earlier sessions of its instance, whose late calls do not begin them again",
         ),
         sa.Column(
             "filter",
             sa.String(512),
             server_default="",
             nullable=False,
-            comment="what the consumer leaves out; the same for all sessions of a group",
+            comment="filter of the consumer; the same for all sessions of a group",
         ),
         sa.Column(
             "principal",
             sa.String(200),
             server_default="",
             nullable=False,
-            comment="whose consumer it is; empty: not known, or without a limit",
+            comment="owner of the consumer; empty: not known, or without a limit",
         ),
         sa.Column(
             "unreached",
             sa.String(4096),
             server_default="",
             nullable=False,
-            comment="names of broker groups to which it gets no connection, with spaces between",
+            comment="broker groups to which it cannot connect, separated by spaces",
         ),
         sa.ForeignKeyConstraint(
             ["group_id"], ["groups.group_id"], name=op.f("fk_sessions_group_id")
@@ -738,7 +745,7 @@ def upgrade() -> None:
             ["partition_id"], ["partitions.partition_id"], name=op.f("fk_starts_partition_id")
         ),
         sa.PrimaryKeyConstraint("group_id", "partition_id", name=op.f("pk_starts")),
-        comment="where new groups begin, until the broker has stored it",
+        comment="starts of new groups that brokers have not stored yet",
     )
     op.create_index(op.f("ix_starts_partition_id"), "starts", ["partition_id"], unique=False)
     op.create_table(
@@ -771,7 +778,7 @@ def upgrade() -> None:
             ["group_id"], ["groups.group_id"], name=op.f("fk_suspended_clients_group_id")
         ),
         sa.PrimaryKeyConstraint("group_id", "client", name=op.f("pk_suspended_clients")),
-        comment="members that an operator lets have no grants, by name",
+        comment="members that an operator has suspended by name",
     )
 
 

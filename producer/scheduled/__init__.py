@@ -1,1 +1,1 @@
-"""Messages for a later delivery: sent to brokers that keep them, and canceled there."""
+"""Messages for a later delivery: they are sent to brokers that keep them, and canceled there."""

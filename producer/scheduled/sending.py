@@ -1,7 +1,7 @@
-"""Messages for a later delivery: each is sent to a broker, which keeps it until its time; a cancel
-goes to that broker.
+"""Sends messages for a later delivery: each goes to a broker, which keeps it until its time, and a
+cancel goes to that broker.
 
-A message whose broker did not answer is sent to the same broker again, under the same id, so it is
+If a broker did not answer, the message is sent to the same broker again under the same id, so it is
 kept once.
 """
 
@@ -19,19 +19,18 @@ from ...protocol.batch import encode_batch
 from ...protocol.clock import Clock
 from ...protocol.control import Health
 from ...protocol.errors import (
-    BrokerGroupUnknownError,
     ClosedError,
-    DeliverAtKeyError,
     DeliveryTimeoutError,
     Fate,
     GivenUpError,
     InternalError,
     InvalidRequestError,
     KeylaneError,
+    NotFoundError,
     NotSentError,
     QueueFullError,
+    Reason,
     RetryRule,
-    ScheduleFullError,
     StorageError,
     UnreachableError,
 )
@@ -54,10 +53,10 @@ from ..waiting_keys import WaitingKey
 
 ID_BYTES = 16
 ROUTES_MAX = 1_000
-"""Routes that are kept besides those of waiting messages."""
+"""The number of routes that are kept besides those of waiting messages."""
 CALLS_MAX = 1_000
-"""Messages that are at one broker at once: those of a burst do not time out while it takes the
-others, and come again.
+"""The number of messages that are sent to one broker at once, so that the messages of a burst do
+not time out, and are not sent again, while the broker takes the others.
 """
 
 
@@ -66,8 +65,8 @@ class ScheduledFuture:
     The future outcome of a `send` with `deliver_at`: `await future` returns the ScheduledReceipt,
     or raises.
 
-    A cancelled wait does not withdraw the message, and there is no `cancel`;
-    `producer.cancel(receipt)` withdraws it.
+    A cancelled wait does not withdraw the message, and the future has no `cancel`: use
+    `producer.cancel(receipt)`.
     """
 
     __slots__ = ("_given_up", "_listeners", "_reported", "_task")
@@ -76,7 +75,9 @@ class ScheduledFuture:
         self._task = task
         self._reported = False
         self._given_up: GivenUp | None = None
-        """The message counts as given up; None: it was not, or its error was told."""
+        """The outcome under which the message counts as given up; None if it was not given up, or
+        its error was reported.
+        """
         self._listeners: dict[Callable[[ScheduledFuture], object], list[Callable[..., object]]] = {}
 
     def __await__(self) -> Generator[Any, None, ScheduledReceipt]:
@@ -84,10 +85,10 @@ class ScheduledFuture:
         try:
             return (yield from shield(self._task).__await__())
         except KeylaneError as error:
-            raise error.copy(error.fate) from error.__cause__
+            raise error.copy() from error.__cause__
 
     def _report(self) -> None:
-        """Note that the caller is told of the outcome."""
+        """Note that the outcome is reported to the caller."""
         self._reported = True
         given_up = self._given_up
         self._given_up = None
@@ -104,16 +105,16 @@ class ScheduledFuture:
             self._given_up = given_up
 
     def done(self) -> bool:
-        """True once the message is kept by a broker, or given up."""
+        """Return True once the message is kept by a broker, or given up."""
         return self._task.done()
 
     def result(self) -> ScheduledReceipt:
         """
-        The receipt of a message that a broker keeps.
+        Return the receipt of a message that a broker keeps.
 
         Raises:
-            asyncio.InvalidStateError: it is not `done` yet.
-            KeylaneError: it was given up; the same error as from `await`.
+            asyncio.InvalidStateError: the future is not `done` yet.
+            KeylaneError: the message was given up; the same error as from `await`.
         """
         if self._task.done():
             self._report()
@@ -131,17 +132,17 @@ class ScheduledFuture:
         self._task.add_done_callback(settled)
 
     def remove_done_callback(self, callback: Callable[[ScheduledFuture], object]) -> int:
-        """Call `callback` no more, as `asyncio.wait` does at its end; returns how often it was
+        """Stop calling `callback`, as `asyncio.wait` does at its end, and return how often it was
         added.
         """
         return sum(map(self._task.remove_done_callback, self._listeners.pop(callback, ())))
 
     def exception(self) -> BaseException | None:
         """
-        The error of a message that was given up; None if a broker keeps it.
+        Return the error of a message that was given up; None if a broker keeps it.
 
         Raises:
-            asyncio.InvalidStateError: it is not `done` yet.
+            asyncio.InvalidStateError: the future is not `done` yet.
         """
         if self._task.done():
             self._report()
@@ -149,15 +150,13 @@ class ScheduledFuture:
 
     @property
     def cancel(self) -> NoReturn:
-        """Not there, and `hasattr` is False.  Raises AttributeError: it says what there is
-        instead.
-        """
+        """Raise AttributeError, which names the way to withdraw a message; `hasattr` is False."""
         raise AttributeError(
             "a message for later is withdrawn by its receipt: producer.cancel(await future)"
         )
 
     def cancelled(self) -> bool:
-        """False: `producer.cancel(receipt)` withdraws a message."""
+        """Return False: `producer.cancel(receipt)` withdraws a message."""
         return False
 
     def __repr__(self) -> str:
@@ -165,7 +164,7 @@ class ScheduledFuture:
 
 
 class LaterSending:
-    """Sends scheduled messages of one opening of a producer."""
+    """The sending of scheduled messages during one opening of a producer."""
 
     def __init__(
         self,
@@ -179,10 +178,7 @@ class LaterSending:
         clock: Clock,
         rng: random.Random,
     ) -> None:
-        """
-        Args:
-            encode: makes bytes of a value for a subject.
-        """
+        """Args: encode: encodes a value for a subject to bytes."""
         self._meta = meta
         self._encode = encode
         self._broker_at = broker_at
@@ -192,18 +188,20 @@ class LaterSending:
         self._clock = clock
         self._rng = rng
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-        """By the address of a broker, so that one that hangs holds back its own messages alone; of
-        calls under way.
+        """Semaphores for the calls under way, by the address of the broker, so that a broker that
+        hangs holds back only its own messages.
         """
         self._routes: dict[str, asyncio.Task[Route]] = {}
-        """The last question for the route of each subject, while its brokers answer."""
+        """The last request for the route of each subject, kept while its brokers answer."""
         self._health: asyncio.Task[Health] | None = None
-        """The last question for the addresses of brokers; messages that ask meanwhile share it."""
+        """The last request for the addresses of brokers; messages that need them meanwhile share
+        it.
+        """
         self._bytes = 0
-        """Bytes of messages that no broker keeps yet."""
+        """The number of bytes of messages that no broker keeps yet."""
         self._pending: dict[ScheduledFuture, _Attempt] = {}
         self._unreported = Unreported("scheduled message")
-        """Messages that were given up since the last `unreported`."""
+        """The messages that were given up since the last `unreported`."""
 
     def send(
         self,
@@ -218,24 +216,23 @@ class LaterSending:
         timeout_ms: int | None = None,
     ) -> ScheduledFuture:
         """
-        Begin to send a message; with a time-out of 0 it is tried until a broker keeps or refuses
-        it.
+        Begin to send a message; with a time-out of 0, try until a broker keeps or refuses it.
 
         Args:
             timeout_ms: None: `delivery_timeout_ms` of the settings.
 
         Raises:
-            InvalidRequestError, CodecError: it has a logic queue, or is not bytes; nothing is sent.
-            DeliverAtError, DeliverAtKeyError, MessageTooLargeError, InvalidNameError: nothing is
-                sent.
-            QueueFullError: too much waits for brokers; nothing is sent.
+            InvalidRequestError, CodecError: the message has a logic queue, or is not bytes; nothing
+                is sent.
+            InvalidRequestError, MessageTooLargeError: the message cannot be sent; nothing is sent.
+            QueueFullError: too many bytes wait for brokers; nothing is sent.
         """
         check_name("subject", subject)
         data = self._encode(subject, value)
         if type(data) is not bytes or type(key) is not bytes:
             refuse_text(value=data, key=key)
         if key:
-            raise DeliverAtKeyError
+            raise InvalidRequestError(Reason.DELIVER_AT_KEY)
         limit_ms = self._settings.delivery_timeout_ms
         limit_ms = limit_ms if timeout_ms is None else checked_timeout(timeout_ms)
         if queue is not None:
@@ -298,7 +295,7 @@ class LaterSending:
                     turn = self._turns[address] = asyncio.Semaphore(CALLS_MAX)
                 async with turn:
                     if not attempt.doubtful and not self._names(request.subject, group, address):
-                        continue  # brokers have come and gone while it waited for its turn
+                        continue  # brokers have changed while it waited for its turn
                     settled = attempt.doubtful
                     attempt.doubtful = group
                     try:
@@ -319,8 +316,8 @@ class LaterSending:
                 self._routes.pop(request.subject, None)
                 again = isinstance(error, UnreachableError) or error.retry is not RetryRule.NEVER
                 if not group and isinstance(error, StorageError):
-                    again = True  # the metaserver's disk, which is mended: no broker was asked
-                if not again or isinstance(error, ScheduleFullError):
+                    again = True  # the metaserver's disk failed: no broker was asked
+                if not again or error.reason is Reason.SCHEDULE_FULL:
                     raise
                 group = group or error.details.get("broker_group", "")
                 attempt.cause = broker_cause(error, group) if group else route_cause(error)
@@ -328,11 +325,11 @@ class LaterSending:
 
     async def _broker(self, subject: str, doubtful: str) -> tuple[str, str]:
         """
-        A broker group that is available, with its address: `doubtful`, which may keep the message
-        already, or any.
+        Return an available broker group with its address: `doubtful`, which may already keep the
+        message, or any.
 
         Raises:
-            KeylaneError: there is none now, or the subject is refused.
+            KeylaneError: no broker group is available now, or the subject is refused.
         """
         if doubtful:
             return doubtful, await self._address(doubtful)
@@ -353,8 +350,8 @@ class LaterSending:
         return self._rng.choice(available)
 
     def _forget_routes(self) -> None:
-        """Forget the routes of subjects without a waiting message: a program may send to new
-        subjects for ever.
+        """Forget the routes of subjects without a waiting message, because a program may send to
+        new subjects for ever.
         """
         waiting = {attempt.subject for attempt in self._pending.values()}
         for subject, asked in list(self._routes.items()):
@@ -362,16 +359,14 @@ class LaterSending:
                 del self._routes[subject]
 
     def _names(self, subject: str, broker_group: str, address: str) -> bool:
-        """True while the last known route of a subject has the broker."""
+        """Return True while the last known route of a subject has the broker."""
         asked = self._routes.get(subject)
         if asked is None or not asked.done() or asked.cancelled() or asked.exception() is not None:
             return False
         return (broker_group, address) in _available(asked.result())
 
     async def _address(self, broker_group: str) -> str:
-        """The address of a broker group.  Raises NotSentError, BrokerGroupUnknownError,
-        ClosedError.
-        """
+        """Return the address of a broker group. Raises NotSentError, NotFoundError, ClosedError."""
         if self._health is None or self._health.done():
             self._health = start_task(self._meta.health())
         closed = "the producer was closed before a metaserver had said where the broker is"
@@ -381,10 +376,10 @@ class LaterSending:
                 if not broker["available"]:
                     raise NotSentError.of_group(broker_group)
                 return str(broker["address"])
-        raise BrokerGroupUnknownError(broker_group=broker_group)
+        raise NotFoundError(Reason.BROKER_GROUP_UNKNOWN, broker_group=broker_group)
 
     async def cancel(self, receipt: ScheduledReceipt) -> CancelOutcome:
-        """See `Producer.cancel`."""
+        """Cancel a scheduled message; see `Producer.cancel`."""
         if not isinstance(receipt, ScheduledReceipt):
             raise InvalidRequestError(
                 f"cancel takes the ScheduledReceipt of a message, not {receipt!r:.60}"
@@ -399,8 +394,8 @@ class LaterSending:
         return CancelOutcome(answer.outcome)
 
     def waiting(self) -> list[WaitingKey]:
-        """The messages that no broker keeps yet: an entry for each subject, and one for each broker
-        that may keep some.
+        """Return the messages that no broker keeps yet: an entry for each subject, and one for each
+        broker that may keep some.
         """
         entries: defaultdict[tuple[str, str], list[_Attempt]] = defaultdict(list)
         for attempt in self._pending.values():
@@ -408,7 +403,9 @@ class LaterSending:
         return [_waiting_key(attempts) for attempts in entries.values()]
 
     async def wait_for_room(self) -> None:
-        """As `SendBudget.wait_for_room`, of the messages for later that wait for brokers."""
+        """Wait for room, as `SendBudget.wait_for_room` does, among the scheduled messages that wait
+        for brokers.
+        """
         if self._bytes * 4 < self._settings.queue_bytes * 3:
             return
         while self._bytes * 2 >= self._settings.queue_bytes:
@@ -417,7 +414,7 @@ class LaterSending:
 
     @property
     def empty(self) -> bool:
-        """True if no message waits to be kept."""
+        """Return True if no message waits to be kept."""
         return not self._pending
 
     async def settled(self) -> None:
@@ -427,8 +424,8 @@ class LaterSending:
             await asyncio.sleep(0)
 
     def unreported(self) -> GivenUpError | None:
-        """The error that tells of messages that were given up, and whose futures were not
-        awaited.
+        """Return the error for messages that were given up and whose futures were not awaited; None
+        if there are none.
         """
         summary = self._unreported
         self._unreported = Unreported("scheduled message")
@@ -446,7 +443,7 @@ class LaterSending:
 
 
 def _available(route: Route) -> list[tuple[str, str]]:
-    """The broker groups with open partitions that are available, with their addresses."""
+    """Return the broker groups with open partitions that are available, with their addresses."""
     return [
         (partition.broker_group, partition.address)
         for partition in route.open_partitions()
@@ -455,7 +452,7 @@ def _available(route: Route) -> list[tuple[str, str]]:
 
 
 def _batch_of(value: bytes, packed: bytes, sent_at_ns: int) -> bytes:
-    """The batch of one message that a frame for a later delivery has."""
+    """Return the batch of one message that the frame for a later delivery contains."""
     return encode_batch(
         partition_id=0,
         sent_at_ns=[sent_at_ns],
@@ -469,7 +466,7 @@ def _batch_of(value: bytes, packed: bytes, sent_at_ns: int) -> bytes:
 
 
 class _Attempt:
-    """What is known of a message that is being sent."""
+    """The state of a message that is being sent."""
 
     def __init__(self, subject: str, size_bytes: int, sent_at_ns: int) -> None:
         self.subject = subject
@@ -481,7 +478,7 @@ class _Attempt:
 
 
 def _waiting_key(attempts: list[_Attempt]) -> WaitingKey:
-    """The entry of messages of one subject; the first was sent first."""
+    """Return the entry for messages of one subject; the first of them was sent first."""
     oldest = attempts[0]
     return WaitingKey(
         oldest.subject,
@@ -504,19 +501,19 @@ class ScheduledCancels(Resident):
 
     async def cancel(self, receipt: ScheduledReceipt) -> CancelOutcome:
         """
-        Have a message that was sent with `deliver_at` never delivered, durably.  A repeat is
-        harmless.
+        Cancel, durably, a message that was sent with `deliver_at`, so that it is never delivered. A
+        repeat is harmless.
 
         Returns:
             CANCELED; DELIVERED if the message is in its subject; DROPPED if its subject was
             deleted, or takes no message of its size.
 
         Raises:
-            ScheduledUnknownError: the broker does not know the message, or no longer.
-            ScheduledTakenError: it is on its way to its subject, which does not answer; ask again.
+            NotFoundError: the broker does not know the message, or knows it no longer.
+            BusyError: it is on its way to its subject, which does not answer; ask again.
             NotSentError, OutcomeUnknownError: the broker that keeps it does not answer.
-            ClosedError, ForkedError, OtherLoopError: not open, or not here; a ClosedError also if
-                it is closed meanwhile.
+            ClosedError, UsageError: the producer is not open, or not open in this process and event
+                loop; ClosedError also if it is closed meanwhile.
         """
         self._home.check()
         assert self._scheduled is not None

@@ -1,10 +1,10 @@
-"""Rows of Arrow data as messages: checked, hashed, grouped by partition and encoded by column, no
-Python object a row.
+"""Rows of Arrow data as messages: they are checked, hashed, grouped by partition and encoded by
+column, without a Python object for each row.
 
     source ─▶ blocks of rows ─hash─▶ partition of each row ─stable sort─▶ batches of each executor
 
 Rows of a key keep their order: blocks are queued one after another, and the sort is stable.  Rows
-that meet a halted key, or a partition that is not open now, are queued row by row as `send` does.
+with a halted key, or whose partition is not open now, are queued row by row, as `send` does.
 """
 
 from __future__ import annotations
@@ -28,9 +28,8 @@ from ...protocol.errors import (
     InvalidRequestError,
     KeylaneError,
     MessageTooLargeError,
-    RowsGivenUpError,
-    RowsRefusedError,
-    RowsUnfinishedError,
+    Reason,
+    TableError,
 )
 from ...protocol.limits import KEY_BYTES_MAX, LOGICAL_PARTITIONS
 from ...protocol.message import Receipt, TableReceipt
@@ -52,10 +51,12 @@ except ImportError as missing:
     ) from missing
 
 BLOCK_ROWS = 32_768
-"""Rows that are hashed and sorted at once, while other tasks wait: some milliseconds."""
+"""The number of rows that are hashed and sorted at once, while other tasks wait for some
+milliseconds.
+"""
 BLOCK_BYTES = 8 << 20
 ROWS_NAMED = 100
-"""How many rows an error names."""
+"""The number of rows that an error names."""
 I64: TypeAlias = npt.NDArray[np.int64]
 
 
@@ -63,9 +64,9 @@ class Column:
     """A column of byte strings: row i is `blob[edges[i]:edges[i + 1]]`."""
 
     def __init__(self, array: Any) -> None:
-        """`array` is of the type binary, string, large_binary or large_string."""
+        """Read `array`, which has the type binary, string, large_binary or large_string."""
         self.nulls: npt.NDArray[np.intp] | None = None
-        """The rows that are null, of which the bytes are b""."""
+        """The rows that are null; their bytes are b""."""
         if array.null_count:
             self.nulls = np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))
             array = array.cast(pa.large_binary()).fill_null(b"")
@@ -79,23 +80,23 @@ class Column:
         self.lengths: I64 = np.diff(self.edges)
 
     def take(self, rows: I64) -> Column:
-        """The column of these rows, in their order."""
-        # `pa.array(rows)` would import pandas where it is installed: a quarter of a second, once,
-        # and 47 MB.
+        """Return the column of these rows, in this order."""
+        # `pa.array(rows)` would import pandas where it is installed, which once costs a quarter of
+        # a second and 47 MB.
         indices = pa.Array.from_buffers(pa.int64(), len(rows), [None, pa.py_buffer(rows)])
         return Column(self._array.take(indices))
 
     def bytes_of(self, start: int, end: int) -> memoryview:
-        """The bytes of the rows [start, end)."""
+        """Return the bytes of the rows [start, end)."""
         return self.blob[self.edges[start] : self.edges[end]].data
 
     def row(self, index: int) -> bytes:
-        """The bytes of a row."""
+        """Return the bytes of a row."""
         return bytes(self.bytes_of(index, index + 1))
 
 
 class StreamFailedError(Exception):
-    """A stream of record batches raised, which is the cause."""
+    """The error for a stream of record batches that raised an exception, which is the cause."""
 
 
 class ArrowSource:
@@ -103,14 +104,14 @@ class ArrowSource:
     Arrow data, cut into blocks of a key column and a value column.
 
     Raises:
-        InvalidRequestError: no Arrow data, or a column that is not there or holds no bytes and no
-            text.
+        InvalidRequestError: the source is not Arrow data, or a column is missing or holds neither
+            bytes nor text.
     """
 
     def __init__(self, source: Any, *, key: str | None, value: str) -> None:
         self.in_memory = not isinstance(source, pa.RecordBatchReader)
         self._wrong: dict[int, str] = {}
-        """What is wrong with rows of a source that is no Arrow data yet, by row number."""
+        """The problems of rows of a source that is not Arrow data yet, by row number."""
         if self.in_memory:
             names = (value,) if key is None else (value, key)
             source = _in_memory(source, names, self._wrong)
@@ -119,7 +120,7 @@ class ArrowSource:
         self._value = _checked(self._source.schema, value)
 
     def blocks(self) -> Iterator[Block]:
-        """The blocks of a source in memory; may be asked for again."""
+        """Yield the blocks of a source in memory; this may be called again."""
         row = 0
         for batch in self._source.to_batches():
             for block in self._blocks(batch):
@@ -130,7 +131,7 @@ class ArrowSource:
 
     async def stream(self) -> AsyncIterator[list[Block]]:
         """
-        The blocks of one record batch after another.  A stream may block, so it is read in a
+        Yield the blocks of one record batch after another. A stream may block, so it is read in a
         thread.
 
         Raises:
@@ -155,8 +156,8 @@ class ArrowSource:
 
 
 async def _next_of(batches: Iterator[Any]) -> Any:
-    """The next record batch, None: there is none; once the main thread has ended Python starts no
-    thread for it.
+    """Return the next record batch, or None at the end; Python starts no thread for it once the
+    main thread has ended.
     """
     if not threading.main_thread().is_alive():
         return next(batches, None)
@@ -172,9 +173,7 @@ class Block:
         self._wrong: dict[int, str] = {}
 
     def note_wrong(self, wrong: dict[int, str], first_row: int) -> None:
-        """Take note of what is wrong with rows, by row number; the block begins with
-        `first_row`.
-        """
+        """Note the problems of rows, by row number; the block begins with `first_row`."""
         self._wrong = {
             row - first_row: wrong[row]
             for row in range(first_row, first_row + len(self))
@@ -185,7 +184,9 @@ class Block:
         return len(self.values.lengths)
 
     def refused(self, limit_bytes: int) -> dict[int, str]:
-        """Why rows cannot be sent, by their index; a null is no value, and a null key is no key."""
+        """Return why rows cannot be sent, by their index; a null cannot be a value, and a null key
+        means no key.
+        """
         values, keys = self.values, self.keys
         sizes = values.lengths if keys is None else values.lengths + keys.lengths
         why: dict[int, str] = {}
@@ -201,16 +202,18 @@ class Block:
 
     @cached_property
     def sizes(self) -> I64:
-        """The bytes of all rows before each row in a batch, and those of all rows."""
+        """Return, for each row, the size in bytes of all rows before it in a batch, and then the
+        size of all rows.
+        """
         keys = self.values.edges if self.keys is None else self.values.edges + self.keys.edges
         return keys + BYTES_PER_MESSAGE * np.arange(len(keys))
 
     def take(self, rows: I64) -> Block:
-        """The block of these rows, in their order."""
+        """Return the block of these rows, in this order."""
         return Block(None if self.keys is None else self.keys.take(rows), self.values.take(rows))
 
     def body(self, start: int, end: int, sent_at_ns: int) -> bytes:
-        """The rows [start, end) as the body of a batch."""
+        """Return the rows [start, end) as the body of a batch."""
         count = end - start
         keys = self.keys
         return join_columns(
@@ -224,8 +227,8 @@ class Block:
 
 
 def _in_memory(source: Any, names: tuple[str, ...], wrong: dict[int, str]) -> Any:
-    """The table of a source; fills `wrong` with the rows that hold something else than bytes or
-    text.
+    """Return the table of a source, and fill `wrong` with the rows that hold something other than
+    bytes or text.
     """
     if isinstance(source, pa.Table):
         return source
@@ -241,12 +244,12 @@ def _in_memory(source: Any, names: tuple[str, ...], wrong: dict[int, str]) -> An
         _refuse_addresses(source, names)
         return pa.table(source)
     except (pa.ArrowException, TypeError, ValueError) as error:
-        # A column of Python objects, as pandas has them, some of which Arrow does not take; maybe a
-        # column not asked for.
+        # This is a column of Python objects, as pandas has them, some of which Arrow does not take;
+        # it may be a column that was not requested.
         try:
             columns = {name: source[name] for name in names}
             if any(getattr(column, "ndim", 1) != 1 for column in columns.values()):
-                raise KeyError  # two columns of one name
+                raise KeyError  # two columns have the name
             objects = {name: list(column) for name, column in columns.items()}
         except (KeyError, TypeError, IndexError, AttributeError):
             raise InvalidRequestError(f"Arrow does not take this data: {error!s:.300}") from error
@@ -254,8 +257,8 @@ def _in_memory(source: Any, names: tuple[str, ...], wrong: dict[int, str]) -> An
 
 
 def _refuse_addresses(source: Any, names: tuple[str, ...]) -> None:
-    """Raises TypeError if the source, a frame of polars, would give addresses in place of the
-    Python objects of a column.
+    """Raise TypeError if the source, a frame of polars, would give addresses in place of the Python
+    objects of a column.
     """
     schema = getattr(source, "schema", None)
     if isinstance(schema, Mapping) and any(str(schema.get(name)) == "Object" for name in names):
@@ -279,7 +282,7 @@ def _of_objects(column: list[Any], wrong: dict[int, str]) -> Any:
 
 
 def _is_missing(value: object) -> bool:
-    """True of None and of what pandas has in its place: NaN, NaT, NA."""
+    """Return True for None and for its equivalents in pandas: NaN, NaT, NA."""
     try:
         return value is None or bool(value != value)  # noqa: PLR0124 - NaN and NaT
     except (TypeError, ValueError):  # NA compares to nothing; an array has no one answer
@@ -287,7 +290,7 @@ def _is_missing(value: object) -> bool:
 
 
 def _checked(schema: Any, name: str) -> int:
-    """The index of a column of bytes or text."""
+    """Return the index of a column of bytes or text."""
     index = int(schema.get_field_index(name)) if isinstance(name, str) else -1
     if index < 0:
         there = ", ".join(schema.names)
@@ -314,12 +317,12 @@ _WITH_EDGES = (
     *(pa.types.is_binary, pa.types.is_large_binary),
     *(pa.types.is_string, pa.types.is_large_string),
 )
-"""Types of which `Column` has the buffers as they are."""
+"""Checks for the types whose buffers `Column` takes as they are."""
 
 
 def _without_views(array: Any) -> Any:
-    """The column; a dictionary of views, which Arrow does not decode, has bytes in their place.
-    Polars has categories so.
+    """Return the column; a dictionary of views, which Arrow does not decode, has bytes in place of
+    views. Polars stores categories in this form.
     """
     kind = array.type
     if pa.types.is_dictionary(kind) and (
@@ -343,15 +346,16 @@ def _binary(array: Any) -> Any:
 
 class TableSending:
     """
-    Sends the rows of one source and keeps count of what became of them.
+    Sends the rows of one source and counts their outcomes.
 
     Args:
-        sender: the sender of the subject.  When it ends, because the subject is deleted or the
-            producer closed, the rows that are left are given up: a later subject of the name gets
+        sender: the sender of the subject.  When it ends, because the subject was deleted or the
+            producer closed, the remaining rows are given up: a later subject of the same name gets
             none of them.
         send: queues one message of the subject, by value and key.
         drain: waits for room in the producer's queue.
-        draw: returns a random number of the given bits, for the partition of rows without a key.
+        draw: returns a random number with the given number of bits, for the partition of rows
+            without a key.
     """
 
     def __init__(
@@ -374,9 +378,9 @@ class TableSending:
         self._row = 0
         """The number of the next row."""
         self._batches: deque[tuple[OutgoingBatch, I64]] = deque()
-        """Batches on their way, with the number of each row."""
+        """The batches on their way, with the number of each row."""
         self._messages: deque[tuple[SendFuture, int]] = deque()
-        """Messages on their way that were queued one by one, with the number of their row."""
+        """The messages on their way that were queued one by one, with the numbers of their rows."""
         self._stored = 0
         self._refused: dict[int, str] = {}
         self._given_up: dict[int, KeylaneError] = {}
@@ -387,14 +391,14 @@ class TableSending:
         Send all rows and wait until they are stored.
 
         Raises:
-            RowsRefusedError: without `partial`, a row cannot be sent: no row of a source in memory
-                is, and of a stream none of that record batch and of those after it.
-            RowsUnfinishedError: a stream raised; what it gave before was sent.
-            RowsGivenUpError: rows were given up.
+            TableError: without `partial`, a row cannot be sent. Then no row of a source in memory
+                is sent; for a stream, no row of that record batch or a later one is.
+            TableError: a stream raised an exception; its earlier rows were sent.
+            TableError: rows were given up.
         """
         self._partial = partial
         failure: BaseException | None = None
-        await self._sender.routed()  # the route has the limit of a row
+        await self._sender.routed()  # the route has the size limit of a row
         if source.in_memory:
             if not partial:
                 await self._check(source.blocks())
@@ -417,7 +421,7 @@ class TableSending:
         return TableReceipt(self._stored, self._refused)
 
     async def _check(self, blocks: Iterable[Block]) -> None:
-        """Raises RowsRefusedError if a row of `blocks`, the next ones, cannot be sent."""
+        """Raise TableError if a row of `blocks`, the next ones, cannot be sent."""
         row = self._row
         limit = self._sender.message_bytes_max
         refused: dict[int, str] = {}
@@ -427,7 +431,8 @@ class TableSending:
             await asyncio.sleep(0)  # other tasks run between blocks
         if refused:
             first, why = min(refused.items())
-            raise RowsRefusedError(
+            raise TableError(
+                Reason.ROWS_REFUSED,
                 f"{counted(len(refused), 'row', 'rows')} cannot be sent, the first is "
                 f"row {first}: {why}; "
                 f"{counted(self._row, 'row', 'rows')} before were sent",
@@ -471,7 +476,7 @@ class TableSending:
             await self._send_by_row(block.take(part), rows[part])
 
     def _leave_out(self, row: int, why: str) -> None:
-        """Note a row that cannot be sent; without `partial` the subject's limit was lowered since
+        """Note a row that cannot be sent; without `partial`, the subject's limit was lowered after
         the rows were checked.
         """
         if self._partial:
@@ -519,7 +524,9 @@ class TableSending:
                 self._given_up[row] = error
 
     async def _settle(self, *, waits: bool) -> None:
-        """Count the oldest batches and messages that are settled; all of them if it `waits`."""
+        """Count the oldest batches and messages that are settled; with `waits`, wait for all of
+        them.
+        """
         while self._batches and (waits or self._batches[0][0].told):
             batch, rows = self._batches.popleft()
             await shield(batch.future)
@@ -541,14 +548,15 @@ class TableSending:
 
     @property
     def _unknown(self) -> int:
-        """The number of given-up rows that may be stored."""
+        """Return the number of given-up rows that may be stored."""
         return sum(error.fate is Fate.UNKNOWN for error in self._given_up.values())
 
-    def _unfinished(self, failure: BaseException) -> RowsUnfinishedError:
+    def _unfinished(self, failure: BaseException) -> TableError:
         unknown = self._unknown
         given_up = f", {len(self._given_up)} were given up" if self._given_up else ""
         left_out = f", {len(self._refused)} were left out" if self._refused else ""
-        error = RowsUnfinishedError(
+        error = TableError(
+            Reason.ROWS_UNFINISHED,
             f"the source failed behind {counted(self._row, 'row')}, of which {self._stored} are "
             f"stored{given_up}"
             f"{left_out}: {failure!r:.200}",
@@ -562,11 +570,12 @@ class TableSending:
         error.__cause__ = failure
         return error
 
-    def _error(self) -> RowsGivenUpError:
+    def _error(self) -> TableError:
         unknown = self._unknown
         row, first = min(self._given_up.items())
         gone = counted(len(self._given_up), "row was", "rows were")
-        error = RowsGivenUpError(
+        error = TableError(
+            Reason.ROWS_GIVEN_UP,
             f"{gone} given up, {unknown} of them may be stored; {self._stored} are stored; "
             f"the first, row {row}: {first.message}",
             rows=sorted(self._given_up)[:ROWS_NAMED],
@@ -580,7 +589,7 @@ class TableSending:
 
 
 class _RowExecutors:
-    """The executors that the logical partitions of a subject lead to now."""
+    """The executors to which the logical partitions of a subject now lead."""
 
     def __init__(self, sender: SubjectSender, keyless_logical: int) -> None:
         self.executors: list[Executor | None] = []
@@ -600,10 +609,11 @@ class _RowExecutors:
         self, keys: Column | None, rows: int
     ) -> tuple[npt.NDArray[np.intp] | None, list[int]]:
         """
-        The order of a block's rows by executor, and where each executor's rows start.
+        Return the order of a block's rows by executor, and where each executor's rows start.
 
         Returns:
-            None for the order that they have; then one edge more than there are executors.
+            The order, or None if the rows keep theirs; then the edges, one more than there are
+            executors.
         """
         count = len(self.executors)
         if keys is None:

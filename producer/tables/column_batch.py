@@ -1,4 +1,4 @@
-"""A batch that was made by column: its body is there before it is queued.  Pure but for its
+"""A batch that was made by column: its body exists before it is queued. Pure except for its
 future.
 """
 
@@ -14,8 +14,8 @@ from ..outgoing_batch import OutgoingBatch
 
 
 class ColumnBatch(OutgoingBatch):
-    """A closed batch; it has lists of keys and values once they are asked for, when it meets
-    trouble.
+    """A closed batch; its lists of keys and values are made on demand, when a failure needs
+    them.
     """
 
     __slots__ = ("_body",)
@@ -23,7 +23,7 @@ class ColumnBatch(OutgoingBatch):
     def __init__(
         self, loop: asyncio.AbstractEventLoop, body: bytes, count: int, sent_at_ns: int
     ) -> None:
-        """`body` is of `count` messages, as `join_columns` made it; all are sent at
+        """Make a batch from `body`, which `join_columns` made of `count` messages; all are sent at
         `sent_at_ns`.
         """
         super().__init__(loop)
@@ -33,12 +33,12 @@ class ColumnBatch(OutgoingBatch):
         self._runs = [(0, sent_at_ns)]
         del self.keys, self.values
 
-    # Not in OutgoingBatch: a class that has it has slow attributes, and `send` reads six of a batch
-    # for each message.
+    # This method is not in OutgoingBatch: a class that has it has slow attributes, and `send` reads
+    # six of a batch for each message.
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> list[bytes]:
-            """The keys or the values."""
+            """Return the keys or the values, which are made from the body now."""
             if name not in ("keys", "values"):
                 raise AttributeError(name)
             self.keys, self.values = split_columns(self._body, self.count)
@@ -48,15 +48,15 @@ class ColumnBatch(OutgoingBatch):
         return self.count
 
     def unsettled(self) -> Iterator[tuple[bytes, int, int]]:
-        """Key, size in bytes and time of sending of each unsettled message; the batch stays as it
-        is.
+        """Yield the key, the size in bytes and the sending time of each unsettled message; the
+        batch stays as it is.
         """
         return self._unsettled(*split_columns(self._body, self.count))
 
     def pack(
         self, *, sequence: int, compression: Compression = Compression.NONE, **fields: int
     ) -> bytes | bytearray:
-        """As of any batch."""
+        """Return the bytes of the batch, as `OutgoingBatch.pack` does."""
         if self.data is None:
             self.sequence = sequence
             sent_at_ns = self.first_sent_at_ns

@@ -1,3 +1,3 @@
-"""Tries of a producer's tasks: each one behind the last, until it is known that none can
+"""The repeated tries of a producer's tasks, one after another, until it is known that none can
 succeed.
 """

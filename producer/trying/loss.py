@@ -1,4 +1,4 @@
-"""Whether a batch that may be stored is lost with its broker: the metaserver is asked."""
+"""Asks the metaserver whether a batch that may be stored is lost with its broker."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def is_hopeless(
     ask_history: Callable[[], Awaitable[Collection[str]]],
 ) -> bool:
     """
-    True if no broker knows whether the oldest batch is stored, and the loss is not accepted.
+    Return True if no broker knows whether the oldest batch is stored, and the loss is not accepted.
 
     A broker without the partition may have replaced a lost broker, or may have the address of a
     broker that moved. The metaserver knows which.  It is asked after the refusal, because an
@@ -36,7 +36,7 @@ async def is_hopeless(
 
     Args:
         error: the refusal.
-        ask_history: as `ExecutorOwner.ask_history`; it changes `executor`.
+        ask_history: see `ExecutorOwner.ask_history`; it changes `executor`.
     """
     state, address = executor.state, executor.partition.address
     if state.lost or not (state.gone and isinstance(error, NOT_HERE)):

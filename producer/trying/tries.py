@@ -1,5 +1,5 @@
-"""The loop in which a task of a producer tries again, and what it makes of an error that nothing
-foresaw.
+"""The loop in which a task of a producer tries again, and the error that it makes of an unforeseen
+exception.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ FAULT_HINT = (
 
 def failure_of(raised: Exception, what: str, troubles: LogFilter, now_ms: int) -> KeylaneError:
     """
-    The same error; for one that nothing foresaw an InternalError that names it, after a line with
-    its traceback.
+    Return the same error; an unforeseen exception is logged with its traceback, and becomes an
+    InternalError that names it.
 
     Args:
         what: the route or the partition that the task looks after.
@@ -46,13 +46,12 @@ async def keep_trying(
     log_fault: Callable[[Exception], object],
 ) -> None:
     """
-    Try again and again.  No error ends it: the messages of a task that ended would wait without a
-    word.
+    Try repeatedly. No error ends the loop: the messages of a task that ended would wait silently.
 
     Args:
-        attempt: one try; True if no other one is needed.
-        failed: acts on what a try raised; True if the next try begins without a pause.
-        log_fault: logs what `failed` raised.
+        attempt: makes one try; True if no further try is needed.
+        failed: acts on the exception of a try; True if the next try begins without a pause.
+        log_fault: logs an exception that `failed` raised.
     """
     while True:
         hurries = False

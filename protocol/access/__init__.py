@@ -1,1 +1,1 @@
-"""Principals, tokens, grants and capabilities: who may do what."""
+"""Principals, tokens, grants and capabilities, which say who may do what."""

@@ -1,13 +1,14 @@
-"""A capability: what a metaserver has signed that a principal may do, for a few minutes; and its
-text.  Pure.
+"""A capability is a statement, signed by a metaserver, of what a principal may do for some minutes.
+Pure.
 
     kc_ + base64url(signature of 64 bytes, msgpack of the Capability)
 
-    holder = b""       a bearer of it is believed: HTTP requests
-    holder = a key     a caller that signs the broker's challenge with that key is believed: the data plane
+    holder = b""       anybody who presents it may use it: HTTP requests
+    holder = a key     only a caller that signs the broker's challenge with this key may use it:
+                       the data plane
 
-Times are those of the metaserver's calendar; a broker hears them with every heartbeat, so clocks of
-hosts may differ.
+Times are those of the metaserver's calendar.  A broker receives that time with every heartbeat, so
+the clocks of hosts may differ.
 """
 
 from __future__ import annotations
@@ -26,62 +27,66 @@ from .rights import AccessGrant
 CAPABILITY_MS: Final = 300_000
 SIGNATURE_BYTES: Final = 64
 TEXT_CHARS_MAX: Final = 8_000
-"""A header of HTTP holds it."""
+"""Most characters of the text, so that it fits into an HTTP header."""
 GRANTS_MAX: Final = 50
 GRANT_BYTES_MAX: Final = 3_500
-"""Names and patterns of all grants of a principal: its capability fits in a header of HTTP."""
+"""Most bytes of names and patterns in all grants of a principal, so that its capability fits into
+an HTTP header.
+"""
 CONTEXT: Final = b"keylane capability 1\0"
 PROOF_CONTEXT: Final = b"keylane connection 1\0"
 NO_CAPABILITY: Final = "no capability"
-"""Why text that is another thing, as a token, is refused."""
+"""Reason of the error when a text is something else, such as a token."""
 _PREFIX = "kc_"
 
 
 class Capability(Struct, frozen=True, array_like=True):
-    """What a principal may do at the brokers of one cluster."""
+    """The rights of a principal at the brokers of one cluster."""
 
     cluster: str
     key: str
-    """The id of the key that signed it."""
+    """Id of the key that signed it."""
     principal: str
     version: int
-    """Of the cluster's access: a later change of the principal ends it."""
+    """Version of the cluster's access rules; a later change of the principal ends the capability.
+    """
     ends_at_ms: int
     grants: tuple[AccessGrant, ...]
     holder: bytes = b""
     groups: tuple[str, ...] = ()
-    """Principals of groups, whose rights are among the grants: their changes end it too."""
+    """Principals of groups whose rights are among the grants; a change of one ends the capability
+    too.
+    """
     quota: Quota = NO_QUOTA
 
 
 class AccessNews(Struct, frozen=True, kw_only=True):
-    """What a broker has to know to judge capabilities; it comes with every answer to a
-    heartbeat.
-    """
+    """The facts by which a broker judges capabilities; every answer to a heartbeat carries them."""
 
     cluster: str
     now_ms: int
-    """The metaserver's calendar."""
+    """Current time of the metaserver's calendar."""
     keys: dict[str, bytes]
-    """Id → public key of those that sign now, or signed what has not ended."""
+    """Public key by key id, for each key that signs now or whose capabilities have not all ended.
+    """
     changed: dict[str, int] = {}
-    """Principal → the version below which its capabilities have ended; of changes that old
-    capabilities may predate.
+    """Version below which a principal's capabilities have ended, by principal.  Only changes that
+    some valid capability may predate are listed.
     """
     floor: int = 0
     """The version below which every capability has ended."""
     subject_bytes: dict[str, int] = {}
-    """Subject or pattern → bytes a second that each such subject takes at each broker."""
+    """Bytes a second that each subject takes at each broker, by subject or pattern."""
     scheduled_bytes: dict[str, int] = {}
-    """Subject or pattern → bytes of scheduled messages that all such subjects have together at each
-    broker.
+    """Bytes of scheduled messages that all such subjects together may have at each broker, by
+    subject or pattern.
     """
     version: int = 0
-    """Of access, in the database; rises with each change."""
+    """Version of the access rules in the database; it rises with each change."""
     operators: dict[str, str] = {}
-    """Hash of a token → its principal, of the tokens in the metaserver's settings: a broker takes
-    these tokens themselves, so that a lost database can be rebuilt while no metaserver gives
-    capabilities.
+    """Principal by hash of its token, for the tokens in the metaserver's settings.  A broker
+    accepts these tokens themselves, so that a lost database can be rebuilt while no metaserver
+    issues capabilities.
     """
 
 
@@ -90,21 +95,21 @@ _decode = msgspec.msgpack.Decoder(Capability).decode
 
 
 def pack(capability: Capability) -> bytes:
-    """The bytes that are signed, behind CONTEXT."""
+    """Return the bytes that are signed, after CONTEXT."""
     return _encode(capability)
 
 
 def text_of(packed: bytes, signature: bytes) -> str:
-    """The text that callers send."""
+    """Return the text that callers send."""
     return _PREFIX + urlsafe_b64encode(signature + packed).decode().rstrip("=")
 
 
 def parts_of(text: str) -> tuple[Capability, bytes, bytes]:
     """
-    The capability in a text, not verified yet, its packed bytes, and the signature.
+    Return the capability in a text, which is not verified yet, its packed bytes, and the signature.
 
     Raises:
-        UnauthenticatedError: it is none.
+        UnauthenticatedError: the text is not a capability.
     """
     try:
         if not text.startswith(_PREFIX) or len(text) > TEXT_CHARS_MAX:
@@ -114,7 +119,7 @@ def parts_of(text: str) -> tuple[Capability, bytes, bytes]:
         return _decode(packed), packed, data[:SIGNATURE_BYTES]
     except (ValueError, msgspec.MsgspecError, RecursionError):
         raise UnauthenticatedError(
-            "what was given is no capability of keylane", reason=NO_CAPABILITY
+            "what was given is no capability of keylane", problem=NO_CAPABILITY
         ) from None
 
 
@@ -130,11 +135,11 @@ def check_current(
     Check a capability whose signature is right.
 
     Raises:
-        UnauthenticatedError: it is of another cluster.
-        CapabilityEndedError
+        UnauthenticatedError: it belongs to another cluster.
+        CapabilityEndedError: its time is over, or the rights of its principal have changed.
     """
     if capability.cluster != cluster:
-        raise UnauthenticatedError("the capability is of another cluster", reason="other cluster")
+        raise UnauthenticatedError("the capability is of another cluster", problem="other cluster")
     principal = capability.principal
     if now_ms >= capability.ends_at_ms:
         raise CapabilityEndedError(
@@ -149,5 +154,5 @@ def check_current(
 
 
 def proof_of(nonce: bytes, address: str) -> bytes:
-    """What a holder signs: the challenge of this connection to this broker."""
+    """Return what a holder signs: the broker's challenge on this connection, and its address."""
     return PROOF_CONTEXT + nonce + b"\0" + address.encode()

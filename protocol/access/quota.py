@@ -1,7 +1,7 @@
-"""How much a principal may use of each server, and how many bytes a second a subject takes at each
-broker.  Pure.
+"""Quotas: how much a principal may use of each server, and how many bytes a second a subject takes
+at each broker.  Pure.
 
-0 stands for no limit.  A quota is a rate: who is over it waits, and is told for how long.
+0 stands for no limit.  A quota is a rate: a caller over it is asked to wait, and for how long.
 """
 
 from __future__ import annotations
@@ -15,28 +15,30 @@ from ..errors import InvalidRequestError
 from .rights import matches
 
 BYTES_PER_S_MIN: Final = 256 << 10
-"""A message of the largest size is then let through within some seconds."""
+"""Lowest rate; with it the largest message still passes within some seconds."""
 MAX: Final = 1 << 40
 EVERYBODY: Final = "*"
-"""The principal whose quota all have that have none of their own."""
+"""Principal whose quota holds for every principal that has none of its own."""
 SUBJECT_LIMITS_MAX: Final = 1_000
 
 
 class Quota(Struct, frozen=True, array_like=True):
-    """What a principal may use of one server."""
+    """The rates that a principal may use of one server."""
 
     bytes_per_s: int = 0
-    """Of messages, sent and received together."""
+    """Bytes a second of messages, sent and received together."""
     requests_per_s: int = 0
     connections: int = 0
-    """Of the data plane, at a time."""
+    """Open connections of the data plane."""
 
 
 NO_QUOTA: Final = Quota()
 
 
 def check_quota(quota: Quota) -> Quota:
-    """Raises InvalidRequestError: it limits nothing, or a limit cannot be."""
+    """Return the quota, or raise InvalidRequestError if it limits nothing, or a limit is out of
+    range.
+    """
     lows = (BYTES_PER_S_MIN, 1, 1)
     names = ("bytes_per_s", "requests_per_s", "connections")
     values = (quota.bytes_per_s, quota.requests_per_s, quota.connections)
@@ -49,21 +51,21 @@ def check_quota(quota: Quota) -> Quota:
 
 
 def limits_of(subject: str, limits: Mapping[str, int]) -> list[tuple[str, int]]:
-    """Every limit that counts a subject, with its name or pattern: each is of all subjects that it
-    means together.
+    """Return every limit that applies to a subject, with its name or pattern.  All subjects that
+    match a pattern share its limit.
     """
     return [(name, limit) for name, limit in limits.items() if limit and matches(name, subject)]
 
 
 def check_together(name: str, subjects: int, scheduled_bytes: int, *, of_subjects: bool) -> None:
     """
-    Check limits of what the subjects of a name or pattern have together.
+    Check limits that all subjects of a name or pattern share.
 
     Args:
-        of_subjects: `name` is one of subjects, not of a principal.
+        of_subjects: `name` is a name or pattern of subjects, not of a principal.
 
     Raises:
-        InvalidRequestError: a limit cannot be.
+        InvalidRequestError: a limit is out of range, or does not apply to such a name.
     """
     if not of_subjects and (subjects or scheduled_bytes):
         raise InvalidRequestError(
@@ -79,8 +81,8 @@ def check_together(name: str, subjects: int, scheduled_bytes: int, *, of_subject
 
 
 def check_sessions(sessions: int, *, of_subjects: bool) -> None:
-    """Raises InvalidRequestError: a principal cannot have this limit of consumers, or it is no
-    principal that has it.
+    """Check a limit of consumers that a principal may have at a time.  Raises InvalidRequestError
+    if it is out of range, or is not set on a principal.
     """
     if of_subjects and sessions:
         raise InvalidRequestError("sessions is a limit of a principal, not of subjects")
@@ -89,8 +91,8 @@ def check_sessions(sessions: int, *, of_subjects: bool) -> None:
 
 
 def limit_of(subject: str, limits: Mapping[str, int]) -> int:
-    """The bytes a second of a subject: by its name, else by the longest pattern that means it; 0:
-    no limit.
+    """Return the bytes a second that a subject takes; 0: no limit.  The limit set on its name comes
+    first, then the limit of the longest pattern that matches it.
     """
     if subject in limits:
         return limits[subject]

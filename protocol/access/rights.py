@@ -1,18 +1,20 @@
-"""Who may do what: a right on subjects and consumer groups by pattern; what is not granted is
-refused.  Pure.
+"""Access control: a grant gives a right on subjects and consumer groups by pattern; everything else
+is refused.  Pure.
 
-    AccessGrant(right, subject, group)      subject and group: a name, or the beginning of names with `*` behind it
+    AccessGrant(right, subject, group)      subject, group: a name, or a prefix followed by `*`
 
     produce       send to the subject
-    consume       be a member of the group on the subject; who may is also let read, as members do of parked messages
+    consume       be a member of the group on the subject, and also read, as members do with
+                  parked messages
     read          read messages of the subject without a group, parked ones too
     administer    create, change and delete the subject and its groups; with `*` the cluster
     cluster       everything: the servers of the cluster among themselves
 
 Invariants
-    `a.*` is the names that begin with `a.`: not `a`, and not `ab`.
-    What is about no single subject needs a grant of `*`.
-    What is about a subject as a whole, and administer, needs a grant with the group `*`.
+    `a.*` matches the names that begin with `a.`, but neither `a` nor `ab`.
+    A call that concerns no single subject needs a grant on `*`.
+    A call that concerns a subject as a whole, and the right administer, need a grant with group
+    `*`.
 
 Source: prefixed ACLs of Kafka (KIP-290), without its rules that deny.
 """
@@ -25,37 +27,39 @@ from typing import Final
 
 from msgspec import Struct
 
-from ..errors import AccessDeniedError, InvalidNameError, InvalidRequestError
+from ..errors import AccessDeniedError, InvalidRequestError
 from ..ids import HIDDEN, check_name
 
 
 class Rights(enum.StrEnum):
-    """The right that a call needs; where access control is on, servers check it
+    """The right that a call needs; servers check it where access control is on
     (`check_allowed`).
     """
 
     PRODUCE = "produce"
     CONSUME = "consume"
     READ = "read"
-    """Messages, without a consumer group."""
+    """Read messages without a consumer group."""
     ADMINISTER = "administer"
-    """Operators."""
+    """Do what operators do."""
     CLUSTER = "cluster"
-    """The servers of the cluster among themselves."""
+    """Act as a server of the cluster."""
     JOIN = "join"
-    """One of consume and administer, of the group: it is made for the caller, or by who looks after
-    the subject.
+    """Have consume or administer on the group, because a group is made for its first member, or by
+    an operator of the subject.
     """
     ANY = "any"
-    """Any of those above, on the same subject: what clients of every kind need."""
+    """Have any of the rights above on the same subject, because clients of every kind need the
+    call.
+    """
     KNOWN = "known"
-    """A caller with a token of the cluster."""
+    """Have a token of the cluster."""
     OPEN = "open"
-    """Nothing, not even a token."""
+    """Need nothing, not even a token."""
 
     @property
     def doing(self) -> str:
-        """How a refusal names what was tried."""
+        """The verb with which a refusal names what the caller tried to do."""
         words = {
             "produce": "produce to",
             "join": "make a group of",
@@ -73,14 +77,14 @@ GRANTED: Final = (
     Rights.ADMINISTER,
     Rights.CLUSTER,
 )
-"""The rights that are granted; the other members of `Rights` say what a call needs."""
+"""The rights that can be granted; the other members of `Rights` only say what a call needs."""
 SOME_SUBJECT: Final = "?"
-"""In place of a subject: which one it is is not known any more, so a right on any is enough."""
+"""Stands for a subject whose name is no longer known, so a right on any subject is enough."""
 _BY_GROUP = frozenset({Rights.CONSUME, Rights.ADMINISTER})
 
 
 class AccessGrant(Struct, frozen=True, order=True):
-    """A right on the subjects and groups that the patterns mean."""
+    """A right on the subjects and groups that match the patterns."""
 
     right: Rights
     subject: str = ANY
@@ -97,7 +101,7 @@ CLUSTER_GRANTS: Final = (AccessGrant(Rights.CLUSTER),)
 
 def check_pattern(what: str, pattern: str) -> str:
     """
-    Check a pattern: a name, or the beginning of one with `*` behind it.
+    Check a pattern: a name, or a prefix followed by `*`.
 
     Raises:
         InvalidRequestError
@@ -106,7 +110,7 @@ def check_pattern(what: str, pattern: str) -> str:
     try:
         if beginning or not pattern:
             check_name(what, beginning)
-    except InvalidNameError:
+    except InvalidRequestError:
         raise InvalidRequestError(
             f"a pattern of a {what} is a name, or its beginning and '*', not {pattern!r:.80}"
         ) from None
@@ -114,14 +118,14 @@ def check_pattern(what: str, pattern: str) -> str:
 
 
 def check_granted(right: str) -> None:
-    """Raises InvalidRequestError: it is no right that can be granted."""
+    """Raise InvalidRequestError if this is not a right that can be granted."""
     if right not in GRANTED:
         raise InvalidRequestError(f"the rights are {', '.join(GRANTED)}, not {str(right)!r:.40}")
 
 
 def check_grant(grant: AccessGrant) -> AccessGrant:
-    """Raises InvalidRequestError: it is of no right that can be granted, or a pattern cannot be
-    one.
+    """Return the grant, or raise InvalidRequestError if its right cannot be granted or a pattern is
+    invalid.
     """
     check_granted(grant.right)
     if grant.right not in _BY_GROUP and grant.group != ANY:
@@ -132,7 +136,9 @@ def check_grant(grant: AccessGrant) -> AccessGrant:
 
 
 def matches(pattern: str, name: str) -> bool:
-    """True if the pattern means the name; "" stands for no single one, which only `*` means."""
+    """Return True if the pattern matches the name; only `*` matches "", which is no single
+    subject.
+    """
     if pattern.endswith(ANY):
         beginning = pattern[:-1]
         return not beginning or name.startswith(beginning)
@@ -141,11 +147,11 @@ def matches(pattern: str, name: str) -> bool:
 
 def allows(grants: Iterable[AccessGrant], right: Rights, subject: str, group: str = "") -> bool:
     """
-    Whether one of the grants allows `right`.
+    Return whether one of the grants allows `right`.
 
     Args:
-        subject: "" for what is about no single subject; SOME_SUBJECT.
-        group: "" for what is about the whole subject.
+        subject: "" for a call that concerns no single subject, or SOME_SUBJECT.
+        group: "" for a call that concerns the whole subject.
     """
     return right in (Rights.OPEN, Rights.KNOWN) or any(
         _allows(grant, right, subject, group) for grant in grants
@@ -176,12 +182,11 @@ def check_allowed(
     Check a right.
 
     Args:
-        called: what the caller has said in place of the subject, such as "partition 7"; "": the
-            name of the subject. A caller without any right on the subject is not told its name, nor
-            that of the group.
+        called: how the caller named the subject, such as "partition 7"; "": by its name. A caller
+            without any right on the subject learns neither its name nor that of the group.
 
     Raises:
-        AccessDeniedError: says what to ask for.
+        AccessDeniedError: its text says what to ask for.
     """
     if allows(grants, right, subject, group):
         return
@@ -220,11 +225,11 @@ def check_all_allowed(
     principal: str, grants: Collection[AccessGrant], wanted: Iterable[tuple[Rights, str]]
 ) -> None:
     """
-    Check rights on whole subjects: pairs of right and subject.
+    Check rights on whole subjects, given as pairs of right and subject.
 
     Raises:
-        AccessDeniedError: says of each that lacks what to ask for; its details are those of the
-            first.
+        AccessDeniedError: its text says for each missing right what to ask for; its details are
+            those of the first.
     """
     refused: list[AccessDeniedError] = []
     for right, subject in wanted:

@@ -1,7 +1,7 @@
-"""The text of tokens, their hashes, and what keeps them out of URLs.  Pure.
+"""The text of tokens, their hashes, and the checks that keep them out of URLs.  Pure.
 
-kl_ + 43 letters: 256 random bits in base64url.  SQL has the SHA-256 alone, which is enough for a
-secret of that size.
+A token is kl_ and 43 letters: 256 random bits in base64url.  The database holds only the SHA-256,
+which is enough for a secret of that size.
 """
 
 from __future__ import annotations
@@ -12,70 +12,75 @@ from base64 import urlsafe_b64encode
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from ..errors import TokenInUrlError, TokenInvalidError
+from ..errors import ConfigError, InvalidRequestError, Reason
 
 TOKEN_BYTES: Final = 32
 _TOKEN = re.compile(r"kl_[A-Za-z0-9_-]{43}")
 _JWT = re.compile(r"ey[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
 JWT_CHARS_MAX: Final = 8_000
 _SECRET = re.compile(r"k[lc]_[A-Za-z0-9_-]{43,}|ey[A-Za-z0-9_-]{10,}\.ey[A-Za-z0-9_-]{10,}\.")
-"""A token, a capability or a JWT inside of other text."""
+"""Matches a token, a capability or a JWT inside other text."""
 _NAMES = frozenset({"token", "access_token", "authorization", "capability", "api_key", "apikey"})
-"""Parameters by which other systems take tokens in URLs."""
+"""Names of URL parameters in which other systems take tokens."""
 
 
 def make_token(draw_bits: Callable[[int], int]) -> str:
-    """A new token; `draw_bits` is the operating system's generator."""
+    """Return a new token; `draw_bits` is the operating system's random generator."""
     drawn = draw_bits(8 * TOKEN_BYTES).to_bytes(TOKEN_BYTES, "big")
     return "kl_" + urlsafe_b64encode(drawn).decode().rstrip("=")
 
 
 def check_token(text: object, origin: str) -> str:
     """
-    The token in `text`, without the white space around it: one of keylane, or a JWT.
+    Return the token in `text` without surrounding white space: a token of keylane, or a JWT.
 
     Args:
-        origin: where it comes from, for the error; the error never has the text itself.
+        origin: where the text comes from, for the error, which never contains the text itself.
 
     Raises:
-        TokenInvalidError
+        ConfigError
     """
     token = text.strip() if isinstance(text, str) else ""
     outside = len(token) <= JWT_CHARS_MAX and _JWT.fullmatch(token) is not None
     if _TOKEN.fullmatch(token) is None and not outside:
-        raise TokenInvalidError(
-            f"{origin} has no token: one is kl_ and 43 letters, or a JWT of an outside issuer"
+        raise ConfigError(
+            Reason.TOKEN_INVALID,
+            f"{origin} has no token: one is kl_ and 43 letters, or a JWT of an outside issuer",
         )
     return token
 
 
 def is_own_token(text: str) -> bool:
-    """True for a token of keylane, not of an outside issuer."""
+    """Return True for a token of keylane, False for one of an outside issuer."""
     return _TOKEN.fullmatch(text) is not None
 
 
 def check_own_token(token: str, origin: object) -> str:
-    """Raises TokenInvalidError: it is of an outside issuer; the servers' own tokens are not."""
+    """Return the token, or raise ConfigError if an outside issuer made it; servers need their
+    own.
+    """
     if not is_own_token(token):
-        raise TokenInvalidError(f"{origin} needs a token of keylane: kl_ and 43 letters")
+        raise ConfigError(
+            Reason.TOKEN_INVALID, f"{origin} needs a token of keylane: kl_ and 43 letters"
+        )
     return token
 
 
 def token_hash(token: str) -> str:
-    """What SQL keeps of a token: 64 hexadecimal digits."""
+    """Return the hash that the database keeps of a token: 64 hexadecimal digits."""
     return hashlib.sha256(token.encode("utf-8", "replace")).hexdigest()
 
 
 def check_no_token(path: str, query: Mapping[str, str]) -> None:
-    """Raises TokenInUrlError: the path or a parameter of a request has a token, or is named as
-    one.
+    """Raise InvalidRequestError if the path or a parameter of a request contains a token, or a
+    parameter is named like one.
     """
     named = any(name.lower() in _NAMES for name in query)
     if named or _SECRET.search(path) or any(map(_SECRET.search, query.values())):
-        raise TokenInUrlError
+        raise InvalidRequestError(Reason.TOKEN_IN_URL)
 
 
 def check_address_has_no_token(text: str) -> None:
-    """Raises TokenInUrlError: what should be addresses has a token in it."""
+    """Raise InvalidRequestError if a text of addresses contains a token."""
     if _SECRET.search(text):
-        raise TokenInUrlError("a token stands in an address")
+        raise InvalidRequestError(Reason.TOKEN_IN_URL, "a token stands in an address")

@@ -1,1 +1,1 @@
-"""Codecs: what makes bytes of a value, and a value of bytes.  Pure."""
+"""Codecs, which turn a value into bytes, and bytes into a value.  Pure."""

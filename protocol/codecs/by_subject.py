@@ -1,4 +1,4 @@
-"""The codecs of a client that sends to several subjects: one for all, or one by subject.  Pure."""
+"""The codecs of a client that sends to several subjects: one for all, or one for each.  Pure."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from ..ids import check_name
 from .codec import Codec, check_codec, encode_value
 
 Codecs: TypeAlias = Codec[Any] | dict[str, Codec[Any]] | None
-"""The codec of all subjects, codecs by subject, or none."""
+"""One codec for all subjects, a codec for each subject, or none."""
 
 
 def checked_codecs(codec: Codec[Any] | Mapping[str, Codec[Any]] | None) -> Codecs:
-    """Raises ConfigError, InvalidNameError: something in it is not a codec, or not of a name that a
-    subject may have.
+    """Return the codecs, or raise ConfigError if one is not a codec, InvalidRequestError if no subject
+    can have a name.
     """
     if isinstance(codec, Mapping):
         codecs = dict(codec)
@@ -28,7 +28,7 @@ def checked_codecs(codec: Codec[Any] | Mapping[str, Codec[Any]] | None) -> Codec
 
 
 def encode_for(codecs: Codecs, subject: str, value: Any) -> Any:
-    """The bytes of a value for a subject with a codec; other values as they are.  Raises
+    """Return the bytes of a value if the subject has a codec, else the value as it is.  Raises
     CodecError.
     """
     codec = codecs.get(subject) if isinstance(codecs, dict) else codecs

@@ -1,4 +1,4 @@
-"""What a codec is, and how it is called: every failure of it is a CodecError.  Pure."""
+"""The interface of a codec, and calls of it: every failure becomes a CodecError.  Pure."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ if TYPE_CHECKING:
     V = TypeVarWithDefault("V", default=bytes)
 else:
     V = TypeVar("V")
-"""The type of the values of a client: bytes, unless it has a codec."""
+"""Type of the values of a client: bytes, unless it has a codec."""
 
 T = TypeVar("T")
 
 
 class Codec(Protocol[T]):
     """
-    Makes bytes of values, and values of bytes: any object with these three, as one for Avro or
-    Protobuf.
+    Turns values into bytes, and bytes into values.  Any object with these three members is a codec,
+    for example one for Avro or Protobuf.
 
-    `encode` and `decode` are called on the event loop, so they must be quick.  What they raise is
-    told as a CodecError.
+    `encode` and `decode` are called on the event loop, so they must be quick.  An exception that
+    they raise is reported as a CodecError.
     """
 
     @property
     def name(self) -> str:
-        """For people: errors name the codec by it."""
+        """Name of the codec in errors, for people."""
         ...
 
     def encode(self, value: T, /) -> bytes:
-        """The bytes of a value; it raises if there are none."""
+        """Return the bytes of a value; raise any exception if it has none."""
         ...
 
     def decode(self, data: bytes, /) -> T:
-        """The value of bytes that `encode` made; it raises if there is none."""
+        """Return the value of bytes that `encode` made; raise any exception if it has none."""
         ...
 
 
 def check_codec(codec: object) -> None:
-    """Raises ConfigError: not a codec."""
+    """Raise ConfigError if this is not a codec."""
     methods = (getattr(codec, "encode", None), getattr(codec, "decode", None))
     named = isinstance(getattr(codec, "name", None), str)
     if isinstance(codec, type) or not named or not all(map(callable, methods)):
@@ -52,10 +52,10 @@ def check_codec(codec: object) -> None:
 
 def encode_value(codec: Codec[Any], value: Any, *, subject: str) -> bytes:
     """
-    The bytes that `codec` makes of a value to be sent to `subject`.
+    Return the bytes that `codec` makes of a value for `subject`.
 
     Raises:
-        CodecError: the codec failed, or returned no bytes.
+        CodecError: the codec failed, or returned something other than bytes.
     """
     try:
         data: object = codec.encode(value)
@@ -78,7 +78,7 @@ def decode_value(
     codec: Codec[T], data: bytes, *, subject: str, partition_id: int, offset: int
 ) -> T:
     """
-    The value that `codec` makes of the bytes of the message at `offset`.
+    Return the value that `codec` makes of the bytes of the message at `offset`.
 
     Raises:
         CodecError: the codec failed.
@@ -88,8 +88,7 @@ def decode_value(
     except Exception as error:
         raise CodecError(
             f"codec {codec.name} cannot decode message {offset} of partition {partition_id} of "
-            f"{subject}: "
-            f"{error!r:.200}",
+            f"{subject}: {error!r:.200}",
             codec=codec.name,
             subject=subject,
             partition_id=partition_id,

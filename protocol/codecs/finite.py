@@ -1,5 +1,5 @@
-"""Numbers that JSON does not have: encoders write null for NaN and infinity, which no decoder makes
-a number of.  Pure.
+"""Checks for numbers that JSON does not have: encoders write NaN and infinity as null, which no
+decoder turns back into a number.  Pure.
 """
 
 from __future__ import annotations
@@ -9,30 +9,33 @@ import re
 
 import msgspec
 
-NOT_IN_JSON = "NaN and infinity have no JSON, and would be stored as null: send None, or text"
+NOT_IN_JSON = "JSON has no NaN or infinity, and they would be stored as null: send None, or text"
 
 
 _pack = msgspec.msgpack.Encoder().encode
 _packed_so = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]").search
-"""How MessagePack begins NaN and infinity; a text may have these bytes as well."""
+"""Finds the first bytes of NaN and infinity in MessagePack; a text may contain these bytes as well.
+"""
 
 
 def may_lack_json(value: object) -> bool:
     """
-    False if there is neither NaN nor infinity in a value that has JSON; in a tenth of the time of
-    `all_finite`.
+    Return False if a value that has JSON surely contains neither NaN nor infinity; this takes a
+    tenth of the time of `all_finite`.
 
-    Values with None are common, and a look at each part of them would cost more than their JSON.
+    Values with None are common, and a look at each part of them would cost more than encoding them.
     """
     try:
         return _packed_so(_pack(value)) is not None
     except (OverflowError, RecursionError, TypeError, ValueError):
-        # It has JSON and no MessagePack, as a number of 65 bits.
+        # It has JSON but no MessagePack, for example a number of 65 bits.
         return True
 
 
 def all_finite(value: object) -> bool:
-    """True if there is neither NaN nor infinity in a value of dicts, lists, texts and numbers."""
+    """Return True if a value of dicts, lists, texts and numbers contains neither NaN nor
+    infinity.
+    """
     left = [value]
     while left:
         each = left.pop()
@@ -47,8 +50,8 @@ def all_finite(value: object) -> bool:
 
 
 def is_null_in(value: object, in_json: object) -> bool:
-    """True if a number of a value, of dicts, lists, texts and numbers, is null in its JSON, as that
-    was read.
+    """Return True if a number in a value of dicts, lists, texts and numbers is null in its JSON,
+    which `in_json` has decoded.
     """
     left = [(value, in_json)]
     while left:

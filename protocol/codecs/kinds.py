@@ -1,5 +1,5 @@
-"""The classes that the values of a type have: of a class, a union, a generic alias and what stands
-for one.  Pure.
+"""Finds the classes that the values of a type annotation have, whether it is a class, a union, a
+generic alias or a new type.  Pure.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, is_type
 
 def classes_of(kind: Any) -> tuple[type, ...] | None:
     """
-    The classes of which one is that of each value of `kind`; None if they are not known, as of Any.
+    Return the classes of which each value of `kind` has one; None if they are not known, for
+    example for Any.
 
-    A whole number is a value of float, as type checkers have it; bool, a class below int, is for
-    the caller to tell.
+    An int is a value of float, as type checkers see it; the caller must distinguish bool, which is
+    a subclass of int.
     """
     if kind is Any:
         return None

@@ -1,4 +1,6 @@
-"""A codec for models of pydantic, which is never imported here: a model brings it along.  Pure."""
+"""A codec for pydantic models.  Pydantic is never imported here, because the model brings it along.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +13,19 @@ from .finite import NOT_IN_JSON, is_null_in, may_lack_json
 
 
 class Model(Protocol):
-    """What a model of pydantic has."""
+    """The methods of a pydantic model that the codec calls."""
 
     def model_dump_json(self, *, by_alias: bool, round_trip: bool) -> str:
-        """The JSON of the model."""
+        """Return the JSON of the model."""
         ...
 
     def model_dump(self, *, mode: str, by_alias: bool, round_trip: bool) -> Any:
-        """The dicts, lists, texts and numbers of the model."""
+        """Return the dicts, lists, texts and numbers of the model."""
         ...
 
     @classmethod
     def model_validate_json(cls, json_data: bytes, /) -> Self:
-        """The model of JSON."""
+        """Return the model that the JSON describes."""
         ...
 
 
@@ -32,13 +34,13 @@ M = TypeVar("M", bound=Model)
 
 class PydanticCodec(Generic[M]):
     """
-    Values of a pydantic model, as JSON with the aliases of its fields; pydantic 2.
+    Encodes values of a pydantic model as JSON with the aliases of its fields; it needs pydantic 2.
 
         orders = PydanticCodec(Order)
 
-    A value is refused if what its JSON decodes to is another one: a `SecretStr` without a
+    A value is refused if its JSON decodes to a different value: because of a `SecretStr` without a
     serializer that shows it, a required field that is excluded, an alias that validation does not
-    know, a field of a class below the model.
+    know, or a field of a subclass of the model.
     """
 
     def __init__(self, model: type[M]) -> None:
@@ -49,7 +51,7 @@ class PydanticCodec(Generic[M]):
             model: a class derived from pydantic.BaseModel.
 
         Raises:
-            ConfigError: it is no such class.
+            ConfigError: `model` is no such class.
         """
         if not isinstance(model, type) or not hasattr(model, "model_validate_json"):
             raise ConfigError(f"PydanticCodec takes a class of pydantic 2, not {model!r:.60}")
@@ -57,17 +59,17 @@ class PydanticCodec(Generic[M]):
 
     @property
     def name(self) -> str:
-        """For people: has the name of the model."""
+        """Name of the codec, with that of the model, for errors."""
         return f"pydantic:{self._model.__name__}"
 
     def encode(self, value: M, /) -> bytes:
         """
-        The JSON of a model.
+        Return the JSON of a model.
 
         Raises:
-            TypeError: it is another model.
-            ValueError: a receiver would get another value, or none: NaN and infinity would become
-                null, a secret asterisks.
+            TypeError: `value` is of another model.
+            ValueError: a receiver would get another value, or none, because NaN and infinity would
+                become null, or a secret asterisks.
         """
         given: Any = value
         if not isinstance(given, self._model):
@@ -84,15 +86,14 @@ class PydanticCodec(Generic[M]):
         return data
 
     def _check_decodes(self, value: M, text: str, data: bytes) -> None:
-        """Raises ValueError: what is decoded is not what is encoded."""
+        """Raise ValueError if the JSON does not decode to the value that was encoded."""
         name = type(value).__name__
         try:
             decoded = self._model.model_validate_json(data)
         except Exception as error:
             raise ValueError(
                 f"the JSON of this {name} is none of a {self._model.__name__}, so that no receiver "
-                f"could decode it: "
-                f"{_texts(error)}"
+                f"could decode it: {_texts(error)}"
             ) from error
         if decoded == value:
             return
@@ -101,23 +102,24 @@ class PydanticCodec(Generic[M]):
         ]:
             raise ValueError(
                 f"a secret of this {name} would be stored as asterisks: give its field a "
-                f"serializer that shows the secret, "
-                "or leave it out of what is sent"
+                f"serializer that shows the secret, or leave it out of what is sent"
             )
-        # Private attributes, and fields that are excluded on purpose, are no part of what is sent.
+        # Private attributes, and fields that are excluded on purpose, are not sent.
         if decoded.model_dump_json(by_alias=True, round_trip=True) != text:
             raise ValueError(
-                f"a receiver would get another {name} than is sent: its JSON loses some of it"
+                f"a receiver would get a different {name} than is sent: its JSON loses some of it"
             )
 
     def decode(self, data: bytes, /) -> M:
-        """The model of JSON; pydantic.ValidationError if the bytes are not of the model."""
+        """Return the model that the JSON describes; pydantic.ValidationError if it does not fit the
+        model.
+        """
         return self._model.model_validate_json(data)
 
 
 def _secrets(value: Any) -> Iterator[Any]:
-    """The secrets in a model, as SecretStr and SecretBytes of pydantic are, in the order of its
-    fields.
+    """Yield the secrets in a model, such as pydantic's SecretStr and SecretBytes, in the order of
+    its fields.
     """
     left = [value]
     while left:
@@ -135,12 +137,12 @@ def _secrets(value: Any) -> Iterator[Any]:
 
 
 def _texts(error: Exception) -> str:
-    """What a ValidationError says of each field, without the values."""
+    """Return what a ValidationError says about each field, without the values."""
     problems = getattr(error, "errors", None)
     if not callable(problems):
         return repr(error)
-    told = [
+    problems_text = [
         f"{'.'.join(map(str, problem['loc'])) or 'the model'}: {problem['msg']}"
         for problem in problems(include_url=False, include_context=False, include_input=False)
     ]
-    return "; ".join(told[:3])
+    return "; ".join(problems_text[:3])

@@ -15,25 +15,25 @@ T = TypeVar("T")
 
 
 class TextCodec:
-    """Values of text, as UTF-8."""
+    """Encodes text as UTF-8."""
 
     name = "text"
 
     def encode(self, value: str, /) -> bytes:
-        """The text as UTF-8; TypeError if it is no text."""
+        """Return the text as UTF-8; TypeError if the value is no text."""
         if not isinstance(value, str):
             raise TypeError(f"{type(value).__name__} is no str")
         return value.encode()
 
     def decode(self, data: bytes, /) -> str:
-        """The text; UnicodeDecodeError if the bytes are not UTF-8."""
+        """Return the text; UnicodeDecodeError if the bytes are not UTF-8."""
         return data.decode()
 
 
 class JsonCodec(Generic[T]):
     """
-    Values as JSON, by msgspec: what JSON has, dataclasses, msgspec Structs, TypedDicts, enums,
-    dates and more.
+    Encodes values as JSON with msgspec: everything that JSON has, dataclasses, msgspec Structs,
+    TypedDicts, enums, dates and more.
 
         orders = JsonCodec(Order)
     """
@@ -49,38 +49,39 @@ class JsonCodec(Generic[T]):
         Make a codec.
 
         Args:
-            kind: the type that `decode` makes and checks, and of which a value has to be to be
-                encoded, with all that is in it.  Without it, dict, list, str, numbers, bool and
-                None, and all are encoded.
+            kind: the type that `decode` returns and checks, and that a value must have, with
+                everything in it, to be encoded.  Without it, values of dict, list, str, numbers,
+                bool and None are encoded and decoded.
 
         Raises:
             ConfigError: msgspec cannot decode values of this type.
         """
         self._kind = kind
-        # The types stand here: those of a class are methods to pyright, without their first
-        # argument.
+        # The types are written here, because pyright takes those of a class for methods, without
+        # their first argument.
         try:
             self.decode: Callable[[bytes], T] = msgspec.json.Decoder(kind).decode
-            """The value of JSON; a msgspec.DecodeError if the bytes are no JSON, or not of the
-            type.
+            """Return the value of JSON; msgspec.DecodeError if the bytes are not JSON, or not of
+            the type.
             """
         except TypeError as error:
             raise ConfigError(f"JsonCodec cannot decode {kind!r:.60}: {error}") from error
         encode = _exact(msgspec.json.Encoder().encode)
         self.encode: Callable[[T], bytes] = _checked(encode, self.decode, kind)
         """
-        The JSON of a value; TypeError if it has none, or is not of the codec's type; ValueError if
-        NaN or infinity is in it, or a receiver would get another value, or none.
+        Return the JSON of a value.  TypeError if it has none, or is not of the codec's type;
+        ValueError if it contains NaN or infinity, or a receiver would get another value, or none.
         """
 
     def __reduce__(self) -> tuple[type[Self], tuple[Any]]:
-        # Pickled messages have their codec with them; what msgspec makes of the type cannot be
-        # pickled.
+        # Pickled messages carry their codec with them, and msgspec's decoder cannot be pickled.
         return type(self), (self._kind,)
 
 
 def _exact(encode: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
-    """`encode`, which refuses a value that it would change: NaN and infinity become null."""
+    """Return `encode` with a check that refuses values with NaN or infinity, which would become
+    null.
+    """
 
     def exact(value: Any) -> bytes:
         data = encode(value)
@@ -92,8 +93,8 @@ def _exact(encode: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
 
 
 def _plain(value: Any) -> object:
-    """The dicts, lists, texts and numbers of a value that has JSON.  What is JSON already, a
-    msgspec.Raw, is left out.
+    """Return the dicts, lists, texts and numbers of a value that has JSON.  Parts that are JSON
+    already, a msgspec.Raw, are left out.
     """
     return msgspec.to_builtins(value, enc_hook=lambda _: None)
 
@@ -101,8 +102,8 @@ def _plain(value: Any) -> object:
 def _checked(
     encode: Callable[[Any], bytes], decode: Callable[[bytes], Any], kind: Any
 ) -> Callable[[Any], bytes]:
-    """`encode`, which refuses values that are not of `kind`, and those whose JSON decodes to
-    another value, or to none.
+    """Return `encode` with a check that refuses values that are not of `kind`, and values whose
+    JSON decodes to a different value, or to none.
     """
     if kind is Any or kind is object:
         return encode
@@ -121,10 +122,10 @@ def _checked(
                 f"the JSON of this value is none of {name}, so that no receiver "
                 f"could decode it: {error}"
             ) from error
-        # Lists for tuples and texts for numbers as keys are what JSON has; they are the same JSON.
+        # JSON turns tuples into lists, and keys that are numbers into texts; their JSON is equal.
         if decoded != value and encode(decoded) != data:
             raise ValueError(
-                f"a receiver would get another {name} than is sent: its JSON loses some of it"
+                f"a receiver would get a different {name} than is sent: its JSON loses some of it"
             )
         return data
 

@@ -6,45 +6,36 @@ Pure.
 
 from __future__ import annotations
 
-import enum
 import re
-from typing import Any, ClassVar, Generic, TypeVar, overload
+from typing import Any, Generic, Self, TypeVar, overload
 
+from .reasons import Fate, Reason, RetryRule
 
-class Fate(enum.StrEnum):
-    """Whether a failed call has had an effect."""
-
-    NOT_DONE = "not_done"
-    UNKNOWN = "unknown"
-
-
-class RetryRule(enum.StrEnum):
-    """When the caller may try again."""
-
-    NEVER = "never"
-    LATER = "later"
-    AFTER_NEW_ROUTE = "after_new_route"
-
-
+KINDS: dict[str, type[KeylaneError]] = {}
+"""Every class of keylane errors by its name."""
 KIND_BY_CODE: dict[int, type[KeylaneError]] = {}
+"""The classes that have a code of their own."""
 _PACKAGE = __name__.partition(".")[0]
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
-"""A name that a shell takes as it is."""
+"""The pattern of a name that needs no quotes in a shell."""
 _OF_A_SUBJECT = re.compile(r"(keylane subject (?:create|describe|operations|queues|grow)) NAME\b")
-"""Commands of hints, for the subject that the error is about."""
-_PARTS = frozenset({"details", "fate", "hint"})
-"""Attributes that `_rebuild` sets; the others are notes, and what a program has set."""
+"""The pattern of commands in hints that need the name of the error's subject."""
+_PARTS = frozenset({"reason", "code", "retry", "details", "fate", "hint"})
+"""The attributes that `_rebuild` sets; the others are notes, and attributes that a program
+has set.
+"""
 
 
 V = TypeVar("V")
+K = TypeVar("K", bound="KeylaneError")
 
 
 class Detail(Generic[V]):
     """
-    A typed attribute of an error: the detail of the same name.
+    A typed attribute of an error, with the value of the detail of the same name.
 
-    None if the error was raised without the detail, or a peer sent a value of another type.  A text
-    detail takes any value, as text.
+    It is None if the error was raised without the detail, or a peer sent a value of another type.
+    A text detail takes any value, as text.
     """
 
     def __init__(self, kind: type[V]) -> None:
@@ -71,76 +62,102 @@ class Detail(Generic[V]):
 
 class KeylaneError(Exception):
     """
-    Root of every error raised on purpose.
+    The root of every error that is raised on purpose.
 
-    `details` are numbers and names: each class has those that it declares as attributes, None if
+    `details` are numbers and names: each class declares its own as attributes, which are None if
     not given.
     """
 
-    code: ClassVar[int] = 1000
+    reason: Reason | None = None
+    """The reason; None if the class alone is precise enough."""
+    code: int = 1000
+    """The code of the reason, or of the class; a class without a code is raised with a reason."""
     fate: Fate = Fate.NOT_DONE
-    retry: ClassVar[RetryRule] = RetryRule.NEVER
-    summary: ClassVar[str] = "keylane failed"
+    retry: RetryRule = RetryRule.NEVER
+    summary: str = "keylane failed"
     hint: str = ""
-    """Of the class; an error may have one of its own."""
+    """The hint of the reason, or of the class; an error may have its own."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "code" not in cls.__dict__ and cls.__module__.partition(".")[0] != _PACKAGE:
-            return  # a program's own kind of an error: its code says what its base is
-        clash = KIND_BY_CODE.setdefault(cls.code, cls)
-        assert clash is cls, f"code {cls.code} is both {clash.__name__} and {cls.__name__}"
+        if cls.__module__.partition(".")[0] == _PACKAGE:
+            KINDS[cls.__name__] = cls
+        if "code" in cls.__dict__:  # an error class of a program has the code of its base
+            clash = KIND_BY_CODE.setdefault(cls.code, cls)
+            assert clash is cls, f"code {cls.code} is both {clash.__name__} and {cls.__name__}"
 
-    def __init__(self, message: str = "", /, **details: object) -> None:
+    def __init__(self, reason: Reason | str = "", message: str = "", /, **details: object) -> None:
+        """Make an error: `ConfigError("text")`, or `ConfigError(Reason.BACKUP_FILE, "text")` for a
+        reason.
+        """
+        if isinstance(reason, Reason):
+            self.reason = reason
+            self.code = reason.code
+            self.fate = reason.fate
+            self.retry = reason.retry
+            self.summary = reason.summary
+        else:
+            message = reason
         self.details: dict[str, Any] = details
         text = message or self.summary
         if details and not message:
             text += " (" + ", ".join(f"{name}={value}" for name, value in details.items()) + ")"
         super().__init__(text)
-        hint = hint_of(type(self), details)
+        hint = hint_of(self.reason or type(self), details)
         if hint != self.hint:
             self.hint = hint
 
     @property
     def message(self) -> str:
-        """What happened, in one line."""
+        """Return a description of what happened, in one line."""
         return str(self.args[0])
 
-    def copy(self, fate: Fate) -> KeylaneError:
-        """An equal error for another caller, with its own fate: each caller gets an error object of
-        its own.
+    def copy(self, fate: Fate | None = None, *, message: str = "") -> Self:
+        """Return an equal error for another caller, with a fate or text of its own, because each
+        caller gets an error object of its own.
         """
-        copy = _rebuild(type(self), self.message, self.details, fate, self.hint)
+        kind, text = type(self), message or self.message
+        copy = _rebuild(kind, self.reason, text, self.details, fate or self.fate, self.hint)
         copy.__cause__ = self.__cause__
         return copy
 
     def __reduce__(self) -> tuple[Any, ...]:
-        parts = (type(self), self.message, self.details, self.fate, self.hint)
+        parts = (type(self), self.reason, self.message, self.details, self.fate, self.hint)
         more = {name: value for name, value in vars(self).items() if name not in _PARTS}
         return (_rebuild, parts, more) if more else (_rebuild, parts)
 
     def __str__(self) -> str:
         advice = f"\n  {self.hint}" if self.hint else ""
-        return f"{self.message} [{type(self).__name__} {self.code}]{advice}"
+        reason = f" {self.reason.name}" if self.reason else ""
+        return f"{self.message} [{type(self).__name__} {self.code}{reason}]{advice}"
 
 
+KINDS[KeylaneError.__name__] = KeylaneError
 KIND_BY_CODE[KeylaneError.code] = KeylaneError
 
 
-def hint_of(kind: type[KeylaneError], details: dict[str, Any]) -> str:
-    """The hint that an error of this kind has if it is given none; its commands name the subject of
-    `details`.
-    """
+def hint_of(kind: type[KeylaneError] | Reason, details: dict[str, Any]) -> str:
+    """Return the hint of a class or a reason; its commands name the subject of `details`."""
     subject = details.get("subject")
     if " NAME" in kind.hint and isinstance(subject, str) and _PLAIN.fullmatch(subject):
         return _OF_A_SUBJECT.sub(rf"\1 {subject}", kind.hint)
     return kind.hint
 
 
+def make(kind: type[K], reason: Reason | None, message: str, details: dict[str, Any]) -> K:
+    """Return an error of a class, for a reason if there is one."""
+    return kind(message, **details) if reason is None else kind(reason, message, **details)
+
+
 def _rebuild(
-    kind: type[KeylaneError], message: str, details: dict[str, Any], fate: Fate, hint: str
-) -> KeylaneError:
-    error = kind(message, **details)
+    kind: type[K],
+    reason: Reason | None,
+    message: str,
+    details: dict[str, Any],
+    fate: Fate,
+    hint: str,
+) -> K:
+    error = make(kind, reason, message, details)
     if error.fate is not fate:
         error.fate = fate
     if error.hint != hint:

@@ -1,14 +1,15 @@
-"""Impossible settings, and the refusals: answers of servers and clients that nothing was done.
+"""Impossible settings, and refusals: the answers of servers and clients that nothing was done.
 Pure.
 """
 
 from __future__ import annotations
 
-from .base import Detail, Fate, KeylaneError, RetryRule
+from .base import Detail, KeylaneError
+from .reasons import RetryRule
 
 
 class ConfigError(KeylaneError):
-    """Settings or arguments that cannot work; nothing was started."""
+    """The settings or arguments cannot work; nothing was started."""
 
     code = 1001
     summary = "the settings cannot work"
@@ -17,12 +18,15 @@ class ConfigError(KeylaneError):
     """The number of problems."""
     path = Detail(str)
     """The settings file that cannot be read."""
+    subject = Detail(str)
+    group = Detail(str)
+    revision = Detail(str)
+    reader = Detail(str)
 
 
 class HandlerTypeError(ConfigError, TypeError):
-    """
-    A handler whose body would never run: a generator function, a function of other arguments than
-    one message, or one that returns something that must be run.
+    """The body of a handler would never run: it is a generator function, takes other arguments than
+    one message, or returns something that must be run.
     """
 
     code = 1010
@@ -33,21 +37,8 @@ class HandlerTypeError(ConfigError, TypeError):
     )
 
 
-class WorkerCancelledError(KeylaneError):
-    """All tasks of the event loop were cancelled, those that run handlers too, and the program went
-    on.
-    """
-
-    code = 1011
-    summary = "a task that runs handlers was cancelled, and not by its consumer"
-    hint = (
-        "The consumer has ended.  Code of the program must not cancel every task of the event loop "
-        "and then go on."
-    )
-
-
 class RefusedError(KeylaneError):
-    """Root of the refusals.  Raised itself for an error code of a newer version."""
+    """The root of the refusals. It is raised itself for an error code of a newer version."""
 
     code = 1100
     summary = "refused"
@@ -56,28 +47,13 @@ class RefusedError(KeylaneError):
     )
 
 
-class InvalidNameError(RefusedError):
-    """A name of a subject or group is illegal."""
+class UsageError(RefusedError):
+    """A client is used where it is not open, or in a way that its program did not choose."""
 
-    code = 1101
-    summary = "illegal name"
-    hint = (
-        "Names match ^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$: letters, digits, dots, hyphens and "
-        "underscores, "
-        "with a letter or a digit first."
-    )
-    kind = Detail(str)
-    name = Detail(str)
-    """The first 80 characters of the name as it was given."""
-
-
-class OffsetInvalidError(RefusedError):
-    """A value cannot be an offset of a message."""
-
-    code = 1102
-    summary = "not an offset"
-    hint = "Offsets are whole numbers in [0, 2**63)."
-    offset = Detail(str)
+    unacked = Detail(int)
+    """The number of messages that the other task took and has not acked; None if it waits for
+    one.
+    """
 
 
 class MessageTooLargeError(RefusedError):
@@ -100,67 +76,29 @@ class InvalidRequestError(RefusedError):
     address = Detail(str)
     unknown_call = Detail(int)
     """1 if the server does not have the call."""
-
-
-class OriginError(RefusedError):
-    """A browser calls for a web page of another site."""
-
-    code = 1105
-    summary = "a web page of another site may not call this server"
-    hint = "Call it from a program, without an Origin header, or through your own server."
+    kind = Detail(str)
+    name = Detail(str)
+    """The first 80 characters of the name that was given."""
+    offset = Detail(str)
     origin = Detail(str)
-
-
-class ForeignHostError(RefusedError):
-    """A request names a host that is not this server, as after DNS rebinding."""
-
-    code = 1106
-    summary = "the request is for another host"
-    hint = "Call the server as localhost, by its loopback address, or by the name it listens on."
     host = Detail(str)
-
-
-class RequestTooSlowError(RefusedError):
-    """The whole body of a request did not arrive in time."""
-
-    code = 1107
-    retry = RetryRule.LATER
-    summary = "the request did not arrive whole in time"
-    hint = "Nothing was done.  Send the request in one go."
     limit_ms = Detail(int)
-
-
-class HandshakeError(RefusedError):
-    """What came to a TLS port began no TLS connection: other bytes, another version, or a
-    certificate that is refused.
-    """
-
-    code = 1392
-    summary = "no TLS connection was made"
-    hint = (
-        "Connect with TLS 1.3; where tls_client_ca is set, also with a certificate it has signed."
-    )
-    reason = Detail(str)
-    """In OpenSSL's words."""
-
-
-class BrokerAddressError(RefusedError):
-    """A broker reports an address that means no machine, or that is not loopback where the
-    metaserver serves no TLS.
-    """
-
-    code = 1108
-    summary = "a broker's address must be one that the cluster may use"
-    hint = (
-        "Start the broker on 127.0.0.1, ::1 or localhost, or give the metaserver "
-        "and all brokers TLS."
-    )
-    address = Detail(str)
+    problem = Detail(str)
+    """The problem that ended a TLS handshake, in OpenSSL's words."""
+    base_offset = Detail(int)
+    """The offset of the first message that was stored under the key."""
+    next_offset = Detail(int)
+    subject = Detail(str)
+    group = Detail(str)
+    deliver_at_ms = Detail(int)
+    now_ms = Detail(int)
+    """The time of the refusal by the refusing program's calendar, in milliseconds."""
+    option = Detail(str)
 
 
 class SubjectUnknownError(RefusedError):
-    """The subject was never created, and the metaserver's setting `auto_create` does not have the
-    first message do it.
+    """The subject was never created, and the metaserver's setting `auto_create` does not let the
+    first message create it.
     """
 
     code = 1110
@@ -172,17 +110,30 @@ class SubjectUnknownError(RefusedError):
     subject = Detail(str)
 
 
-class SubjectExistsError(RefusedError):
-    """Created again with other settings."""
+class ConflictError(RefusedError):
+    """The request contradicts stored settings, or the state of the thing that it concerns."""
 
-    code = 1111
-    summary = "the subject exists already, with other settings"
-    hint = "keylane subject describe NAME shows its settings."
     subject = Detail(str)
     order_strategy = Detail(str)
     partitions = Detail(int)
     retention = Detail(str)
     static = Detail(bool)
+    stored = Detail(str)
+    asked = Detail(str)
+    operation_id = Detail(int)
+    state = Detail(str)
+    broker_group = Detail(str)
+    queues = Detail(int)
+    client = Detail(str)
+    """The name of the other consumer."""
+    group = Detail(str)
+    begun = Detail(bool)
+    """True if cursors may be set already: the reset can only continue."""
+    partition_ids = Detail(str)
+    target = Detail(str)
+    """The subject whose messages its messages become."""
+    expected = Detail(str)
+    actual = Detail(str)
 
 
 class GroupUnknownError(RefusedError):
@@ -199,7 +150,7 @@ class GroupUnknownError(RefusedError):
 
 
 class PartitionUnknownError(RefusedError):
-    """The broker that was asked does not host the partition."""
+    """The broker that received the request does not host the partition."""
 
     code = 1113
     summary = "the broker does not hold this partition"
@@ -213,8 +164,38 @@ class PartitionUnknownError(RefusedError):
     broker_group = Detail(str)
 
 
+class SubjectDeletedError(RefusedError):
+    """The subject is being deleted, or it was deleted; a new subject with its name is a different
+    one.
+    """
+
+    code = 1114
+    summary = "the subject was deleted"
+    hint = (
+        "A subject created under this name later (keylane subject create NAME) is a different one: "
+        "restart its consumers, and send its messages again."
+    )
+    subject = Detail(str)
+    left = Detail(int)
+    """The number of partitions that brokers still have to drop."""
+
+
+class GroupDeletedError(RefusedError):
+    """The consumer group is being deleted, or it was deleted; a new group with its name is a
+    different one.
+    """
+
+    code = 1115
+    summary = "the consumer group was deleted"
+    hint = "A consumer started now begins a new group at the first message that is still stored."
+    subject = Detail(str)
+    group = Detail(str)
+    left = Detail(int)
+    """The number of partitions whose brokers still have to forget the group."""
+
+
 class StaleRouteError(RefusedError):
-    """An append to a partition that is sealed."""
+    """The append is for a partition that is sealed."""
 
     code = 1120
     summary = "the partition is sealed, the route has moved on"
@@ -222,11 +203,11 @@ class StaleRouteError(RefusedError):
     hint = "Ask the metaserver for the route again; nothing of this batch was stored."
     partition_id = Detail(int)
     end_offset = Detail(int)
-    """The end of the partition."""
+    """The end offset of the partition."""
 
 
 class WrongBrokerError(RefusedError):
-    """A request for a partition of another broker group."""
+    """The request is for a partition of another broker group."""
 
     code = 1121
     summary = "the request reached a broker of a different broker group"
@@ -245,26 +226,18 @@ class FencedError(RefusedError):
     """The caller's token."""
     current_token = Detail(int)
     """The highest token that the broker has seen; None if it does not know the caller's."""
+    instance = Detail(str)
+    subject = Detail(str)
+    group = Detail(str)
 
 
 class SessionUnknownError(RefusedError):
-    """The metaserver does not know the session, or no longer."""
+    """The metaserver does not know the session, or knows it no longer."""
 
     code = 1131
     summary = "the session is unknown, or its ttl has passed"
     hint = "Join again with a new session; the old leases have ended."
     session = Detail(str)
-
-
-class InstanceTakenError(RefusedError):
-    """A process that was started later has this consumer's instance name in its group."""
-
-    code = 1267
-    summary = "another process has taken this consumer's instance name"
-    hint = "Give each consumer of a group its own instance name; the one started last continues."
-    instance = Detail(str)
-    subject = Detail(str)
-    group = Detail(str)
 
 
 class TokenUnknownError(RefusedError):
@@ -300,8 +273,8 @@ class ProducerFencedError(RefusedError):
 
 
 class SequenceReusedError(RefusedError):
-    """A batch has sequences that are stored already, and is no repeat of a batch that the broker
-    remembers.
+    """A batch has sequences that are already stored, and it is not a repeat of a batch that the
+    broker remembers.
     """
 
     code = 1142
@@ -314,130 +287,68 @@ class SequenceReusedError(RefusedError):
     expected = Detail(int)
 
 
-class IdempotencyKeyReusedError(RefusedError):
-    """A request has the idempotency key of an earlier request with other messages."""
+class CodecError(RefusedError):
+    """A codec failed: the error is raised by `Producer.send`, which has queued nothing, and by
+    `Message.decode`.
+    """
 
-    code = 1146
-    summary = "the idempotency key was used for other messages"
-    hint = (
-        "Nothing of this request was stored there.  Use a new key for a new request; a repeat must "
-        "have the same messages."
-    )
+    code = 1149
+    summary = "a codec failed"
+    hint = "The cause is the codec's own error.  Sender and receiver need the same codec."
+    codec = Detail(str)
+    subject = Detail(str)
     partition_id = Detail(int)
-    base_offset = Detail(int)
-    """Offset of the first message that was stored under the key."""
+    offset = Detail(int)
 
 
-class StrategyMismatchError(RefusedError):
-    """The order strategy of a producer is not the subject's."""
+class FolderRefusedError(RefusedError):
+    """A metaserver refuses the data folder of a broker, because the group has another one."""
 
-    code = 1150
-    summary = "the strategy differs from the one stored for the subject"
-    hint = "Leave the strategy out, or use the stored one; keylane subject describe NAME shows it."
-    subject = Detail(str)
-    stored = Detail(str)
-    asked = Detail(str)
+    broker_group = Detail(str)
+    address = Detail(str)
+    log_end = Detail(int)
+    known_log_end = Detail(int)
 
 
-class NotEnoughBrokersError(RefusedError):
-    """No available broker group can take the partitions."""
+class UnavailableError(RefusedError):
+    """The cluster lacks something that the request needs; an operator provides it."""
 
-    code = 1151
-    summary = "no broker group is available"
-    retry = RetryRule.LATER
-    hint = (
-        "Start a broker, free space on its disk, or uncordon one: keylane broker list shows why a "
-        "broker gets no partitions."
-    )
     subject = Detail(str)
     broker_group = Detail(str)
+    partitions = Detail(int)
 
 
-class NoPartitionError(RefusedError):
-    """A message was refused because its logical partition has no open partition now."""
+class BusyError(RefusedError):
+    """Another action on the same thing is running; it ends by itself."""
 
-    code = 1152
-    summary = "no open partition for this message now"
-    retry = RetryRule.AFTER_NEW_ROUTE
-    hint = (
-        "Send it again: its partitions are being changed.  keylane subject "
-        "operations NAME shows how."
-    )
-
-
-class OperationRunningError(RefusedError):
-    """A change of partitions is requested while another one runs on the subject."""
-
-    code = 1153
-    summary = "another operation on this subject is not finished"
-    retry = RetryRule.LATER
-    hint = "keylane subject operations NAME shows its progress and what it waits for."
     subject = Detail(str)
     operation_id = Detail(int)
-
-
-class BrokerGroupUnknownError(RefusedError):
-    """The broker group has never reported itself."""
-
-    code = 1154
-    summary = "no such broker group"
-    hint = "keylane broker list shows all broker groups."
     broker_group = Detail(str)
+    left_ms = Detail(int)
+    """The milliseconds that a running reset may still take."""
+    sessions = Detail(int)
+    """The number of live consumers."""
+    partition_id = Detail(int)
+    scheduled_id = Detail(str)
 
 
-class GroupStrategyError(RefusedError):
-    """A consumer joins with another consume strategy than the group's."""
+class NotFoundError(RefusedError):
+    """Nothing has this name or id. Missing subjects, groups and partitions have errors of their
+    own.
+    """
 
-    code = 1155
-    summary = "the group consumes in another way"
-    hint = (
-        "Join with the group's strategy, or change it: keylane group switch SUBJECT GROUP STRATEGY"
-    )
-    stored = Detail(str)
-    asked = Detail(str)
-
-
-class OperationUnknownError(RefusedError):
-    """The operation does not exist."""
-
-    code = 1156
-    summary = "no such operation"
-    hint = "keylane subject operations NAME lists the latest operations of a subject."
+    broker_group = Detail(str)
     operation_id = Detail(int)
-
-
-class OperationForwardError(RefusedError):
-    """An operation cannot be canceled, because it may have sealed a partition."""
-
-    code = 1157
-    summary = "the operation may have sealed something, and only goes forward"
-    hint = "Wait until it is done; keylane subject operations NAME says what it waits for."
-    operation_id = Detail(int)
-    state = Detail(str)
-
-
-class CreationRunningError(RefusedError):
-    """A broker group cannot be evacuated while a subject is created with partitions on it."""
-
-    code = 1159
-    summary = "a subject is still being created with partitions there"
-    retry = RetryRule.LATER
-    hint = "The creation finishes by itself once its brokers answer; then try again."
     subject = Detail(str)
-    broker_group = Detail(str)
-
-
-class BrokerCordonedError(RefusedError):
-    """A partition cannot move to a broker group that an operator has cordoned."""
-
-    code = 1158
-    summary = "the broker group is cordoned"
-    hint = "Choose another broker group, or: keylane broker uncordon GROUP"
-    broker_group = Detail(str)
+    queue = Detail(int)
+    token_id = Detail(str)
+    partition_id = Detail(int)
+    offset = Detail(int)
+    scheduled_id = Detail(str)
 
 
 class OffsetOutOfRangeError(RefusedError):
-    """A read is outside of the stored offsets."""
+    """A read is outside the stored offsets."""
 
     code = 1160
     summary = "no such offset in the partition"
@@ -448,7 +359,7 @@ class OffsetOutOfRangeError(RefusedError):
     first_offset = Detail(int)
     """The first offset that is still stored."""
     next_offset = Detail(int)
-    """One past the last offset that may be read."""
+    """The offset after the last one that may be read."""
 
 
 class CorruptBatchError(RefusedError):
@@ -470,6 +381,26 @@ class FrameError(RefusedError):
     summary = "not a frame of this protocol"
     hint = "The connection was closed; use a client with the same protocol version."
     size_bytes = Detail(int)
+
+
+class UnpackError(CorruptBatchError):
+    """The checksum of a packed batch is right, but its content does not match its lengths: its
+    sender packed it wrongly.
+    """
+
+    code = 1163
+    summary = "the packed batch does not unpack"
+    retry = RetryRule.NEVER
+    hint = (
+        "The batch is damaged for every reader.  Skip its messages: open a Reader at offset + "
+        "count; for a consumer group: keylane group reset SUBJECT GROUP --partition PARTITION --to "
+        "OFFSET --live"
+    )
+    count = Detail(int)
+    """The number of messages in the batch, the first of which is at `offset`."""
+    size_bytes = Detail(int)
+    """The sum of its lengths, in bytes."""
+    unpacked_bytes = Detail(int)
 
 
 class BrokerReadOnlyError(RefusedError):
@@ -495,31 +426,27 @@ class OverloadedError(RefusedError):
     cursor = Detail(int)
     """The cursor of a group that has too many ranges acked above it."""
     subjects = Detail(int)
-
-
-class AnswerNotTakenError(OverloadedError):
-    """A client has taken no part of its answer in time, and is disconnected; what it asked for may
-    be done.
-    """
-
-    code = 1391
-    fate = Fate.UNKNOWN
-    summary = "the client does not take its answer"
-    hint = "Read answers as they arrive, or ask for less at once."
+    broker_group = Detail(str)
+    subject = Detail(str)
+    pattern = Detail(str)
 
 
 class LeaseLostError(RefusedError):
-    """Raised by `Message.ack` after the lease has ended."""
+    """A lease ended before `Message.ack` was called."""
 
     code = 1180
     summary = "the lease of this message's partition has ended"
     hint = "Stop handling it: another consumer will handle the message."
     partition_id = Detail(int)
     offset = Detail(int)
+    token = Detail(int)
+    """The token of the message."""
+    current_token = Detail(int)
+    """The highest token in the user's database."""
 
 
 class QueueFullError(RefusedError):
-    """Raised by `Producer.send` without await while the queue is full; the message is not
+    """`Producer.send` was called without await while the queue is full; the message is not
     queued.
     """
 
@@ -533,138 +460,177 @@ class QueueFullError(RefusedError):
     queued_bytes = Detail(int)
 
 
-class CodecError(RefusedError):
-    """A codec failed: raised by `Producer.send`, which has queued nothing, and by
-    `Message.decode`.
+class SchemaError(RefusedError):
+    """The tables of an outbox or of fenced effects cannot be used."""
+
+    table = Detail(str)
+    version = Detail(int)
+    """The version of the tables."""
+    wanted = Detail(int)
+
+
+class EffectDoneError(RefusedError):
+    """Another transaction has meanwhile committed the effect of this message, so this one must not
+    commit.
     """
 
-    code = 1149
-    summary = "a codec failed"
-    hint = "The cause is the codec's own error.  Sender and receiver need the same codec."
-    codec = Detail(str)
-    subject = Detail(str)
+    code = 1274
+    summary = "another transaction has committed the effect of this message meanwhile"
+    hint = "Roll back.  When the message is retried, it is skipped."
     partition_id = Detail(int)
     offset = Detail(int)
 
 
-class StaticSubjectError(RefusedError):
-    """A call would merge or rearrange the logic queues of a static subject."""
+class DataLossError(OffsetOutOfRangeError):
+    """Retention has removed rows that a stream, or a read of a range, requests."""
 
-    code = 1190
-    summary = "a static subject keeps its queues: it can only be given more"
-    hint = (
-        "Split queues with keylane subject grow NAME; move them with keylane subject move "
-        "PARTITION --to GROUP"
-    )
+    code = 1295
+    summary = "retention has removed rows of the range"
+    hint = "The option failOnDataLoss=false continues after the loss; or begin later."
     subject = Detail(str)
-    queues = Detail(int)
+    lost_until = Detail(int)
+    """The offset after the last lost one; the first lost one is `offset`. None if the end of the
+    partition is unknown.
+    """
+    rows = Detail(int)
+    """The number of lost rows; None if it is unknown."""
+    stored_before_ms = Detail(int)
+    """The time before which the lost rows were stored, in milliseconds since 1970."""
 
 
-class SubjectNotStaticError(RefusedError):
-    """A call needs logic queues, and the subject is not static."""
+class PublishError(RefusedError):
+    """A hidden subject cannot be filled or published."""
 
-    code = 1191
-    summary = "the subject has no fixed logic queues"
-    hint = "Only a static subject has queues: keylane subject create NAME --static --queues N"
     subject = Detail(str)
+    target = Detail(str)
+    published_id = Detail(int)
+    """The id of the subject that was published under this name before; None if there was none, or
+    its id is unknown.
+    """
+    filled_by = Detail(str)
+    """The name of the other job."""
+    groups = Detail(str)
+    """The names of the groups, separated by commas."""
+    group = Detail(str)
+    partition_id = Detail(int)
+    from_offset = Detail(int)
+    """The offset of the first message that is missing."""
+    messages = Detail(int)
+    """The number of messages of this partition that are missing."""
 
 
-class QueueUnknownError(RefusedError):
-    """The subject does not have the logic queue."""
-
-    code = 1192
-    summary = "no such logic queue"
-    hint = "keylane subject queues NAME lists the queues."
-    subject = Detail(str)
-    queue = Detail(int)
-
-
-class GroupBusyError(RefusedError):
-    """A group's progress cannot be set under its live consumers."""
-
-    code = 1193
-    retry = RetryRule.LATER
-    summary = "the consumer group has live consumers"
-    hint = "Stop these consumers, or wait until the ttl of those that died has passed."
-    left_ms = Detail(int)
-    """How long a running reset may still take."""
-    sessions = Detail(int)
-    """The number of live consumers."""
-
-
-class FolderBehindError(RefusedError):
-    """A data folder lacks messages that the broker group had."""
-
-    code = 1220
-    summary = "the data folder is an older copy of the broker group's"
-    hint = (
-        "Start the broker on the folder that was last in use.  If that folder is lost, and you "
-        "give up what this one lacks: keylane broker accept GROUP"
-    )
-    broker_group = Detail(str)
-    address = Detail(str)
-    log_end = Detail(int)
-    known_log_end = Detail(int)
-
-
-class DatabaseEmptyError(RefusedError):
-    """The metaserver's database lacks what brokers have: it is empty beside their partitions, or it
-    went back.
+class RowsError(RefusedError):
+    """The rows that Spark writes cannot be stored in their order; nothing of the job is
+    published.
     """
 
-    code = 1221
-    summary = "the metaserver's database lacks what brokers have"
-    retry = RetryRule.LATER
-    hint = (
-        "Start the metaservers with the database that was in use, or stop them and make an empty "
-        "one from the brokers: "
-        "keylane meta rebuild.  keylane meta verify shows each difference."
-    )
-    broker_group = Detail(str)
-    partitions = Detail(int)
-
-
-class PartitionInUseError(InvalidRequestError):
-    """A new partition has the id of a partition that the broker has in use."""
-
-    code = 1222
-    summary = "the broker has this partition in use already"
-    hint = (
-        "The number was already assigned: the metaserver's database is older than the broker.  "
-        "keylane meta verify compares them, keylane meta rebuild rebuilds the database."
-    )
-    next_offset = Detail(int)
-
-
-class CreationFailedError(RefusedError):
-    """A broker refused a partition of a new subject, and a repeat cannot help."""
-
-    code = 1223
-    summary = "the subject could not be created"
-    hint = (
-        "Nothing was opened; create it again once the cause is fixed.  keylane meta verify "
-        "compares database and brokers."
-    )
-    subject = Detail(str)
-
-
-class FolderGivenUpError(RefusedError):
-    """A broker is started on a data folder whose loss an operator has accepted."""
-
-    code = 1224
-    summary = "the loss of this data folder was accepted, and others go on without it"
-    hint = "Keep the folder for inspection, and start the broker with an empty one."
-    broker_group = Detail(str)
-
-
-class AcceptedAsLostError(RefusedError):
-    """A message may have been stored in a partition whose loss was accepted."""
-
-    code = 1225
-    fate = Fate.UNKNOWN
-    summary = "the message may have been in a partition that was accepted as lost"
-    hint = (
-        "It may have been handled before the loss.  Send it again only if handling it "
-        "twice does no harm."
-    )
+    task = Detail(int)
     partition_id = Detail(int)
+    subject = Detail(str)
+    """The hidden subject."""
+    rows = Detail(int)
+    """The number of rows of this partition that are gone."""
+    row = Detail(int)
+    offset = Detail(int)
+    column = Detail(str)
+
+
+class JobError(RefusedError):
+    """Messages cannot be reprocessed, or the output cannot be used."""
+
+    path = Detail(str)
+    partition_id = Detail(int)
+    job = Detail(str)
+    start = Detail(int)
+    """The first offset of the piece in which the job failed."""
+
+
+class UnauthenticatedError(RefusedError):
+    """A server with access control does not know the caller."""
+
+    code = 1350
+    summary = "the caller is not known"
+    hint = (
+        "Give a token of this cluster: token=, KEYLANE_TOKEN_FILE or KEYLANE_TOKEN.  An "
+        "administrator makes one with keylane access token create PRINCIPAL.  A client identified "
+        "by its certificate needs one that has not expired: replace its files, and it "
+        "continues by itself."
+    )
+    problem = Detail(str)
+
+
+class AccessDeniedError(RefusedError):
+    """The caller is known, but has no right to do this."""
+
+    code = 1351
+    summary = "the principal has no right to do this"
+    hint = "keylane access list PRINCIPAL shows what is granted."
+    principal = Detail(str)
+    right = Detail(str)
+    subject = Detail(str)
+    group = Detail(str)
+
+
+class CapabilityEndedError(RefusedError):
+    """A capability has ended, or the rights of its principal were changed after it was issued."""
+
+    code = 1352
+    retry = RetryRule.LATER
+    summary = "the capability has ended"
+    hint = (
+        "keylane's clients renew it by themselves; other clients ask a metaserver for a new one: "
+        "POST /v1/access/capability"
+    )
+    principal = Detail(str)
+
+
+class QuotaExceededError(RefusedError):
+    """A principal or a subject is so far over its limit that a wait in the call would take too
+    long.
+    """
+
+    code = 1357
+    retry = RetryRule.LATER
+    summary = "the quota is used up for a while"
+    hint = "Try again after retry_after_ms.  keylane access quota list shows the limits."
+    principal = Detail(str)
+    retry_after_ms = Detail(int)
+    limit = Detail(int)
+
+
+class ConnectionQuotaError(QuotaExceededError):
+    """A principal has as many connections at a broker as is allowed."""
+
+    code = 1358
+    summary = "the principal has too many connections"
+    hint = (
+        "Close a connection, or raise the quota: keylane access quota set PRINCIPAL --connections N"
+    )
+
+
+class VersionError(RefusedError):
+    """The versions of two programs do not work together; nothing was changed."""
+
+    client = Detail(str)
+    server = Detail(str)
+    version = Detail(str)
+    cluster = Detail(str)
+
+
+def too_many_groups(where: str, limit: int) -> OverloadedError:
+    """
+    Return the refusal of one more consumer group.
+
+    Args:
+        where: the thing that is full: "the subject", or a partition.
+        limit: the largest number of groups.
+    """
+    error = OverloadedError(
+        f"too many consumer groups: {where} has {limit}, and takes no more", limit=limit
+    )
+    error.hint = (
+        "Delete groups that no program uses: keylane group delete SUBJECT GROUP.  One that clients "
+        "have made at a broker alone "
+        "is not listed: it is known, and can be deleted, after keylane group create SUBJECT GROUP"
+    )
+    return error

@@ -1,7 +1,7 @@
-"""Bodies of the calls that make a consumer group, and set and suspend it.  Pure.
+"""Bodies of the calls that create a consumer group, change its settings and suspend it.  Pure.
 
-The metaserver keeps these settings by subject and group, and tells the group's members with their
-grants.
+The metaserver stores these settings by subject and group, and sends them to the group's members
+with their grants.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MaxMs = Annotated[int, Meta(ge=1, le=PAUSE_MS_MAX)]
 
 
 class FailurePolicy(enum.StrEnum):
-    """What becomes of a message that failed `tries_max` times; RETRY: of one that failed."""
+    """What happens to a message that failed `tries_max` times; RETRY: to one that failed once."""
 
     BLOCK = "block"
     PARK = "park"
@@ -35,7 +35,7 @@ class FailurePolicy(enum.StrEnum):
 
 
 class FullPolicy(enum.StrEnum):
-    """What becomes of a key that is to be parked where a group can park no more."""
+    """What happens to a key that is to be parked when the group can park no more."""
 
     BLOCK = "block"
     DEAD = "dead"
@@ -43,10 +43,10 @@ class FullPolicy(enum.StrEnum):
 
 class StartAt(enum.StrEnum):
     """
-    Where a new group begins: the first message, behind the last one, or the first one at or after a
-    time.
+    Where a new group begins: at the first message, after the last one, or at the first one at or
+    after a time.
 
-    CURSORS names an offset in each partition, as where a backfill has ended.
+    CURSORS names an offset in each partition, for example where a backfill has ended.
     """
 
     EARLIEST = "earliest"
@@ -56,23 +56,23 @@ class StartAt(enum.StrEnum):
 
 
 class GroupStart(Struct, frozen=True, kw_only=True):
-    """Where a group begins on the partitions that exist when it is made; later ones it reads from
-    their first message.
+    """Where a group begins on the partitions that exist when it is created; it reads later
+    partitions from their first message.
     """
 
     at: StartAt = StartAt.EARLIEST
     at_ms: AtMs | None = None
-    """For TIME: milliseconds since 1970, by the brokers' calendars.  For CURSORS: when they were
-    taken, by any calendar; it tells one backfill from another.
+    """With TIME: milliseconds since 1970, by the brokers' calendars.  With CURSORS: when they were
+    taken, by any calendar; it distinguishes one backfill from another.
     """
     cursors: dict[int, Cursor] | None = None
-    """For CURSORS: partition id → first offset; a partition that is not named is read from its
+    """With CURSORS: first offset by partition id; a partition that is not named is read from its
     first message.
     """
 
     @property
     def stored(self) -> GroupStart:
-        """As the metaserver stores it and tells it: without the cursors."""
+        """The form in which the metaserver stores and reports it: without the cursors."""
         return replace(self, cursors=None)
 
     def __str__(self) -> str:
@@ -82,21 +82,21 @@ class GroupStart(Struct, frozen=True, kw_only=True):
 
 
 class GroupPolicy(Struct, frozen=True, kw_only=True):
-    """What is stored of a group's failure policy; None: what the code of each consumer says."""
+    """The stored failure policy of a group; None: the code of each consumer decides."""
 
     on_failure: FailurePolicy | None = None
     on_full: FullPolicy | None = None
-    """For PARK: what becomes of a key that finds no room."""
+    """With PARK: what happens to a key for which there is no room."""
     tries_max: TriesMax | None = None
-    """Tries of a message until `on_failure` applies."""
+    """Number of tries of a message until `on_failure` applies."""
     backoff_first_ms: FirstMs | None = None
-    """The pause after the first try, in milliseconds; goes with `backoff_max_ms`."""
+    """Pause after the first try, in milliseconds; set together with `backoff_max_ms`."""
     backoff_max_ms: MaxMs | None = None
-    """The longest pause between two tries, in milliseconds."""
+    """Longest pause between two tries, in milliseconds."""
 
 
 class OperatorSwitch(enum.StrEnum):
-    """What an operator has suspended of a group, as one member sees it."""
+    """The operator's switch that suspends a member of a group."""
 
     OFF = "off"
     GROUP = "group"
@@ -104,14 +104,14 @@ class OperatorSwitch(enum.StrEnum):
 
 
 class CreateGroup(Struct, frozen=True, kw_only=True):
-    """Make a consumer group, and fix where it begins."""
+    """Create a consumer group, and fix where it begins."""
 
     start: GroupStart = GroupStart()
     strategy: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE
 
 
 class SetGroup(Struct, frozen=True, kw_only=True):
-    """Change what is stored of a group's failure policy; None leaves a field as it is."""
+    """Change the stored failure policy of a group; None leaves a field unchanged."""
 
     on_failure: FailurePolicy | None = None
     on_full: FullPolicy | None = None
@@ -119,21 +119,21 @@ class SetGroup(Struct, frozen=True, kw_only=True):
     backoff_first_ms: FirstMs | None = None
     backoff_max_ms: MaxMs | None = None
     forget: bool = False
-    """Forget all that was stored of the policy before, then set the fields."""
+    """Clear the stored policy first, then set the fields."""
 
 
 class SuspendGroup(Struct, frozen=True, kw_only=True):
-    """Suspend a group or one client of it, or end that.  A group and each of its clients have
-    switches of their own.
+    """Suspend a group or one of its clients, or resume it.  The group and each client have their
+    own switches.
     """
 
     suspended: bool
     client: ClientName | None = None
-    """The name of a client, also of one that is not there now; None: the whole group."""
+    """Name of a client, which need not be connected now; None: the whole group."""
 
 
 class GroupSettings(Struct, frozen=True, kw_only=True):
-    """What is stored of a consumer group."""
+    """The stored settings of a consumer group."""
 
     subject: str
     group: str
@@ -141,8 +141,8 @@ class GroupSettings(Struct, frozen=True, kw_only=True):
     policy: GroupPolicy = GroupPolicy()
     start: GroupStart = GroupStart()
     unstarted: tuple[int, ...] = ()
-    """Partitions whose brokers have not stored yet where the group begins: it is granted none of
-    them.
+    """Partitions whose brokers have not stored yet where the group begins, so that the group is
+    granted none of them.
     """
     suspended: bool = False
     """An operator has suspended the whole group."""

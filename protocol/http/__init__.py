@@ -1,1 +1,3 @@
-"""What plain HTTP adds to the contract: posted messages, idempotency keys, the OpenAPI document."""
+"""The part of the contract for plain HTTP: posted messages, idempotency keys, the OpenAPI
+document.
+"""

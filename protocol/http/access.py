@@ -15,19 +15,20 @@ HOLDER_BYTES = 32
 
 
 class CreateToken(Struct, frozen=True, kw_only=True):
-    """Make a token of a principal; the principal begins with its first token or grant."""
+    """Create a token for a principal; a principal exists from its first token or grant on."""
 
     principal: str
     label: Label = ""
-    """For people."""
+    """Description for people."""
     begins_at_ms: Instant = 0
-    """By the calendar, in milliseconds since 1970; 0: at once."""
+    """Time of the calendar from which it is valid, in milliseconds since 1970; 0: at once."""
     ends_at_ms: Instant = 0
-    """0: it does not end by itself."""
+    """Time of the calendar when it ends, in milliseconds since 1970; 0: it does not end by itself.
+    """
 
 
 class TokenView(Struct, frozen=True, kw_only=True):
-    """A token as it is stored; the token itself is not."""
+    """The stored facts of a token, which do not contain the token itself."""
 
     token_id: int
     principal: str
@@ -37,7 +38,7 @@ class TokenView(Struct, frozen=True, kw_only=True):
     ends_at_ms: int
     revoked_at_ms: int = 0
     state: str
-    """valid, revoked, ended, or not yet valid."""
+    """State of the token: valid, revoked, ended, or not yet valid."""
 
 
 class MadeToken(Struct, frozen=True, kw_only=True):
@@ -48,13 +49,13 @@ class MadeToken(Struct, frozen=True, kw_only=True):
 
 
 class TokenList(Struct, frozen=True, kw_only=True):
-    """Tokens by id; the newest last."""
+    """Tokens ordered by id, the newest last."""
 
     tokens: list[TokenView]
 
 
 class ChangeGrant(Struct, frozen=True, kw_only=True):
-    """Grant a right to a principal, or take it back: exactly this one, with its patterns."""
+    """Grant a right to a principal, or revoke it: exactly this right, with its patterns."""
 
     principal: str
     grant: AccessGrant
@@ -68,13 +69,13 @@ class GrantRow(Struct, frozen=True, order=True):
 
 
 class GrantList(Struct, frozen=True, kw_only=True):
-    """Rights by principal."""
+    """Rights ordered by principal."""
 
     grants: list[GrantRow]
 
 
 class CheckAccess(Struct, frozen=True, kw_only=True):
-    """Whether a principal has a right."""
+    """Ask whether a principal has a right."""
 
     principal: str
     right: Rights
@@ -93,7 +94,7 @@ class AskCapability(Struct, frozen=True, kw_only=True):
     """Ask for capabilities of the caller."""
 
     holder: bytes = b""
-    """The Ed25519 public key of the caller, for the data plane: 32 bytes; b"": none is needed."""
+    """The caller's Ed25519 public key of 32 bytes, for the data plane; b"": none is needed."""
 
 
 class Capabilities(Struct, frozen=True, kw_only=True):
@@ -101,7 +102,7 @@ class Capabilities(Struct, frozen=True, kw_only=True):
 
     principal: str
     bearer: str
-    """For HTTP: Authorization: Bearer …"""
+    """Capability for HTTP, for the header Authorization: Bearer …"""
     held: str = ""
-    """For the data plane, with the key that was asked for."""
+    """Capability for the data plane, bound to the holder's key of the request."""
     ends_in_ms: int

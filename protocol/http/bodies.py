@@ -1,4 +1,4 @@
-"""JSON as calls and answers carry it.  Pure."""
+"""Encoding and checks of the JSON in calls and answers.  Pure."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ..text import bad_text
 
 
 def _plain(value: object) -> str | int | float:
-    """The value of a class that derives from text or a number, as those of numpy do; the packer
-    knows none of them.
+    """Return the plain value of an object whose class derives from text or a number, for example
+    numpy's; the packer knows no such class.
     """
     if isinstance(value, str):
         return str.__str__(value)
@@ -28,8 +28,8 @@ encode_json = msgspec.json.Encoder(enc_hook=_plain).encode
 
 
 def encode_body(body: object) -> bytes:
-    """What a call carries, b"" for None.  Raises InvalidRequestError: a text in it is none of
-    Unicode.
+    """Return the bytes of a call's body, b"" for None.  Raises InvalidRequestError if a text in it
+    is not valid Unicode.
     """
     try:
         return b"" if body is None else encode_json(body)
@@ -38,20 +38,20 @@ def encode_body(body: object) -> bytes:
 
 
 NAMES = frozenset({"subject", "group", "broker_group", "instance"})
-"""Parameters and fields that are names."""
+"""Parameters and fields whose values are names."""
 
 
 def check_no_nul(call: str, body: bytes, params: Mapping[str, str]) -> None:
     """
-    Check that no text of a call has U+0000: PostgreSQL stores none, and both databases take the
-    same calls.
+    Check that no text of a call contains U+0000: PostgreSQL cannot store it, and both databases
+    take the same calls.
 
     Args:
         body: JSON, or b"".
-        params: of path, query and headers.
+        params: parameters from path, query and headers.
 
     Raises:
-        InvalidNameError, InvalidRequestError: names the first place that has it.
+        InvalidRequestError, InvalidRequestError: names the first place that contains it.
     """
     given: object = params
     # JSON has it as an escape alone; an escaped backslash may stand before such letters.
@@ -64,7 +64,7 @@ def check_no_nul(call: str, body: bytes, params: Mapping[str, str]) -> None:
 
 
 def _texts_with_nul(value: object, place: str) -> Iterator[tuple[str, str]]:
-    """The name of the field, and the text, of each text that has one."""
+    """Yield the field's name and the text of each text that contains it."""
     if isinstance(value, str):
         if "\0" in value:
             yield place, value

@@ -1,4 +1,4 @@
-"""A control call: method, path, bodies, rights; the table of all calls is `endpoints.py`.  Pure."""
+"""A control call with method, path, bodies and rights; `endpoints.py` has the table.  Pure."""
 
 from __future__ import annotations
 
@@ -23,38 +23,39 @@ class Endpoint(Generic[A_co]):
     method: str
     path: str
     request: type[Struct | bytes] | None
-    """The type of the body; bytes: of any content type, read by the handler; None: the call has no
-    body.
+    """Type of the body; bytes: any content type, which the handler reads; None: there is no body.
     """
     answer: type[A_co]
     rights: Rights
     summary: str
     query: tuple[str, ...] = ()
-    """Optional parameters behind the question mark."""
+    """Optional parameters after the question mark."""
     headers: tuple[str, ...] = ()
     """Optional headers that the handler gets among the parameters, under these names."""
     content: tuple[tuple[str, Any], ...] = ()
     """Content types of a body of bytes, each with the type of its JSON, or of its lines; bytes:
-    any.
+    anything.
     """
     answered_as: str = "application/json"
-    """The content type of the answer."""
+    """Content type of the answer."""
     idempotent: bool = False
-    """A POST that may be repeated when its outcome is unknown.  A GET may always be repeated."""
+    """True for a POST that may be repeated when its outcome is unknown.  A GET may always be
+    repeated.
+    """
     told_again: bool = False
-    """A POST that its client makes again by itself, or whose content its next one has: one that
-    gets lost costs little.
+    """True for a POST that its client repeats by itself, or whose content is in the next one, so
+    that losing one costs little.
     """
     timeout_ms: int | None = None
-    """How long a client waits for the answer, in milliseconds; None: its own `timeout_ms`."""
+    """Milliseconds that a client waits for the answer; None: its own `timeout_ms`."""
     one_address: bool = False
-    """Only one metaserver is asked: the caller knows how much time is left for the next, and what
-    to ask it.
+    """True if only one metaserver is asked, because the caller knows how much time is left for the
+    next one, and what to ask it.
     """
 
     @property
     def is_get(self) -> bool:
-        """True if the call only asks, by its method."""
+        """True if the method says that the call only reads."""
         return self.method == "GET"
 
     @property
@@ -63,8 +64,8 @@ class Endpoint(Generic[A_co]):
         return self.idempotent or self.is_get
 
     def path_of(self, **names: object) -> str:
-        """The path with its `{names}` filled in, percent-encoded.  Raises InvalidRequestError: one
-        is no text of Unicode.
+        """Return the path with its `{names}` filled in, percent-encoded.  Raises
+        InvalidRequestError if one is not valid Unicode.
         """
         try:
             parts = {key: quote(str(name), safe="") for key, name in names.items()}
@@ -74,7 +75,7 @@ class Endpoint(Generic[A_co]):
 
     @staticmethod
     def query_of(given: Mapping[str, object] | None) -> dict[str, str] | None:
-        """The parameters behind the question mark as texts; one that is None is left out."""
+        """Return the parameters after the question mark as texts, without those that are None."""
         if given is None:
             return None
         return {name: str(value) for name, value in given.items() if value is not None}

@@ -1,11 +1,13 @@
-"""Idempotency keys: what a broker remembers of a request, so that a repeat is stored once.  Pure.
+"""Idempotency keys: a broker remembers the key of a request, so that a repeat is stored once.
+Pure.
 
-    key                ──▶  producer id, from KEYED_IDS on
+    key                ──▶  producer id, at or above KEYED_IDS
     messages           ──▶  producer epoch: a digest of keys, values and properties in their order
-    every partition         one batch of the request, with sequence 0; with ASKED, the broker only says if it has it
+    every partition         one batch of the request, with sequence 0; with sequence ASKED, the
+                            broker only says whether it has the batch
 
-A broker remembers the batch as it remembers a producer's, durably.  A batch with the same id and
-epoch is its repeat; with another epoch it has other messages, and is refused.
+A broker remembers the batch like a producer's, durably.  A batch with the same id and epoch is its
+repeat; one with another epoch contains other messages, and is refused.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ from .posted import PostedMessage
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
 ASKED = 1
-"""Sequence of a batch that is not to be stored: the broker answers with a duplicate, or refuses it
-for the gap.
+"""Sequence of a batch that is not to be stored: the broker answers that it is a duplicate, or
+refuses it because of the gap.
 """
 
 
@@ -35,7 +37,7 @@ class KeyedProducer(NamedTuple):
 
 def keyed_producer(key: str, messages: Sequence[PostedMessage]) -> KeyedProducer:
     """
-    Producer id and epoch of a request with an idempotency key.
+    Return the producer id and epoch of a request with an idempotency key.
 
     Raises:
         InvalidRequestError: the key is empty, longer than IDEMPOTENCY_KEY_CHARS_MAX, or not visible

@@ -1,12 +1,13 @@
-"""A message as one JSON object, as `consume` prints it, `produce --json` reads it, and HTTP has it.
+"""A message as one JSON object: `consume` prints it, `produce --json` reads it, HTTP carries it.
 Pure.
 
-    bytes that are UTF-8 text      "value": "paid"                 any others     "value_base64": "/w=="
+    bytes that are UTF-8 text      "value": "paid"
+    other bytes                    "value_base64": "/w=="
 
-The same goes for `key`, so the bytes of both come back.  `properties` is an object of the
-properties that are texts, `properties_base64` of those that are bytes.  Where the stored bytes are
-no properties, as another program may write them, `properties_base64` is a text and has them all.
-That is output only: a message with it is refused.
+The same holds for `key`, so that the bytes of both are preserved.  `properties` is an object with
+the properties that are texts, `properties_base64` with those that are bytes.  If the stored bytes
+are not properties, which other programs may write, `properties_base64` is a text with all of them.
+Only output contains that: a message with it is refused.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from ..message import unpack_properties
 
 
 class MessageObject(msgspec.Struct, forbid_unknown_fields=True):
-    """A message to send; of `value` and `value_base64` exactly one, of `key` and `key_base64` at
-    most one.
+    """A message to send, with exactly one of `value` and `value_base64`, and at most one of `key`
+    and `key_base64`.
     """
 
     value: Any = msgspec.UNSET
@@ -31,8 +32,8 @@ class MessageObject(msgspec.Struct, forbid_unknown_fields=True):
     key_base64: bytes | None = None
     properties: dict[str, str] | None = None
     properties_base64: dict[str, bytes] | str | None = None
-    """A text, of a printed message, is refused."""
-    # Where a printed message was: of no meaning for a message that is sent.
+    """Bytes by name; a text, as in a printed message, is refused."""
+    # A printed message has these fields; they have no meaning for a message that is sent.
     subject: Any = None
     partition_id: Any = None
     offset: Any = None
@@ -49,11 +50,11 @@ KeyValueProperties = tuple[bytes, bytes, dict[str, str | bytes] | None]
 
 def read_message(line: bytes) -> KeyValueProperties:
     """
-    Key, value and properties of `{"key": …, "value": …, "properties": …}`; a value that is no
-    string is kept as JSON.
+    Return key, value and properties of `{"key": …, "value": …, "properties": …}`; a value that is
+    no string becomes JSON.
 
     Raises:
-        InvalidRequestError: not such an object, or as `parts_of`.
+        InvalidRequestError: it is not such an object, or `parts_of` refuses it.
     """
     try:
         parsed = msgspec.json.decode(line, type=MessageObject)
@@ -64,11 +65,11 @@ def read_message(line: bytes) -> KeyValueProperties:
 
 def parts_of(parsed: MessageObject) -> KeyValueProperties:
     """
-    Key, value and properties of an object.
+    Return key, value and properties of an object.
 
     Raises:
-        InvalidRequestError: it has no value, two values, keys or properties of a name, or a text as
-            `properties_base64`.
+        InvalidRequestError: it has no value, or two values, keys or properties with one name, or a
+            text as `properties_base64`.
     """
     properties = _properties(parsed)
     key = (parsed.key or "").encode()
@@ -89,9 +90,8 @@ def _properties(parsed: MessageObject) -> dict[str, str | bytes] | None:
     texts, binary = parsed.properties, parsed.properties_base64
     if isinstance(binary, str):
         raise InvalidRequestError(
-            "`properties_base64` as a text cannot be sent: a producer sends "
-            "properties by their names; "
-            "give `properties`, or leave both out to send the message without"
+            "`properties_base64` as a text cannot be sent: a producer sends properties by their "
+            "names; give `properties`, or leave both out to send the message without"
         )
     if texts is None and binary is None:
         return None
@@ -111,7 +111,7 @@ def _check_alone(name: str, other: object) -> None:
 
 
 def bytes_field(name: str, data: bytes) -> dict[str, str | bytes]:
-    """The field `name` with `data` as text, or the field `name_base64` with the bytes."""
+    """Return the field `name` with `data` as text, or the field `name_base64` with the bytes."""
     try:
         return {name: data.decode()}
     except UnicodeDecodeError:
@@ -119,8 +119,8 @@ def bytes_field(name: str, data: bytes) -> dict[str, str | bytes]:
 
 
 def properties_fields(packed: bytes) -> dict[str, dict[str, str] | dict[str, bytes] | bytes]:
-    """The field `properties` with texts, and `properties_base64` with bytes if there are any, or if
-    they are unreadable.
+    """Return the field `properties` with the texts, and `properties_base64` with the bytes if there
+    are any, or with all if they are unreadable.
     """
     try:
         properties = unpack_properties(packed)

@@ -1,4 +1,4 @@
-"""The OpenAPI document of a server, made from its endpoints and the types of their bodies.
+"""The OpenAPI document of a server, built from its endpoints and the types of their bodies.
 Pure.
 """
 
@@ -18,11 +18,11 @@ _REFERENCE = "#/components/schemas/{name}"
 
 
 API_VERSION = "1"
-"""The version of the paths: /v1/."""
+"""Version in the paths: /v1/."""
 
 
 def openapi_document(endpoints: Sequence[Endpoint[Any]], *, program: str) -> dict[str, Any]:
-    """An OpenAPI 3.1 document of a program's calls, ready for JSON."""
+    """Return an OpenAPI 3.1 document of a program's calls, ready for JSON."""
     types: set[Any] = {ErrorBody}
     for endpoint in endpoints:
         types |= {endpoint.answer, *(body for _, body in _bodies(endpoint))}
@@ -76,7 +76,7 @@ def _operation(endpoint: Endpoint[Any], references: dict[Any, dict[str, Any]]) -
 
 
 def _bodies(endpoint: Endpoint[Any]) -> Sequence[tuple[str, Any]]:
-    """The content types of a call's body, each with its type."""
+    """Return the content types of a call's body, each with its type."""
     if endpoint.request is None:
         return ()
     return endpoint.content or ((JSON, endpoint.request),)

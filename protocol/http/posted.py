@@ -2,10 +2,11 @@
 
     application/json          one object, or an array of objects       see `message_json`
     application/x-ndjson      an object a line
-    any other                 the body is the value of one message; its key is in the query or in a header
+    any other                 the body is the value of one message; its key is in the query or in
+                              a header
 
-All messages are checked before any is stored: one bad message refuses the request.  An error says
-which by its index in the request, counted from 0 as receipts are; blank lines do not count.
+All messages are checked before any is stored: one bad message refuses the request.  An error names
+it by its index in the request, counted from 0 like receipts; blank lines do not count.
 """
 
 from __future__ import annotations
@@ -52,10 +53,10 @@ def check_sizes(
     Check the messages of a request against the limit of their subject.
 
     Args:
-        only: the indices of those that are checked; None: all.
+        only: indices of the messages to check; None: all.
 
     Raises:
-        MessageTooLargeError: names the first that is over it.
+        MessageTooLargeError: names the first message over the limit.
     """
     for index in range(len(messages)) if only is None else only:
         size = messages[index].size
@@ -65,11 +66,11 @@ def check_sizes(
 
 def posted_messages(body: bytes, params: Mapping[str, str]) -> list[PostedMessage]:
     """
-    The messages of a request, in order.
+    Return the messages of a request, in order.
 
     Args:
-        params: the parameters `key` and `key_base64`, the headers Content-Type and Message-Key,
-            where given.
+        params: the parameters `key` and `key_base64`, and the headers Content-Type and Message-Key,
+            where they were sent.
 
     Raises:
         InvalidRequestError: the body is not what its content type says, or has no message; or a key
@@ -99,16 +100,16 @@ def _key(params: Mapping[str, str]) -> bytes | None:
     if not given:
         return None
     text = params[given[0]]
-    if not text:  # as by a variable of a script that is empty
+    if not text:  # for example because a variable of a script is empty
         raise InvalidRequestError(
             f"{given[0]} is empty: leave it out to store the message without a "
             f"key, which has no order"
         )
-    if given[0] == "key" and "\ufffd" in text:  # in place of bytes that are no UTF-8
+    if given[0] == "key" and "\ufffd" in text:  # it replaces bytes that are not UTF-8
         raise InvalidRequestError("the key is no text: give its bytes as key_base64")
     if given[0] != "key_base64":
         try:
-            return text.encode("utf-8", "surrogateescape")  # bytes of a header that are no UTF-8
+            return text.encode("utf-8", "surrogateescape")  # bytes of a header that are not UTF-8
         except UnicodeEncodeError as error:
             raise InvalidRequestError(f"the key is no text: {error.reason}") from None
     try:
@@ -169,7 +170,7 @@ def _checked(part: KeyValueProperties, index: int, count: int) -> PostedMessage:
 
 
 def _of_message(error: KeylaneError, index: int, count: int) -> KeylaneError:
-    """The error of one of `count` messages, which says which one it is."""
+    """Return the error of one of `count` messages, with the message's index in the text."""
     if count == 1:
         return error
-    return type(error)(f"message {index}: {error.message}", **error.details)
+    return error.copy(message=f"message {index}: {error.message}")

@@ -14,25 +14,25 @@ QuotaKind = Literal["principal", "subject"]
 
 
 class SetQuota(Struct, frozen=True, kw_only=True):
-    """Limit a principal, or each subject that a pattern means, in place of the limits before."""
+    """Limit a principal, or each subject that matches a pattern; this replaces earlier limits."""
 
     kind: QuotaKind
     name: str
-    """A principal, `*` for all that have no quota of their own; or a subject or pattern."""
+    """A principal, or `*` for all without a quota of their own; or a subject or pattern."""
     quota: Quota
-    """Of a subject it has bytes_per_s alone: of messages stored, at each broker."""
+    """Rates of a principal; a subject has only bytes_per_s, of messages stored at each broker."""
     subjects: int = 0
-    """Of a pattern: how many subjects there may be of it; 0: no limit."""
+    """Number of subjects that may match the pattern; 0: no limit."""
     scheduled_bytes: int = 0
-    """Of a subject or pattern: bytes of messages that wait for a later delivery, of all its
-    subjects together, at each broker.
+    """Bytes of messages that wait for a later delivery, for all subjects of the name or pattern
+    together, at each broker.
     """
     sessions: int = 0
-    """Of a principal: its consumers at a time, of all groups together; 0: no limit."""
+    """Number of consumers that a principal may have at a time in all groups; 0: no limit."""
 
 
 class UnsetQuota(Struct, frozen=True, kw_only=True):
-    """End the limits of a principal or pattern."""
+    """Remove the limits of a principal or pattern."""
 
     kind: QuotaKind
     name: str

@@ -1,4 +1,4 @@
-"""How a client secures its connections.  Pure."""
+"""The settings with which a client secures its connections.  Pure."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from ..settings import refuse, values_of
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsSettings:
     """
-    TLS of a client: every connection uses it, and the server's certificate must have the name that
-    is connected to.
+    TLS of a client: every connection uses it, and the server's certificate must contain the name to
+    which the client connects.
 
-    The values are paths of PEM files; a `pathlib.Path` is taken as its text.  Source: RFC 8446;
-    host names as of RFC 9525.
+    The values are paths of PEM files; a `pathlib.Path` is converted to text.  Source: RFC 8446; RFC
+    9525 for host names.
 
     Raises:
         ConfigError: a value is no path, or only one of certificate and key is given.
     """
 
     ca: str
-    """The certificate authority that the servers' certificates are of."""
+    """Certificate authority that issued the servers' certificates."""
     cert: str = ""
-    """A client certificate, where servers want one."""
+    """Client certificate, for servers that ask for one."""
     key: str = ""
-    """Its private key."""
+    """Private key of the client certificate."""
 
     def __post_init__(self) -> None:
         given: dict[str, object] = values_of(self)
@@ -41,7 +41,7 @@ class TlsSettings:
 
 
 def _is_path(value: object) -> bool:
-    """True for text that the system takes as a path, or none at all."""
+    """Return True for text that the system accepts as a path, or that is empty."""
     if not isinstance(value, str):
         return False
     try:

@@ -1,3 +1,3 @@
-"""The members of a cluster as they tell of themselves: their versions, and what the metaserver says
-of them.  Pure.
+"""The members of a cluster: the versions that they report, and the metaserver's view of them.
+Pure.
 """

@@ -1,4 +1,4 @@
-"""Brokers as the metaserver sees them.  Pure."""
+"""The metaserver's view of brokers.  Pure."""
 
 from __future__ import annotations
 
@@ -12,35 +12,33 @@ class RefusedBroker(Struct, frozen=True, kw_only=True):
     address: str
     problem: str = ""
     log_end: int = 0
-    """Where the log of its data folder ends."""
+    """Position in bytes where the log of its data folder ends."""
     known_log_end: int = 0
-    """Where the broker group's log ended in the last report that was accepted."""
+    """Position in bytes where the broker group's log ended in the last accepted report."""
     advice: str = ""
-    """What an operator can do, for people."""
+    """Advice for an operator."""
 
 
 class BrokerView(Struct, frozen=True, kw_only=True):
-    """A broker group as the metaserver sees it."""
+    """The metaserver's view of a broker group."""
 
     broker_group: str
     address: str
     available: bool
-    """It has reported itself within its ttl; it may take no writes all the same."""
+    """True if it has reported itself within its ttl; it may still refuse writes."""
     silent_ms: int
     cordoned: bool = False
-    """It gets no new partitions."""
+    """True if it gets no new partitions."""
     version: str = ""
-    """Of its program, at its last report; "": it told none."""
+    """Version of its program in its last report; "": it reported none."""
     writable: bool = True
-    """It took writes at its last report."""
+    """True if it took writes at its last report."""
     problem: str = ""
-    """Why it took none; "": it told no reason."""
+    """Reason why it took no writes; "": it reported none."""
 
     @property
     def state(self) -> str:
-        """Its state for people: "available", "takes no writes: the disk is full", "silent for 12
-        s".
-        """
+        """State for people: "available", "takes no writes: the disk is full", "silent for 12 s"."""
         if not self.available:
             return f"silent for {self.silent_ms // 1000} s"
         if not self.writable:
@@ -49,5 +47,5 @@ class BrokerView(Struct, frozen=True, kw_only=True):
 
     @property
     def gets_partitions(self) -> bool:
-        """Whether new partitions may be placed on it."""
+        """True if new partitions may be placed on it."""
         return self.available and self.writable and not self.cordoned

@@ -1,4 +1,4 @@
-"""What a metaserver says of its cluster: name, version, members.  Pure."""
+"""The metaserver's view of its cluster: name, version and members.  Pure."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ class MemberView(Struct, frozen=True):
 
     name: str
     version: str
-    """"": it tells none."""
+    """Version of its program; "": it reports none."""
 
 
 class ClusterView(Struct, frozen=True, kw_only=True):
-    """A cluster, and how far an upgrade of it is."""
+    """A cluster, and the progress of its upgrade."""
 
     name: str
-    """"": no settings have one."""
+    """Name of the cluster; "": no settings name it."""
     version: str
-    """The lowest version of all members, which decides what formats are written; it never falls."""
+    """Lowest version of all members, which decides what formats are written; it never falls."""
     members: tuple[MemberView, ...]
     held_back_by: tuple[str, ...]
     """Names of members that are older than the newest one."""

@@ -1,13 +1,13 @@
-"""Versions of programs, and which of them work with each other: those at most one minor version
-apart.  Pure.
+"""Versions of programs.  Programs work together if they are at most one minor version apart.  Pure.
 
-    client ─ Hello(version) ─▶ server                    refused if they are further apart; the error says who has to be upgraded
-    broker, metaserver ─ their version ─▶ database       the cluster's version: the lowest of all members, and it never falls
+    client ─ Hello(version) ─▶ server                 refused if they are further apart; the error
+                                                      says which one to upgrade
+    broker, metaserver ─ their version ─▶ database    cluster's version: the lowest of all members
 
-The cluster's version says which formats every member reads.  So far all are those of the first
-release (`tests/golden/versions/release_0_2_0.json`): a newer one is written only where the
-cluster's version has it. A member further than one minor version from the cluster's is refused: an
-upgrade takes one minor version after another.
+The cluster's version says which formats every member reads, and never falls.  So far all formats
+are those of the first release (`tests/golden/versions/release_0_2_0.json`): a newer format is
+written only when the cluster's version includes it. A member more than one minor version away from
+the cluster's is refused, so an upgrade takes one minor version after another.
 
 Source: Kubernetes' version skew policy; CockroachDB's cluster version.
 """
@@ -18,23 +18,17 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ..errors import (
-    ClientTooOldError,
-    InvalidRequestError,
-    MemberTooOldError,
-    ServerTooOldError,
-    UpgradeSkippedError,
-)
+from ..errors import InvalidRequestError, Reason, VersionError
 
 VERSION = "0.2.0"
-"""Of this program; `pyproject.toml` has the same."""
+"""Version of this program; `pyproject.toml` has the same."""
 VERSION_HEADER = "Keylane-Version"
-"""Of HTTP requests and answers.  Other HTTP clients than keylane's send none."""
+"""HTTP header with the version, in requests and answers; only clients of keylane send it."""
 _VERSION = re.compile(r"([0-9]{1,6})\.([0-9]{1,6})([.+a-z-][0-9A-Za-z.+-]{0,40})?")
 
 
 class Version(NamedTuple):
-    """The part of a version by which programs fit each other."""
+    """The part of a version that decides which programs work together."""
 
     major: int
     minor: int
@@ -48,11 +42,12 @@ class MemberVersion(NamedTuple):
 
     name: str
     version: str
-    """"": it is not known yet, because the broker has not reported itself since a restore."""
+    """Version of its program; "": not known, because the broker has not reported since a restore.
+    """
 
 
 def parse_version(text: str) -> Version:
-    """The version in "0.2.0" or "0.2".  Raises InvalidRequestError."""
+    """Return the version in "0.2.0" or "0.2".  Raises InvalidRequestError."""
     match = _VERSION.fullmatch(text)
     if match is None:
         raise InvalidRequestError(f"{text!r:.80} is no version of keylane")
@@ -61,12 +56,12 @@ def parse_version(text: str) -> Version:
 
 OWN = parse_version(VERSION)
 FIRST_RELEASE = Version(0, 2)
-"""Programs of an earlier version are refused: none was released."""
+"""Oldest version that is accepted, because none was released before it."""
 
 
 def steps(old: Version, new: Version) -> float:
-    """Minor versions from one to the other, negative if `new` is the older one; infinite between
-    major versions.
+    """Return the number of minor versions from `old` to `new`, negative if `new` is older; infinite
+    between major versions.
     """
     if old.major != new.major:
         return float("inf") if new > old else float("-inf")
@@ -75,52 +70,57 @@ def steps(old: Version, new: Version) -> float:
 
 def check_client(told: str, own: str) -> None:
     """
-    Check, in a server, the version that a client tells.
+    Check, in a server, the version that a client reports.
 
     Raises:
-        InvalidRequestError: it is no version.
-        ClientTooOldError, ServerTooOldError: it is more than one minor version away, or was never
+        InvalidRequestError: it is not a version.
+        VersionError, VersionError: it is more than one minor version away, or was never
             released.
     """
     _check_pair(client=told, server=own)
 
 
 def check_server(told: str, own: str) -> None:
-    """Check, in a client, the version that a server tells.  Raises as `check_client`."""
+    """Check, in a client, the version that a server reports.  Raises like `check_client`."""
     _check_pair(client=own, server=told)
 
 
 def _check_pair(*, client: str, server: str) -> None:
     ours, theirs = parse_version(client), parse_version(server)
     ahead = steps(ours, theirs)
-    said = f"the client is keylane {client[:48]}, the server {server[:48]}"
+    both = f"the client is keylane {client[:48]}, the server {server[:48]}"
     if ahead > 1 or ours < min(FIRST_RELEASE, theirs):
-        raise ClientTooOldError(f"{said}: upgrade the client", client=client, server=server)
+        raise VersionError(
+            Reason.CLIENT_TOO_OLD, f"{both}: upgrade the client", client=client, server=server
+        )
     if ahead < -1 or theirs < min(FIRST_RELEASE, ours):
-        raise ServerTooOldError(f"{said}: upgrade the server", client=client, server=server)
+        raise VersionError(
+            Reason.SERVER_TOO_OLD, f"{both}: upgrade the server", client=client, server=server
+        )
 
 
 def check_member(told: str, cluster: Version, name: str) -> None:
     """
-    Check that a server may join, or go on in, a cluster of this version.
+    Check that a server may join, or stay in, a cluster of this version.
 
     Raises:
-        InvalidRequestError: `told` is no version.
-        UpgradeSkippedError: it is more than one minor version newer.
-        MemberTooOldError: it is older, and others may write what it does not read.
+        InvalidRequestError: `member` is not a version.
+        VersionError: it is more than one minor version newer.
+        VersionError: it is older, and other members may write formats that it cannot read.
     """
     version = parse_version(told)
     ahead = steps(cluster, version)
     if ahead > 1:
-        raise UpgradeSkippedError(
+        raise VersionError(
+            Reason.UPGRADE_SKIPPED,
             f"{name} is keylane {version}, and the cluster is at {cluster}: run the version after "
-            f"{cluster} first,"
-            " on every host",
+            f"{cluster} first, on every host",
             version=str(version),
             cluster=str(cluster),
         )
     if ahead < 0:
-        raise MemberTooOldError(
+        raise VersionError(
+            Reason.MEMBER_TOO_OLD,
             f"{name} is keylane {version}, and the cluster is at {cluster} already",
             version=str(version),
             cluster=str(cluster),
@@ -128,15 +128,15 @@ def check_member(told: str, cluster: Version, name: str) -> None:
 
 
 def raised_version(cluster: Version, members: Iterable[MemberVersion]) -> Version:
-    """The cluster's version once these are all its members; a member that tells no version keeps it
-    where it is.
+    """Return the cluster's version once these are all its members; a member of unknown version
+    keeps it where it is.
     """
     versions = [parse_version(member.version) if member.version else cluster for member in members]
     return max(cluster, min(versions, default=cluster))
 
 
 def holding_back(cluster: Version, members: Iterable[MemberVersion]) -> list[str]:
-    """The members that keep the cluster from the version of the newest one."""
+    """Return the members that keep the cluster from the version of the newest one."""
     told = [(member.name, parse_version(member.version or str(cluster))) for member in members]
     newest = max((version for _, version in told), default=cluster)
     return sorted(name for name, version in told if version < newest)

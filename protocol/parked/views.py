@@ -1,4 +1,4 @@
-"""What brokers answer about parked messages: to their owner in frames, to people over HTTP.
+"""Answers of brokers about parked messages: to their owner in frames, to people over HTTP.
 Pure.
 """
 
@@ -11,7 +11,7 @@ from .changes import Failure, Fault, ParkKey, ParkState
 
 
 class ParkedKeyRow(Struct, frozen=True, array_like=True):
-    """A parked key as its owner needs it."""
+    """The fields of a parked key that its owner needs."""
 
     key: ParkKey
     state: ParkState
@@ -19,79 +19,81 @@ class ParkedKeyRow(Struct, frozen=True, array_like=True):
 
 
 class ParkedView(Struct, frozen=True, kw_only=True):
-    """A parked key for people; without `key_hex`: dead letters, or what waits for retry; with "":
-    messages without a key.
+    """A parked key for people; `key_hex` is None for dead letters and messages that wait for retry,
+    "" for messages without a key.
     """
 
     key_hex: str | None
     state: ParkState
     messages: int
     since_ms: int
-    """When its first message was parked, by the broker's calendar."""
+    """Time when its first message was parked, by the broker's calendar, in milliseconds since 1970.
+    """
     failure: Failure | None
     first_source: int
-    """The partition that has the first message; the offset in it is `first_offset`."""
+    """Partition that stores the first message; `first_offset` is the offset in it."""
     first_offset: int
     tries: int | None = None
     """
-    Messages of any key that wait for retry have failed so often; None: these do not wait for retry.
+    Number of failed tries of messages that wait for retry; None: these messages do not wait for
+    retry.
 
-    0: dead letters that an operator has chosen to be handled again.
+    0: dead letters that an operator has selected to be handled again.
     """
     next_ms: int | None = None
-    """When the next of them is tried again, as their owner said, milliseconds since 1970; None: not
-    known.
+    """Time of the next try that their owner reported, in milliseconds since 1970; None: not known.
     """
 
 
 class ParkedList(Struct, frozen=True, kw_only=True):
-    """A page of what a group has parked on a partition; further ones begin after the last key of
+    """A page of what a group has parked on a partition; the next page begins after the last key of
     this one.
     """
 
     partition_id: int
     group: str
     frozen: bool
-    """The children of the partition have taken these over: change them there."""
+    """True if the children of the partition have taken these over, so that they must be changed
+    there.
+    """
     keys: list[ParkedView]
     more: bool
 
 
 ParkedDetail = tuple[int, int, int, int]
 """
-How the messages of a row failed: since when they are set aside, when they failed last, the place of
-their failure in `faults`, when they are tried again.  A time that is 0 is not known, and a place of
--1.
+Details of a row of failed messages: time when they were set aside, time of the last failure, index
+of the failure in `faults`, time of the next try.  A time of 0 and an index of -1 are not known.
 """
 
 
 class ParkedOffsets(Struct, frozen=True, kw_only=True):
-    """The first parked messages of a key, as (source, start, end), oldest first."""
+    """The first parked messages of a key, as (source, start, end), the oldest first."""
 
     rows: list[tuple[int, int, int]]
     messages: int
-    """All of them."""
+    """Number of all parked messages of the key."""
     edited: list[tuple[int, int]] = []
-    """(source, offset) of those in these rows that were edited."""
+    """(source, offset) of messages in these rows that were edited."""
     details: list[ParkedDetail] = []
-    """How the messages of each row failed, if the request asks from a place on, and they are
-    without an order.
+    """Details of each row, if the request names a place to begin at, and the messages have no
+    order.
     """
     faults: list[Fault] = []
     more: bool = False
-    """There are messages behind these, if the request asks from a place on."""
+    """True if more messages follow, if the request names a place to begin at."""
 
 
 class ChangeParkedKey(Struct, frozen=True, kw_only=True):
-    """An operator's change of one parked key: redriven, or some of its messages skipped."""
+    """An operator's change of one parked key, which redrives it, or skips some of its messages."""
 
     group: str
     key_hex: str | None
     skip: list[tuple[int, int, int]] | None = None
     """Messages to skip, as (source, start, end); None: redrive the key."""
     retry: list[tuple[int, int, int]] | None = None
-    """Messages without an order to handle again, in the same way; the others stay.  Without
-    `skip`.
+    """Messages without an order to handle again, in the same form; the others stay.  Not used
+    together with `skip`.
     """
 
 
@@ -99,6 +101,6 @@ _rows = msgspec.msgpack.Decoder(list[ParkedKeyRow])
 
 
 def decode_key_rows(data: bytes | memoryview) -> list[ParkedKeyRow]:
-    """The keys of an answer.  Raises msgspec.MsgspecError."""
+    """Return the keys of an answer.  Raises msgspec.MsgspecError."""
     rows: list[ParkedKeyRow] = _rows.decode(data)
     return rows

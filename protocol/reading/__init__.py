@@ -1,1 +1,1 @@
-"""How a read of a subject is bounded: instants, and where partitions begin and end.  Pure."""
+"""The bounds of a read: instants, and first and end offsets of partitions.  Pure."""

@@ -1,5 +1,5 @@
-"""Instants as programs and operators give them, in milliseconds since 1970: a datetime, or how long
-ago.  Pure.
+"""Instants that programs and operators give, as a datetime or as a time ago, in milliseconds since
+1970.  Pure.
 """
 
 from __future__ import annotations
@@ -16,27 +16,29 @@ _UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "
 _BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
 GroupBegin = str | datetime | timedelta
-"""\"earliest\", \"latest\", or an instant that has passed."""
+"""\"earliest\", \"latest\", or an instant in the past."""
 SKEW_MS = 1_000
-"""An instant that is later than now by less counts as now: clocks of one cluster differ by so
-much.
+"""Milliseconds by which an instant may be later than now, and then counts as now: clocks of one
+cluster differ by that much.
 """
 
 SECONDS = range(1_000_000_000, 100_000_000_000)
-"""From 2001 to 5138, if these are seconds; as milliseconds they are of 1970 to 1973, of which no
-message is.
+"""Numbers that are likely seconds, of the years 2001 to 5138; as milliseconds they would mean 1970
+to 1973, when no message was stored.
 """
 FINER_MIN = 100_000_000_000_000
-"""Milliseconds from 5138 on; microseconds and nanoseconds of 1973 and later."""
+"""Lowest number that is likely micro- or nanoseconds, of 1973 and later; as milliseconds it would
+mean 5138.
+"""
 
 
 def check_unit(name: str, at_ms: object) -> None:
     """
-    Let an instant in milliseconds through; what is no number is for others to refuse.
+    Check the unit of an instant in milliseconds; a value that is no int is left to other checks.
 
     Raises:
-        InvalidRequestError: it is in seconds, before every message, or finer than milliseconds,
-            behind all of them.
+        InvalidRequestError: it is in seconds, so before every message, or finer than milliseconds,
+            so after all of them.
     """
     if type(at_ms) is not int:
         return
@@ -53,28 +55,28 @@ def check_unit(name: str, at_ms: object) -> None:
 
 def since_1970_ms(at: datetime) -> int:
     """
-    The whole milliseconds since 1970 of a time with a zone, exactly.
+    Return the exact whole milliseconds since 1970 of a time with a zone.
 
-    `datetime.timestamp` is a float: from 2038 on a quarter of all milliseconds, multiplied, come
-    out as the one before.
+    `datetime.timestamp` returns a float: from 2038 on, a quarter of all milliseconds would come out
+    one too low.
     """
     return (at - _BEGIN) // _MS
 
 
 def ago_ms(text: str) -> int | None:
-    """The milliseconds of a text such as "-1h" or "-30s"; None if it is another text."""
+    """Return the milliseconds of a text such as "-1h" or "-30s"; None for any other text."""
     match = _AGO.fullmatch(text)
     return None if match is None else int(match[1]) * _UNIT_MS[match[2]]
 
 
 def instant_ms(given: datetime | timedelta | str, *, now_ms: int) -> int:
     """
-    The milliseconds since 1970 of an instant that has passed.
+    Return the milliseconds since 1970 of an instant in the past.
 
     Args:
-        given: a datetime with a time zone, a negative timedelta, or a text: how long ago, such as
+        given: a datetime with a time zone, a negative timedelta, or a text: a time ago such as
             "-1h", "-15m" or "-2d", or a time of ISO 8601 with a zone.
-        now_ms: the calendar of the caller.
+        now_ms: current time by the caller's calendar, in milliseconds since 1970.
 
     Raises:
         InvalidRequestError: no such value, no time zone, before 1970, or in the future.
@@ -98,13 +100,13 @@ def instant_ms(given: datetime | timedelta | str, *, now_ms: int) -> int:
     if at_ms > now_ms + SKEW_MS:
         raise InvalidRequestError(
             f"{given!s:.60} is {(at_ms - now_ms) / 1000:.0f} s in the future: messages are found "
-            f"by a time that has passed"
+            f"by a time in the past"
         )
     return min(at_ms, now_ms)
 
 
 def _time_of(text: str) -> datetime:
-    """The time of a text of ISO 8601 with a zone.  Raises InvalidRequestError."""
+    """Return the time of a text of ISO 8601 with a zone.  Raises InvalidRequestError."""
     try:
         given = datetime.fromisoformat(text)
     except ValueError:
@@ -119,10 +121,10 @@ def _time_of(text: str) -> datetime:
 
 def group_start(given: GroupBegin | GroupStart | None, *, now_ms: int) -> GroupStart | None:
     """
-    Where a new group begins; None if nothing is said.
+    Return where a new group begins; None if `given` is None.
 
     Raises:
-        ConfigError: neither a word nor an instant that has passed.
+        ConfigError: it is neither a word nor an instant in the past.
     """
     if given is None or isinstance(given, GroupStart):
         return given

@@ -1,6 +1,4 @@
-"""Partitions that continue others: what is known of a subject's lineage, past the partitions that
-do not count.  Pure.
-"""
+"""The lineage of a subject, reduced to some of its partitions.  Pure."""
 
 from __future__ import annotations
 
@@ -14,12 +12,12 @@ def nearest_ancestors(
     parents: Mapping[N, Iterable[N]], within: Collection[N]
 ) -> dict[N, frozenset[N]]:
     """
-    Partition id → those of `within` that it continues, at once or through partitions that are not
-    in it.
+    Return the partitions of `within` that each partition continues, directly or through partitions
+    that are not in `within`.
 
     Args:
-        parents: partition id → the partitions that it continues at once, which have lower ids; one
-            that is missing has none.
+        parents: by partition id, the partitions that it continues directly, which have lower ids; a
+            partition that is missing has none.
     """
     nearest: dict[N, frozenset[N]] = {}
     for number in sorted(parents):

@@ -1,1 +1,1 @@
-"""What a job that reprocesses messages asks of brokers, and leaves behind."""
+"""Requests of jobs that reprocess messages, and the files that they leave."""

@@ -1,7 +1,7 @@
 """Bodies of the call that holds messages of a partition against retention.  Pure.
 
-A hold is a job's: it expires a ttl after it was set or renewed last, and keeps the messages from an
-offset on until then.
+A hold belongs to a job.  It keeps the messages from an offset on, and expires a ttl after it was
+last set or renewed.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from msgspec import Meta, Struct
 from ..ids import MAX_I64
 
 HOLD_TTL_MS_MAX = 86_400_000
-"""A day.  A job that lives renews its hold; what a dead one holds may fill a disk for so long."""
+"""Longest ttl, one day.  A living job renews its hold; the hold of a dead one may fill a disk for
+that long.
+"""
 HOLDS_PER_PARTITION_MAX = 16
 Offset = Annotated[int, Meta(ge=0, le=MAX_I64)]
 TtlMs = Annotated[int, Meta(ge=0, le=HOLD_TTL_MS_MAX)]
 
 
 class SetHold(Struct, frozen=True, kw_only=True):
-    """Hold the messages of a partition from an offset on, or renew that.  A repeat only renews
-    it.
-    """
+    """Hold the messages of a partition from an offset on.  A repeat only renews the hold."""
 
     job: str
-    """Whose hold it is; a later hold of the same job takes its place."""
+    """Job to which the hold belongs; a later hold of the same job replaces it."""
     from_offset: Offset = 0
     ttl_ms: TtlMs
-    """How long it lasts without being renewed; 0 ends it."""
+    """Milliseconds until the hold expires unless it is renewed; 0 ends it."""
 
 
 class HoldView(Struct, frozen=True, kw_only=True):
@@ -36,14 +36,14 @@ class HoldView(Struct, frozen=True, kw_only=True):
 
     job: str
     from_offset: int
-    """Retention removes no message from this offset on."""
+    """Offset from which on retention removes no message."""
     ttl_ms: int
     left_ms: int
-    """Time left until it expires, unless it is renewed."""
+    """Milliseconds until it expires, unless it is renewed."""
 
 
 class Held(Struct, frozen=True, kw_only=True):
-    """The holds of a partition, durable, with the offsets that are stored."""
+    """The durable holds of a partition, with the offsets that are stored."""
 
     partition_id: int
     first_offset: int

@@ -1,15 +1,16 @@
-"""The manifest of reprocessed messages: which ranges, by which code, with how many rows and which
-digests.  Pure.
+"""The manifest of reprocessed messages: the ranges, the code, and the rows and digests of the
+output.  Pure.
 
-    {"format": 1, "job": …, "code": …, "subject": …, "planned_at_ms": …, "ranges": [{partition_id,
-    start, end, …}, …],
-     "pieces": [{partition_id, start, end, rows, digest, file, code, parked}, …], "earlier_codes":
-         […],
+    {"format": 1, "job": …, "code": …, "subject": …, "planned_at_ms": …,
+     "ranges": [{partition_id, start, end, …}, …],
+     "pieces": [{partition_id, start, end, rows, digest, file, code, parked}, …],
+     "earlier_codes": […],
      "output": {target, hidden, subject_id, published, messages}}
 
 Invariants
-    The ranges are fixed when the job is planned, and half-open: what is live begins at `end` of
-    each. A manifest is whole if its pieces cover every range, without a gap or an overlap.
+    The ranges are fixed when the job is planned, and half-open: live messages begin at `end` of
+    each.
+    A manifest is complete if its pieces cover every range, without a gap or an overlap.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Annotated
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from ..errors import ManifestError
+from ..errors import JobError, Reason
 from ..groups import GroupStart, StartAt
 from ..ids import MAX_I64
 
@@ -36,74 +37,75 @@ class SourceRange(Struct, frozen=True, kw_only=True):
     end: Count
     queue: Count = 0
     epoch: Count = 0
-    """Depth in the lineage."""
+    """Depth of the partition in the lineage."""
 
 
 class JobPiece(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A part of a range, reprocessed by one call chain of the job, and stored."""
+    """A part of a range that the job has reprocessed and stored."""
 
     partition_id: Count
     start: Count
     end: Count
     rows: Count
-    """Rows of output."""
+    """Number of rows of output."""
     digest: str
-    """Of the rows of output, by column, whatever the batches they came in."""
+    """Digest of the rows of output, by column, independent of their batches."""
     file: str
-    """Name of the file, in the folder; "": the rows are in a subject."""
+    """Name of the file in the folder; "": the rows are in a subject."""
     code: str = ""
-    """The earlier code under which it was made; "": that of the manifest."""
+    """Code of the earlier run that made it; "": the code of the manifest."""
     parked: Count = 0
-    """Messages of which the function made no row, because it failed."""
+    """Number of messages without a row, because the function failed."""
 
 
 class SubjectOutput(Struct, frozen=True, kw_only=True):
-    """The subject that the rows are written for, and the hidden one that has them until it is
+    """The subject for which the rows are written, and the hidden one that contains them until it is
     published.
     """
 
     target: str
     hidden: str
     subject_id: Count = 0
-    """Of the hidden subject; 0: it is not made yet.  Another subject of its name lacks the rows."""
+    """Id of the hidden subject, because another one of its name lacks the rows; 0: not created yet.
+    """
     published: bool = True
-    """The job publishes it; False: it is left to `keylane subject publish`."""
+    """True if the job publishes it; False: that is left to `keylane subject publish`."""
     messages: dict[Count, Count] | UnsetType = UNSET
-    """Partition of the hidden subject → messages of the job, which begin at offset 0; of a job that
-    is complete.
+    """Number of messages of a complete job by partition of the hidden subject; they begin at
+    offset 0.
     """
 
 
 class Manifest(Struct, frozen=True, kw_only=True):
-    """What a job was to do, and has done."""
+    """The plan of a job, and what it has done."""
 
     job: str
     code: str
-    """module:function@digest of its source and of what that imports, of the latest run that had
-    pieces to do.
+    """Code of the latest run that had pieces to do: module:function@digest of its source and of
+    what that imports.
     """
     subject: str
     planned_at_ms: Count
-    """Milliseconds since 1970, by the calendar of the program that planned."""
+    """Milliseconds since 1970, by the calendar of the planning program."""
     ranges: tuple[SourceRange, ...]
     piece_rows: Annotated[int, Meta(ge=1)]
     pieces: tuple[JobPiece, ...] = ()
     format: int = FORMAT
     output: SubjectOutput | UnsetType = UNSET
-    """Of rows that are no Parquet files."""
+    """Subject of the output, if it is not written to Parquet files."""
     earlier_codes: tuple[str, ...] | UnsetType = UNSET
     """Codes of earlier runs, whose pieces count."""
 
     @property
     def mark(self) -> str:
-        """What a piece says of itself that is made now: its code, and which hidden subject has its
+        """Mark that a piece made now carries: its code, and the hidden subject that contains its
         rows.
         """
         return self._mark(self.code)
 
     @property
     def earlier_marks(self) -> dict[str, str]:
-        """What pieces of earlier runs that count say of themselves → their code."""
+        """Code by the mark that pieces of earlier runs carry, if these pieces count."""
         return {self._mark(code): code for code in self.earlier_codes or ()}
 
     def _mark(self, code: str) -> str:
@@ -111,17 +113,17 @@ class Manifest(Struct, frozen=True, kw_only=True):
 
     @property
     def parked(self) -> int:
-        """Messages of which no row was made."""
+        """Number of messages of which no row was made."""
         return sum(piece.parked for piece in self.pieces)
 
     @property
     def rows_in(self) -> int:
-        """Messages of the ranges."""
+        """Number of messages in the ranges."""
         return sum(each.end - each.start for each in self.ranges)
 
     @property
     def rows_out(self) -> int:
-        """Rows of the pieces."""
+        """Number of rows in the pieces."""
         return sum(piece.rows for piece in self.pieces)
 
 
@@ -129,33 +131,34 @@ _decoder = msgspec.json.Decoder(Manifest)
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """The manifest as JSON, for people to read."""
+    """Return the manifest as JSON that people can read."""
     return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
 
 
 def decode_manifest(data: bytes, *, where: str) -> Manifest:
     """
-    The manifest of these bytes.
+    Return the manifest that these bytes contain.
 
     Raises:
-        ManifestError: they are none, or a newer program wrote them.
+        JobError: they contain none, or a newer program wrote them.
     """
     try:
         manifest = _decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ManifestError(f"{where} is no manifest: {error}", path=where) from None
+        raise JobError(Reason.MANIFEST, f"{where} is no manifest: {error}", path=where) from None
     if manifest.format != FORMAT:
-        raise ManifestError(
+        raise JobError(
+            Reason.MANIFEST,
             f"{where} is a manifest of format {manifest.format}: a newer keylane wrote it",
             path=where,
         )
     if len({each.partition_id for each in manifest.ranges}) != len(manifest.ranges):
-        raise ManifestError(f"{where} names a partition twice", path=where)
+        raise JobError(Reason.MANIFEST, f"{where} names a partition twice", path=where)
     return manifest
 
 
 def with_code(manifest: Manifest, code: str) -> Manifest:
-    """The manifest of a job that goes on under this code; its pieces of before count."""
+    """Return the manifest of a job that continues with this code; its earlier pieces count."""
     earlier = [each for each in (*(manifest.earlier_codes or ()), manifest.code) if each != code]
     return msgspec.structs.replace(
         manifest, code=code, earlier_codes=tuple(dict.fromkeys(earlier)) or UNSET
@@ -163,8 +166,8 @@ def with_code(manifest: Manifest, code: str) -> Manifest:
 
 
 def missing_pieces(manifest: Manifest, done: Sequence[JobPiece]) -> list[SourceRange]:
-    """The ranges, of `piece_rows` messages at most, that no piece covers; by partition and
-    offset.
+    """Return the ranges of at most `piece_rows` messages that no piece covers, ordered by partition
+    and offset.
     """
     covered = {(piece.partition_id, piece.start, piece.end) for piece in done}
     return [
@@ -176,7 +179,9 @@ def missing_pieces(manifest: Manifest, done: Sequence[JobPiece]) -> list[SourceR
 
 
 def cut_range(whole: SourceRange, piece_rows: int) -> list[SourceRange]:
-    """The range in pieces of at most `piece_rows` messages, at the same offsets each time."""
+    """Return the range in pieces of at most `piece_rows` messages, cut at the same offsets each
+    time.
+    """
     starts = range(whole.start, whole.end, piece_rows)
     return [
         msgspec.structs.replace(whole, start=start, end=min(start + piece_rows, whole.end))
@@ -186,17 +191,18 @@ def cut_range(whole: SourceRange, piece_rows: int) -> list[SourceRange]:
 
 def live_offsets(manifest: Manifest, *, where: str) -> dict[int, int]:
     """
-    Partition id → the offset at which live reading goes on where the backfill ended.
+    Return the offset by partition id at which live reading continues after the backfill.
 
-    A partition that is not named is one that was opened later: it is read from its first message.
+    A partition that is not named was opened later: it is read from its first message.
 
     Raises:
-        ManifestError: the backfill is not complete.
+        JobError: the backfill is not complete.
     """
     missing = missing_pieces(manifest, manifest.pieces)
     if missing:
         first = missing[0]
-        raise ManifestError(
+        raise JobError(
+            Reason.MANIFEST,
             f"{where} is not complete: {len(missing)} pieces are missing, the first is "
             f"[{first.start}, {first.end}) of partition {first.partition_id}",
             path=where,
@@ -206,16 +212,18 @@ def live_offsets(manifest: Manifest, *, where: str) -> dict[int, int]:
 
 def group_start_of(manifest: Manifest, *, subject: str, where: str) -> GroupStart:
     """
-    Where a consumer group begins that goes on behind a backfill.
+    Return where a consumer group begins that continues after a backfill.
 
     Raises:
-        ManifestError: the backfill is of another subject, or not complete, or has no partition.
+        JobError: the backfill is of another subject, is not complete, or has no partition.
     """
     if manifest.subject != subject:
-        raise ManifestError(
-            f"{where} is of subject {manifest.subject}, not of {subject}", path=where
+        raise JobError(
+            Reason.MANIFEST,
+            f"{where} is of subject {manifest.subject}, not of {subject}",
+            path=where,
         )
     offsets = live_offsets(manifest, where=where)
     if not offsets:
-        raise ManifestError(f"{where} has no partition", path=where)
+        raise JobError(Reason.MANIFEST, f"{where} has no partition", path=where)
     return GroupStart(at=StartAt.CURSORS, at_ms=manifest.planned_at_ms, cursors=offsets)

@@ -1,10 +1,12 @@
-"""Partitions of rows that took the place of messages, and those that a backfill makes needless.
-Pure.
+"""Partitions of rows that replaced messages, and those that are needless after a backfill.  Pure.
 
-P open ─▶ cut: P sealed, C open behind P ─▶ rows made of P, hidden in H ─▶ published: P expired, H between P and C
+P open ─▶ cut: P sealed, C open after P ─▶ rows in H made from P ─▶ published: P expired,
+                                                                     H between P and C
 
-backfill of P up to its end      ─▶ all rows of H are made of messages that it has: live reading goes on behind them
-backfill of P up to the middle   ─▶ H has rows of both kinds, in any order: no offset parts them
+backfill of P up to its end      ─▶ all rows of H are made from messages that it contains:
+                                    live reading continues after them
+backfill of P up to the middle   ─▶ H has rows of both kinds, in any order: no offset
+                                    separates them
 backfill without a message of P  ─▶ H is read from its first row
 """
 
@@ -12,24 +14,23 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from ..errors import ManifestError
+from ..errors import JobError, Reason
 
 AGAIN = (
-    "Run `keylane spark reprocess` anew into another folder, and begin behind that one; or begin "
-    "at earliest, which gives the "
-    "rows of everything."
+    "Run `keylane spark reprocess` again into another folder, and begin after that one; or begin "
+    "at earliest, which gives the rows of everything."
 )
 
 
 def replaced_by_rows(parents: Mapping[int, Collection[int]]) -> dict[int, frozenset[int]]:
     """
-    Partition of rows → the partitions whose messages these rows took the place of.
+    Return, for each partition of rows, the partitions whose messages these rows replaced.
 
     A partition of rows is the only kind of parent that continues another parent of the same child:
     no other operation seals a partition twice.
 
     Args:
-        parents: partition id → the partitions that it continues at once.
+        parents: by partition id, the partitions that it continues directly.
     """
     replaced: dict[int, frozenset[int]] = {}
     for before in parents.values():
@@ -47,20 +48,22 @@ def behind_rows(
     cursors: Mapping[int, int],
 ) -> dict[int, int]:
     """
-    Partition of rows → its end, of rows that were all made of messages that a backfill has.
+    Return the end of each partition whose rows were all made from messages that a backfill
+    contains.
 
     Args:
-        replaced: as `replaced_by_rows` gives it.
-        parents: partition id → the partitions that it continues.
-        ends: partition id → where it ends; None: it is open, or its end is not known.
-        cursors: partition id → where the backfill ended, of each partition that had data then.
+        replaced: result of `replaced_by_rows`.
+        parents: by partition id, the partitions that it continues.
+        ends: end offset by partition id; None: it is open, or its end is not known.
+        cursors: by partition id, the offset where the backfill ended, for each partition that had
+            data then.
 
     Raises:
-        ManifestError: a partition has rows both of messages that the backfill has and of others.
+        JobError: a partition has rows both of messages in the backfill and of others.
     """
     older = {each for number in cursors for each in _ancestors(number, parents)}
-    """What a partition of the backfill continues lies before the backfill, which may have begun
-    behind it.
+    """Ancestors of the backfill's partitions.  They precede the backfill, which may have begun
+    after them.
     """
     behind: dict[int, int] = {}
     for rows in sorted(replaced.keys() - cursors.keys()):
@@ -85,11 +88,12 @@ def behind_rows(
 
 def _of_both(
     rows: int, number: int, cursors: Mapping[int, int], ends: Mapping[int, int | None]
-) -> ManifestError:
-    error = ManifestError(
-        f"messages [{cursors.get(number, 0)}, {ends.get(number)}) of partition {number}, behind "
-        f"the backfill, were replaced: "
-        f"partition {rows} has their rows among rows of messages that the backfill has",
+) -> JobError:
+    error = JobError(
+        Reason.MANIFEST,
+        f"messages [{cursors.get(number, 0)}, {ends.get(number)}) of partition {number}, after "
+        f"the backfill, were replaced: partition {rows} has their rows among rows of messages "
+        f"that the backfill has",
         partition_id=rows,
     )
     error.hint = AGAIN

@@ -1,4 +1,4 @@
-"""What a row of a job was made of, as its properties say.  Pure."""
+"""The source of a job's row, which its properties name.  Pure."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from ..errors import CorruptBatchError
 from ..message import Message
 
 SOURCE = "keylane.source"
-"""The property that has the partition and the offset of the message that a row was made of."""
+"""Property with the partition and the offset of the message from which a row was made."""
 
 
 def source_of(row: Message[Any]) -> tuple[int, int] | None:
-    """The partition id and the offset of the message that a row was made of; None: the row does not
-    say.
+    """Return the partition id and the offset of the message from which a row was made; None if its
+    properties do not name it.
     """
     try:
         text = row.properties.get(SOURCE)

@@ -1,1 +1,1 @@
-"""Messages that are delivered at a later time: the time, the receipt, the answer to a cancel."""
+"""Messages with a later delivery: the time, the receipt, the outcome of a cancel."""

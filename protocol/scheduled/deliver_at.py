@@ -1,30 +1,30 @@
-"""The time of a later delivery, as programs give it, in milliseconds since 1970.  Pure."""
+"""The time of a later delivery that a program gives, in milliseconds since 1970.  Pure."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from ..errors import DeliverAtError
+from ..errors import InvalidRequestError, Reason
 from ..text import is_not_a_time, plain_number
 
 AHEAD_MS_MAX = 366 * 86_400_000
-"""A year, whichever it is."""
+"""Longest time ahead in milliseconds: a year, also a leap year."""
 SECONDS_MAX = 100_000_000_000
-"""A smaller number is seconds since 1970, given for milliseconds."""
+"""Lowest number of milliseconds; a smaller one is likely seconds since 1970."""
 _BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
 
 
 def deliver_at_ms(given: object, *, now_ms: int) -> int:
     """
-    The milliseconds since 1970 of a time that a program gives; never earlier than that time.
+    Return the milliseconds since 1970 of a time that a program gives, rounded up.
 
     Args:
         given: a datetime with a time zone, or a whole number of milliseconds.
-        now_ms: the calendar of the caller.
+        now_ms: current time by the caller's calendar, in milliseconds since 1970.
 
     Raises:
-        DeliverAtError: another type, no time zone, not later than now, or over AHEAD_MS_MAX ahead.
+        InvalidRequestError: another type, no time zone, not later than now, or over AHEAD_MS_MAX ahead.
     """
     return check_deliver_at(_instant_ms(given), now_ms=now_ms)
 
@@ -32,40 +32,44 @@ def deliver_at_ms(given: object, *, now_ms: int) -> int:
 def _instant_ms(given: object) -> int:
     if isinstance(given, datetime):
         if is_not_a_time(given):
-            raise DeliverAtError(f"deliver_at is no time: {given!r:.40}")
+            raise InvalidRequestError(Reason.DELIVER_AT, f"deliver_at is no time: {given!r:.40}")
         if given.utcoffset() is None:
-            raise DeliverAtError(
+            raise InvalidRequestError(
+                Reason.DELIVER_AT,
                 f"deliver_at has no time zone: {given.isoformat()}; give datetime(…, tzinfo=UTC), "
-                f"or .astimezone()"
+                f"or .astimezone()",
             )
         return -((_BEGIN - given) // _MS)
     if type(given) is int:
         return given
-    raise DeliverAtError(
-        f"deliver_at is a datetime or milliseconds, not {type(given).__name__} {given!r:.40}"
+    raise InvalidRequestError(
+        Reason.DELIVER_AT,
+        f"deliver_at is a datetime or milliseconds, not {type(given).__name__} {given!r:.40}",
     )
 
 
 def check_deliver_at(at_ms: int, *, now_ms: int, latest_ms: int | None = None) -> int:
     """
-    The same time.
+    Return the same time, checked.
 
     Args:
-        latest_ms: another calendar's, not earlier than `now_ms`; it is not known which of them is
-            right.
+        latest_ms: current time by another calendar, not earlier than `now_ms`; nobody knows which
+            of the two is right.
 
     Raises:
-        DeliverAtError: it is not later than now, or over AHEAD_MS_MAX ahead of both.
+        InvalidRequestError: it is not later than now, or over AHEAD_MS_MAX ahead of both.
     """
     if at_ms <= now_ms:
         seconds = " (seconds since 1970?  milliseconds are needed)" if at_ms < SECONDS_MAX else ""
-        raise DeliverAtError(
+        raise InvalidRequestError(
+            Reason.DELIVER_AT,
             f"deliver_at has passed: {shown(at_ms)}{seconds}; now is {shown(now_ms)}",
             deliver_at_ms=_detail(at_ms),
             now_ms=now_ms,
         )
     if at_ms > (now_ms if latest_ms is None else latest_ms) + AHEAD_MS_MAX:
-        raise DeliverAtError(
+        raise InvalidRequestError(
+            Reason.DELIVER_AT,
             f"deliver_at is over 366 days ahead: {shown(at_ms)}; now is {shown(now_ms)}",
             deliver_at_ms=_detail(at_ms),
             now_ms=now_ms,
@@ -74,15 +78,15 @@ def check_deliver_at(at_ms: int, *, now_ms: int, latest_ms: int | None = None) -
 
 
 def read_deliver_at(text: str, *, now_ms: int) -> int:
-    """As `deliver_at_ms`, of a text: milliseconds, or a time of ISO 8601 with a zone.  Raises
-    DeliverAtError.
+    """Return the time in a text like `deliver_at_ms`: milliseconds, or a time of ISO 8601 with a
+    zone.  Raises InvalidRequestError.
     """
     return check_deliver_at(read_instant_ms(text), now_ms=now_ms)
 
 
 def read_instant_ms(text: str) -> int:
-    """The same, also of a time that has passed or is far ahead.  Raises DeliverAtError: it is no
-    time, or has no zone.
+    """Return the time in a text, even if it has passed or is far ahead.  Raises InvalidRequestError if
+    it is no time, or has no zone.
     """
     number = plain_number(text.removeprefix("-"))
     if number is not None:
@@ -91,15 +95,16 @@ def read_instant_ms(text: str) -> int:
         # A plus sign that stands in a URL as it is comes as a space.
         given = datetime.fromisoformat(text.replace(" ", "+") if "T" in text else text)
     except ValueError:
-        raise DeliverAtError(
+        raise InvalidRequestError(
+            Reason.DELIVER_AT,
             f"deliver_at is milliseconds since 1970 or a time such as 2030-01-31T08:00:00Z, not "
-            f"{text!r:.60}"
+            f"{text!r:.60}",
         ) from None
     return _instant_ms(given)
 
 
 def shown(at_ms: int) -> str:
-    """The time as ISO 8601 in UTC, for people; the number where no calendar has it."""
+    """Return the time as ISO 8601 in UTC, for people; the number if no calendar has such a time."""
     try:
         return (_BEGIN + at_ms * _MS).isoformat(timespec="milliseconds")
     except OverflowError:
@@ -107,5 +112,5 @@ def shown(at_ms: int) -> str:
 
 
 def _detail(at_ms: int) -> int | None:
-    """The number, if a wire can carry it."""
+    """Return the number if the wire can carry it, else None."""
     return at_ms if abs(at_ms) < 2**63 else None

@@ -1,4 +1,4 @@
-"""What a sender is told of a message that is delivered later.  Pure."""
+"""The receipt of a message that is delivered later, and views of such messages.  Pure."""
 
 from __future__ import annotations
 
@@ -8,29 +8,31 @@ import msgspec
 
 
 class ScheduledReceipt(msgspec.Struct, frozen=True, kw_only=True):
-    """A scheduled message: durable at a broker, which stores it in its subject at its time.
-    `cancel` takes it.
+    """The receipt of a scheduled message, which a broker keeps durably and stores in its subject at
+    its time.  `cancel` takes it.
     """
 
     scheduled_id: str
     subject: str
     broker_group: str
-    """The broker group that keeps the message until its time."""
+    """Broker group that keeps the message until its time."""
     deliver_at_ms: int
-    """Milliseconds since 1970."""
+    """Time of delivery in milliseconds since 1970."""
     durable: str
-    """"fsync": on the broker's disk."""
+    """How durable the message is; "fsync": on the broker's disk."""
     duplicate: bool = False
-    """The broker had the message, of an earlier request with the same idempotency key."""
+    """True if an earlier request with the same idempotency key has already stored the message."""
 
 
 class CancelOutcome(enum.StrEnum):
     """
-    What a cancel met.
+    The outcome of a cancel.
 
-    CANCELED: the message was waiting, and is never delivered; so it is again after a repeated
-    cancel. DELIVERED: it is stored in its subject, or on its way there. DROPPED: its time had come,
-    and it is never delivered: its subject was deleted, or takes no message of its size.
+    CANCELED: the message was waiting, and will never be delivered; a repeated cancel has the same
+        outcome.
+    DELIVERED: it is stored in its subject, or on its way there.
+    DROPPED: its time has passed, and it will never be delivered, because its subject was deleted,
+        or takes no message of its size.
     """
 
     CANCELED = "canceled"
@@ -39,7 +41,7 @@ class CancelOutcome(enum.StrEnum):
 
 
 class ScheduledList(msgspec.Struct, frozen=True, kw_only=True):
-    """Every message of a request is kept until its time; receipts in the order of the messages."""
+    """The receipts of a request whose messages are all kept until their time, in the same order."""
 
     receipts: list[ScheduledReceipt]
 
@@ -57,21 +59,21 @@ class ScheduledView(msgspec.Struct, frozen=True, kw_only=True):
     subject: str
     broker_group: str
     deliver_at_ms: int
-    """Milliseconds since 1970."""
+    """Time of delivery in milliseconds since 1970."""
     size_bytes: int
-    """In the broker's journal, about."""
+    """Approximate bytes in the broker's journal."""
     due: bool
-    """Its time has come: it is on its way, or cannot be stored now."""
+    """True if its time has passed: it is on its way, or cannot be stored now."""
     drop: str = ""
-    """Why it will be dropped at its time, as the metaserver says now; empty if it will be stored,
-    or if none answers.
+    """Reason why it will be dropped at its time, by the metaserver's present answer; empty if it
+    will be stored, or if no metaserver answers.
     """
 
 
 class ScheduledPage(msgspec.Struct, frozen=True, kw_only=True):
-    """The next messages that a broker delivers, by their times."""
+    """The next messages that a broker delivers, ordered by time."""
 
     broker_group: str
     count: int
-    """All messages that the broker keeps, of the subject that was asked for."""
+    """Number of all messages of the wanted subject that the broker keeps."""
     messages: list[ScheduledView]

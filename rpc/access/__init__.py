@@ -1,1 +1,1 @@
-"""Identity on connections: tokens and capabilities at both ends."""
+"""Identities on connections: tokens and capabilities at both ends."""

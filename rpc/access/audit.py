@@ -1,15 +1,14 @@
-"""The audit log: who did what, and who was refused, as lines of the logger `keylane.audit`.
+"""The audit log: the logger `keylane.audit` writes a line for each act and each refusal.
 
-    {…, "logger": "keylane.audit", "message": "shop: POST /v1/subjects/{subject}/delete: refused",
-    "program": "metaserver", …,
-     "at": "2026-11-24T02:40:00.123Z", "who": "shop", "from": "127.0.0.1", "did": "POST
-         /v1/subjects/{subject}/delete",
-     "subject": "orders", "group": "", "outcome": "refused", "error": "AccessDeniedError", "code":
-         1351}
+    {…, "logger": "keylane.audit", "program": "metaserver",
+     "message": "shop: POST /v1/subjects/{subject}/delete: refused", …,
+     "at": "2026-11-24T02:40:00.123Z", "who": "shop", "from": "127.0.0.1",
+     "did": "POST /v1/subjects/{subject}/delete", "subject": "orders", "group": "",
+     "outcome": "refused", "error": "AccessDeniedError", "code": 1351}
 
-In a log of text, the fields from `at` on are a JSON object behind the logger's name.
+In a text log, the fields from `at` on are a JSON object after the logger's name.
 
-Lines have names and numbers, never values, keys, tokens or capabilities.
+Lines contain names and numbers, never values, keys, tokens or capabilities.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ from .caller import AccessTarget
 
 audit_log = logging.getLogger("keylane.audit")
 FIELDS = "fields"
-"""The attribute of a record that has more fields of its line; in text they follow the message, as
-JSON.
+"""Attribute of a log record with the additional fields of its line; in text they follow the message
+as JSON.
 """
-audit_log.setLevel(logging.INFO)  # it is written also where a server logs warnings only
+audit_log.setLevel(logging.INFO)  # also where a server logs only warnings
 _SELDOM = frozenset({Rights.ADMINISTER, Rights.JOIN})
 
 
 def is_audited(endpoint: Endpoint[object]) -> bool:
-    """True for calls that change subjects, groups and grants, and for those that show or change
+    """Return True for calls that change subjects, groups and grants, or that show or change
     messages.
     """
     changes = endpoint.rights in _SELDOM and not endpoint.is_get
@@ -51,14 +50,14 @@ def note(
     detail: str = "",
 ) -> AuditEvent:
     """
-    Write a line; returns what it says.
+    Write a line, and return its event.
 
     Args:
-        at_ms: the calendar.
-        who: the principal; "" if it is not known.
-        remote: the address of the caller's host.
-        did: the call, with the names of its parameters and not their values.
-        detail: a number or a name more, such as a partition.
+        at_ms: time of the calendar in milliseconds since 1970.
+        who: principal; "" if it is not known.
+        remote: address of the caller's host.
+        did: name of the call, with the names of its parameters but not their values.
+        detail: an additional number or name, such as a partition.
     """
     at = datetime.fromtimestamp(at_ms / 1000, UTC)
     event = AuditEvent(
@@ -90,7 +89,7 @@ def note(
 
 
 def _shown(text: str) -> str:
-    """What a line and SQL have of a text: a refused caller's may have U+0000, which no database
-    takes.
+    """Return the part of a text that a line and the database can hold: the text of a refused caller
+    may contain U+0000, which no database accepts.
     """
     return printable(text[:TEXT_CHARS_MAX])[:TEXT_CHARS_MAX]

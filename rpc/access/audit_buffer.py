@@ -1,5 +1,5 @@
-"""Events of the audit log on their way to SQL: bounded, and the same refusals are counted as one.
-Pure.
+"""Events of the audit log on their way to the database: their number is limited, and equal refusals
+are counted as one.  Pure.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ class AuditBuffer:
     Waiting events.
 
     Attributes:
-        server: which one the events are of; those that come from then on have it.
-        lost: events that found no room.
+        server: server that notes the events; later events carry the new value.
+        lost: number of events for which there was no room.
     """
 
     def __init__(self, server: str) -> None:
@@ -30,7 +30,7 @@ class AuditBuffer:
         return len(self._waiting)
 
     def add(self, event: AuditEvent) -> None:
-        """Take an event; a refusal like one that waits raises its count."""
+        """Add an event; a refusal that equals a waiting one only raises its count."""
         self._number += 1
         key: object = self._number
         if event.outcome != "done":
@@ -45,12 +45,12 @@ class AuditBuffer:
         self._waiting[key] = replace(event, server=self.server[:TEXT_CHARS_MAX])
 
     def take(self) -> list[AuditEvent]:
-        """The oldest events, which are the caller's from now on."""
+        """Remove the oldest events and return them."""
         keys = list(self._waiting)[:EVENTS_MAX]
         return [self._waiting.pop(key) for key in keys]
 
     def put_back(self, events: list[AuditEvent]) -> None:
-        """Take events again that could not be stored."""
+        """Add events again that could not be stored."""
         room = max(0, WAITING_MAX - len(self._waiting))
         self.lost += max(0, len(events) - room)
         again: dict[object, AuditEvent] = {}

@@ -1,4 +1,4 @@
-"""What the audit log says of a call beside its subject and group: names and numbers of its body,
+"""Details of calls in the audit log besides subject and group: names and numbers from their bodies,
 never keys or values.  Pure.
 """
 
@@ -16,7 +16,7 @@ from ...protocol.text import plain_number
 
 
 def detail_of(body: Any, params: Mapping[str, str]) -> str:
-    """The detail of a call, "" if there is none; of one that changes nothing it says so."""
+    """Return the detail of a call, "" if there is none; it says so if the call changes nothing."""
     detail = _detail_of(body, params)
     if getattr(body, "dry_run", False) is not True:
         return detail
@@ -34,8 +34,7 @@ def _detail_of(body: Any, params: Mapping[str, str]) -> str:
         limits = body.quota
         return (
             f"{body.kind} {body.name}: {limits.bytes_per_s} bytes/s, {limits.requests_per_s} "
-            f"requests/s, "
-            f"{limits.connections} connections"
+            f"requests/s, {limits.connections} connections"
             + (f", {body.subjects} subjects" if body.subjects else "")
             + (f", {body.scheduled_bytes} scheduled bytes" if body.scheduled_bytes else "")
             + (f", {body.sessions} sessions" if body.sessions else "")

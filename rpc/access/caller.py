@@ -1,4 +1,4 @@
-"""Who calls a server, and what they may do.  Pure."""
+"""The caller of a server, and its rights.  Pure."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ class Caller(NamedTuple):
     principal: str
     grants: tuple[AccessGrant, ...]
     groups: tuple[str, ...] = ()
-    """Principals of groups that it is in; their rights are among the grants."""
+    """Principals of its groups, whose rights are among the grants."""
     quota: Quota = NO_QUOTA
     ends_at_ms: int = 0
-    """When what it has shown ends, by the metaserver's calendar; 0: not by itself."""
+    """Time when its credential ends, by the metaserver's calendar; 0: it does not end by itself."""
     version: int = 0
-    """The version of access that the rights are of, where a metaserver says who calls."""
+    """Version of the access rules that gave the rights, if a metaserver has identified the caller.
+    """
 
     @property
     def is_paced(self) -> bool:
@@ -37,13 +38,13 @@ class Caller(NamedTuple):
 
 
 class AccessTarget(NamedTuple):
-    """What a request is about: "" for no single subject, and for the whole subject."""
+    """The subject and group of a request: "" for no single subject, and for the whole subject."""
 
     subject: str = ""
     group: str = ""
     called: str = ""
-    """What the caller has said in place of the subject, such as "partition 7"; "": its name."""
+    """How the caller named the subject, such as "partition 7"; "": by its name."""
 
 
 UNKNOWN_CALLER = Caller("", ())
-"""Who has not said who they are."""
+"""A caller that has not authenticated itself."""

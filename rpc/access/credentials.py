@@ -1,4 +1,6 @@
-"""What a network needs of the identity of its program: something to show to each kind of server."""
+"""The identity of a program in its network: it provides something to show to each kind of
+server.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,12 @@ class Prover(Protocol):
     """A private key."""
 
     def prove(self, nonce: bytes, address: str) -> bytes:
-        """The answer to the challenge of the broker that was called at `address`."""
+        """Return the answer to the challenge of the broker that was called at `address`."""
         ...
 
 
 class ShownCapability(NamedTuple):
-    """A capability for the data plane, and the key that proves whose it is."""
+    """A capability for the data plane, and the key that proves its owner."""
 
     text: str
     key: Prover
@@ -23,24 +25,24 @@ class ShownCapability(NamedTuple):
 
 
 class Credentials(Protocol):
-    """What a network shows to servers."""
+    """The credentials that a network shows to servers."""
 
     def know_metaservers(self, addresses: Sequence[str]) -> None:
-        """Note where metaservers are."""
+        """Note the addresses of metaservers."""
         ...
 
     async def bearer(self, address: str) -> str | None:
-        """What to send to this server behind `Bearer`; None: nothing."""
+        """Return the text to send to this server after `Bearer`; None: nothing."""
         ...
 
     async def held(self) -> ShownCapability | None:
-        """What to show to a broker's data plane; None: nothing."""
+        """Return the capability to show to a broker's data plane; None: nothing."""
         ...
 
     def refused(self, text: str) -> bool:
-        """Note that a capability was refused; False if there is nothing newer to be had."""
+        """Note that a capability was refused; False if no newer one can be had."""
         ...
 
     async def close(self) -> None:
-        """End what is under way."""
+        """End the calls in progress."""
         ...

@@ -1,5 +1,5 @@
-"""What a client says first on a channel to a broker: its version, and who calls; and again before
-that ends.
+"""The first calls of a client on a channel to a broker: its version and its capability, which is
+renewed before it ends.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ import contextlib
 from ...protocol.errors import KeylaneError
 from ...protocol.frames import Authenticate, Authenticated, Hello, Welcome
 from ...protocol.membership.versions import VERSION, check_server
-from ..channel import WebSocketChannel
+from ..channel import DataChannel
 from .credentials import Credentials, ShownCapability
 
 RENEW_AGAIN_S = 1.0
 
 
-async def greet(channel: WebSocketChannel, timeout_ms: int) -> None:
-    """Tell this client's version, and check the broker's."""
+async def greet(channel: DataChannel, timeout_ms: int) -> None:
+    """Send this client's version, and check the broker's."""
     welcome, _ = await channel.call(Hello(VERSION), timeout_ms=timeout_ms)
     assert isinstance(welcome, Welcome)
     check_server(welcome.version, VERSION)
 
 
 async def authenticate(
-    channel: WebSocketChannel, held: ShownCapability, nonce: bytes, address: str, timeout_ms: int
+    channel: DataChannel, held: ShownCapability, nonce: bytes, address: str, timeout_ms: int
 ) -> None:
-    """Show a capability, and that the key it was made for is here."""
+    """Show a capability, and prove that the client holds its key."""
     asked = Authenticate(held.text, held.key.prove(nonce, address), address)
     answer, _ = await channel.call(asked, timeout_ms=timeout_ms)
     assert isinstance(answer, Authenticated)
@@ -34,13 +34,13 @@ async def authenticate(
 
 async def stay_known(
     identity: Credentials,
-    channel: WebSocketChannel,
+    channel: DataChannel,
     held: ShownCapability,
     nonce: bytes,
     address: str,
     timeout_ms: int,
 ) -> None:
-    """Show each new capability on a channel, until it is closed; a broker closes it when the last
+    """Show each new capability on a channel until it is closed; a broker closes it when the last
     one has ended.
     """
     while not channel.closed:

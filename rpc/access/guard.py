@@ -1,13 +1,14 @@
-"""Lets requests through to a server with access control, or refuses them: who calls, what about,
-with which right.
+"""Access control of a server: identifies callers, and lets their requests through or refuses them.
 
     HTTP         Authorization ─▶ identify ─▶ Caller ─▶ body read ─▶ targets ─▶ rights ─▶ handler
-    data plane   Challenge, Authenticate ─▶ Caller of the connection ─▶ each frame: is (kind, partition, group) allowed?
+    data plane   Challenge, Authenticate ─▶ Caller of the connection
+                 each frame: is (kind, partition, group) allowed?
 
 Invariants
     A request without a known caller is refused before its body is read.
     A frame is looked up in a set; rights are decided once for each kind, partition and group of a
-    connection. An answer to a GET that waited is given only if its caller may still have it.
+    connection.
+    The answer to a GET that waited is given only if its caller may still have it.
     However many callers are refused, the audit log grows slowly.
 """
 
@@ -23,12 +24,11 @@ from ...protocol.access.quota import Quota
 from ...protocol.access.tokens import check_no_token
 from ...protocol.clock import Clock
 from ...protocol.errors import (
-    HandshakeError,
-    InvalidNameError,
+    InvalidRequestError,
     KeylaneError,
     MessageTooLargeError,
     PartitionUnknownError,
-    RequestTooSlowError,
+    Reason,
     UnauthenticatedError,
 )
 from ...protocol.frames import (
@@ -55,17 +55,17 @@ from .pacing import GRACE_MS, HTTP_HOLD_MS, NO_DELAY, Delay, Pacing, exceeded
 from .peers import Peer
 
 AUTHENTICATE_S = 5.0
-"""A connection of the data plane says within this time who calls."""
+"""Seconds within which a connection of the data plane must authenticate its caller."""
 ALLOWED_MAX = 10_000
-"""Decisions that a connection keeps."""
+"""Number of decisions that a connection keeps."""
 OF_KIND = Allowance(100, 1.0)
-"""Lines about refusals of one kind: who was refused what, from where, and why."""
+"""Lines about refusals of one kind: with the same caller, call, host and reason."""
 OF_HOST = Allowance(500, 1.0)
-"""Lines about refusals of callers from one host, so that it hides no other one."""
+"""Lines about refusals of callers from one host, so that it does not hide other hosts."""
 REFUSALS = Allowance(2_000, 2.0)
 """Lines about all refusals of a server."""
 READS_OF_KIND = Allowance(20, 1 / 60)
-"""Lines about reads of one kind; those of one subject use up no line of reads of another one."""
+"""Lines about reads of one kind, so that reads of one subject use up no lines of another one."""
 FRAME_RIGHTS: dict[type[Any], Rights] = {
     Append: Rights.PRODUCE,
     Schedule: Rights.PRODUCE,
@@ -74,62 +74,62 @@ FRAME_RIGHTS: dict[type[Any], Rights] = {
     EditParked: Rights.ADMINISTER,
     ReadEdited: Rights.CONSUME,
 }
-"""The others are those of members of a group, which consume."""
+"""Right that a frame needs; the other frames belong to members of a group, which consume."""
 _AUDITED = frozenset({Read, EditParked})
 _STORING = frozenset({Append, Schedule})
 FETCHING = frozenset({Pull, PullShared, Read})
-"""Frames that wait by themselves, while those behind them are served."""
+"""Frames that wait by themselves, while the frames after them are served."""
 _LEASING = frozenset({Rights.CONSUME, Rights.KNOWN})
-"""Calls that members of groups keep their leases with."""
+"""Calls with which members of groups keep their leases."""
 CALLER: ContextVar[Caller] = ContextVar("the caller of the request", default=UNKNOWN_CALLER)
 
 Identify = Callable[[str], Awaitable[Caller]]
-"""The caller that sent this text behind `Bearer`.  Raises UnauthenticatedError,
+"""Function that returns the caller who sent this text after `Bearer`.  Raises UnauthenticatedError,
 CapabilityEndedError.
 """
 TargetsOf = Callable[[Endpoint[Any], Any, Mapping[str, str]], Awaitable[Sequence[AccessTarget]]]
-"""What a call is about, by its body and parameters.  Raises what the call itself would raise of
-unknown names.
+"""Function that returns the subjects and groups of a call, from its body and parameters.  Unknown
+names raise the errors of the call itself.
 """
 
 
 class HeldCapability(Protocol):
-    """What a connection of the data plane was authenticated with."""
+    """The capability with which a connection of the data plane was authenticated."""
 
     @property
     def caller(self) -> Caller:
-        """Who calls."""
+        """Caller of the connection."""
         ...
 
     @property
     def ends_in_ms(self) -> int:
-        """For how long it is good."""
+        """Milliseconds for which it is still valid."""
         ...
 
     def check(self) -> None:
-        """Raises CapabilityEndedError once it has ended."""
+        """Raise CapabilityEndedError once it has ended."""
         ...
 
 
 class DataJudge(Protocol):
-    """What a broker knows of callers of its data plane."""
+    """A broker's knowledge of callers and targets on its data plane."""
 
     async def authenticate(self, nonce: bytes, asked: Authenticate) -> HeldCapability:
-        """Raises UnauthenticatedError, CapabilityEndedError."""
+        """Return the capability of a caller.  Raises UnauthenticatedError, CapabilityEndedError."""
         ...
 
     def target(self, request: Request) -> AccessTarget:
-        """What a frame is about.  Raises PartitionUnknownError."""
+        """Return the subject and group of a frame.  Raises PartitionUnknownError."""
         ...
 
 
 class Passed(NamedTuple):
-    """A call that was made."""
+    """The result of a call that was let through."""
 
     answer: object
     caller: Caller
     waited_ms: int
-    """For a quota."""
+    """Milliseconds that it waited for a quota."""
 
 
 class Guard:
@@ -137,10 +137,11 @@ class Guard:
     The access control of one server.
 
     Args:
-        version: changes with what callers may do.
-        subject_rate: the bytes a second that a subject takes here; 0: no limit.
+        version: returns a number that changes with the rights of callers.
+        subject_rate: returns the bytes a second that a subject takes here; 0: no limit.
         on_audit: called with each event of the audit log.
-        certified: who has a client's certificate; None: certificates name no principal.
+        certified: returns the caller with a client's certificate; None: certificates name no
+            principal.
     """
 
     def __init__(
@@ -171,8 +172,8 @@ class Guard:
         self, endpoint: Endpoint[Any], authorization: Sequence[str], peer: Peer | None = None
     ) -> Caller:
         """
-        Who makes a call, by its `Authorization` headers; without one by the certificate of its
-        connection.
+        Return the caller of a call, from its `Authorization` headers; without one, from the
+        certificate of its connection.
 
         Raises:
             UnauthenticatedError, CapabilityEndedError
@@ -183,16 +184,16 @@ class Guard:
             return self._certified(peer)
         if len(authorization) != 1:
             reason = "no token" if not authorization else "several tokens"
-            raise UnauthenticatedError(f"the request has {reason}", reason=reason)
+            raise UnauthenticatedError(f"the request has {reason}", problem=reason)
         kind, _, text = authorization[0].partition(" ")
         if kind.lower() != "bearer" or not text:
             raise UnauthenticatedError(
-                "the header is: Authorization: Bearer TOKEN", reason="no bearer"
+                "the header is: Authorization: Bearer TOKEN", problem="no bearer"
             )
         return await self._identify(text.strip())
 
     def check_url(self, path: str, query: Mapping[str, str]) -> None:
-        """Raises TokenInUrlError."""
+        """Raise InvalidRequestError if the URL contains a token."""
         check_no_token(path, query)
 
     async def pass_through(
@@ -205,15 +206,15 @@ class Guard:
         peer: Peer | None = None,
     ) -> Passed:
         """
-        Make a call, if its caller may, and write the audit log.
+        Make a call if its caller has the right, and write the audit log.
 
         Args:
-            read: reads the body, and gives it with the parameters and its size.
+            read: reads the body, and returns it with the parameters and its size in bytes.
             handle: makes the call.
 
         Raises:
-            UnauthenticatedError, AccessDeniedError, CapabilityEndedError, QuotaExceededError, and
-            what `read` and `handle` raise.
+            The errors of `read` and `handle`, and
+            UnauthenticatedError, AccessDeniedError, CapabilityEndedError, QuotaExceededError
         """
         caller, target, waited_ms, detail = UNKNOWN_CALLER, AccessTarget(), 0, ""
         try:
@@ -257,10 +258,10 @@ class Guard:
         Wait for the caller's quota of requests and bytes.
 
         Returns:
-            For how many milliseconds.
+            Milliseconds that it waited.
 
         Raises:
-            QuotaExceededError: it would be for too long.
+            QuotaExceededError: the wait would be too long.
         """
         if not caller.is_paced:
             return 0
@@ -281,10 +282,9 @@ class Guard:
         self, caller: Caller, endpoint: Endpoint[Any], targets: Sequence[AccessTarget], size: int
     ) -> int:
         """
-        Wait for the limit of the subject that a call stores messages in, and count its bytes.
+        Wait for the limit of the subject in which a call stores messages, and count its bytes.
 
-        Returns, Raises:
-            As `_take_turn`.
+        Return value and errors are those of `_take_turn`.
         """
         if endpoint.rights is not Rights.PRODUCE or not size or caller.is_server:
             return 0
@@ -305,20 +305,20 @@ class Guard:
         return round(waited_ms)
 
     def charge(self, caller: Caller, size: int) -> None:
-        """Count bytes of a request or an answer."""
+        """Count the bytes of a request or an answer."""
         if size and caller.is_paced:
             now_ms = self._clock.boot_ms()
             self.pacing.take(caller.principal, caller.quota, now_ms, size=size, requests=0)
 
     def note_refused(self, remote: str, did: str, error: KeylaneError) -> None:
-        """Write a line about a request that was refused without a look at its caller's rights."""
+        """Write a line about a request that was refused before its caller's rights were checked."""
         # The reason of a handshake is OpenSSL's; the texts of other refusals may have what the
         # caller sent.
-        detail = error.reason or "" if isinstance(error, HandshakeError) else ""
+        detail = error.details.get("problem", "") if error.reason is Reason.HANDSHAKE else ""
         self.note(CALLER.get(), remote, did, AccessTarget(), error, detail)
 
     def connection(self, remote: str) -> ConnectionAccess | None:
-        """What a new connection of the data plane may do: nothing yet."""
+        """Return the access of a new connection of the data plane, which has no rights yet."""
         if self._judge is None:
             return None
         return ConnectionAccess(self, self._judge, remote, self._clock)
@@ -326,7 +326,9 @@ class Guard:
     def note_read(
         self, caller: Caller, remote: str, did: str, target: AccessTarget, detail: str
     ) -> None:
-        """Write a line about a read that was allowed; of too many of a kind, only some have one."""
+        """Write a line about a read that was allowed; if there are too many of a kind, only about
+        some.
+        """
         kind = (remote, caller.principal, did, *target)
         left_out = self.reads.admit(self._clock.boot_ms(), kind)
         if left_out is not None:
@@ -341,7 +343,7 @@ class Guard:
         error: KeylaneError | None = None,
         detail: str = "",
     ) -> None:
-        """Write a line of the audit log; of too many refusals, only some have one."""
+        """Write a line of the audit log; if there are too many refusals, only about some."""
         if error is not None:
             kind = (remote, caller.principal, did, error.code)
             left_out = self.refusals.admit(self._clock.boot_ms(), kind, remote, None)
@@ -361,7 +363,7 @@ class Guard:
 
 
 def _after(left_out: int, what: str, detail: str) -> str:
-    """The detail of a line, with how many of its kind had none."""
+    """Return the detail of a line, with the number of equal events that had no line."""
     if not left_out:
         return detail
     before = f"{left_out} more were {what} before"
@@ -369,13 +371,15 @@ def _after(left_out: int, what: str, detail: str) -> str:
 
 
 def _is_refusal(error: KeylaneError) -> bool:
-    return 1350 <= error.code < 1370 or isinstance(
-        error, RequestTooSlowError | MessageTooLargeError
+    return (
+        1350 <= error.code < 1370
+        or error.reason is Reason.REQUEST_TOO_SLOW
+        or isinstance(error, MessageTooLargeError)
     )
 
 
 class ConnectionAccess:
-    """What one connection of the data plane may do."""
+    """The access of one connection of the data plane."""
 
     def __init__(self, guard: Guard, judge: DataJudge, remote: str, clock: Clock) -> None:
         self.nonce = secrets.token_bytes(32)
@@ -388,7 +392,7 @@ class ConnectionAccess:
         self._caller = UNKNOWN_CALLER
         self._allowed: dict[tuple[object, ...], AccessTarget] = {}
         self._entered = ""
-        """The principal whose connections this one counts among."""
+        """Principal among whose connections this one counts."""
 
     async def authenticate(
         self, asked: Authenticate, take_place: Callable[[str], None] = lambda _principal: None
@@ -397,12 +401,12 @@ class ConnectionAccess:
         Take a capability, the first one or a newer one.
 
         Args:
-            take_place: takes a place for the principal, before it is believed; "": a server of the
-                cluster needs none. It raises ConnectionQuotaError.
+            take_place: takes a place for the principal before its capability is accepted; "": a
+                server of the cluster needs none.  It raises ConnectionQuotaError.
 
         Raises:
             UnauthenticatedError, CapabilityEndedError
-            ConnectionQuotaError: the principal has as many connections as it may have.
+            ConnectionQuotaError: the principal already has as many connections as it may have.
         """
         try:
             held = await self._judge.authenticate(self.nonce, asked)
@@ -418,8 +422,8 @@ class ConnectionAccess:
         return Authenticated(held.ends_in_ms)
 
     def _enter(self, principal: str, quota: Quota, take_place: Callable[[str], None]) -> None:
-        """Count the connection as one of the principal, "" for a server, in place of that of
-        before.  Raises ConnectionQuotaError.
+        """Count the connection as one of the principal, "" for a server, and no longer as one of
+        the previous principal.  Raises ConnectionQuotaError.
         """
         pacing = self._guard.pacing
         if principal:
@@ -435,21 +439,21 @@ class ConnectionAccess:
 
     def check_still(self) -> None:
         """
-        Check that the connection may stay; called often.
+        Check that the connection may stay open; called often.
 
         Raises:
-            UnauthenticatedError: the caller has not said in time who it is.
+            UnauthenticatedError: the caller has not authenticated itself in time.
             CapabilityEndedError
         """
         if self._held is not None:
             self._held.check()
         elif self._boot_ms() - self._began_ms > AUTHENTICATE_S * 1000:
             raise UnauthenticatedError(
-                "the connection has not said who calls", reason="not authenticated"
+                "the connection has not said who calls", problem="not authenticated"
             )
 
     def note_end(self, error: KeylaneError) -> None:
-        """Write a line about the end of the connection that the server makes."""
+        """Write a line about a connection that the server ends."""
         self._guard.note(self._caller, self._remote, "connection", AccessTarget(), error)
 
     def check(self, request: Request) -> None:
@@ -458,15 +462,15 @@ class ConnectionAccess:
 
         Raises:
             AccessDeniedError, PartitionUnknownError
-            UnauthenticatedError: the connection has not said who calls.
+            UnauthenticatedError: the caller has not authenticated itself.
         """
         key = _key(request)
         if key not in self._allowed:
             self._decide(request, key)
 
     def passes(self, request: Request) -> bool:
-        """True if a frame may be served at once, without a check, a wait or a count; False says
-        nothing.
+        """Return True if a frame may be served at once, without a check, a wait or a count; False
+        means that it may need one.
         """
         caller = self._caller
         target = self._allowed.get(_key(request))
@@ -475,13 +479,13 @@ class ConnectionAccess:
         return caller.is_server or not (self._rate(request)[1] or caller.is_paced)
 
     def end(self) -> None:
-        """The connection is closed."""
+        """Note that the connection is closed."""
         if self._entered:
             self._guard.pacing.leave(self._entered)
             self._entered = ""
 
     def delay(self, request: Request) -> Delay:
-        """How long a frame that may be served waits, as of now."""
+        """Return how long a frame that may be served has to wait now."""
         caller = self._caller
         if caller.is_server:
             return NO_DELAY
@@ -496,7 +500,7 @@ class ConnectionAccess:
         return Delay(delay.ms - GRACE_MS, delay.limit) if delay.ms > GRACE_MS else NO_DELAY
 
     def take(self, request: Request, size: int, *, requests: int = 1) -> None:
-        """Count a frame, or `size` bytes more that answer it."""
+        """Count a frame, or `size` further bytes of its answer."""
         caller = self._caller
         if caller.is_server:
             return
@@ -517,11 +521,11 @@ class ConnectionAccess:
         self._guard.pacing.note_wait(self._caller.principal, delay)
 
     def too_long(self, delay: Delay) -> KeylaneError:
-        """The refusal of a frame that would wait for too long."""
+        """Return the refusal of a frame that would wait too long."""
         return exceeded(self._caller.principal, delay)
 
     def _rate(self, request: Request) -> tuple[str, int]:
-        """The subject of a frame that stores messages, and its limit."""
+        """Return the subject of a frame that stores messages, and its limit in bytes a second."""
         if type(request) not in _STORING:
             return "", 0
         subject = self._allowed.get(_key(request), AccessTarget()).subject
@@ -533,12 +537,12 @@ class ConnectionAccess:
         try:
             if self._held is None:
                 raise UnauthenticatedError(
-                    "the connection has not said who calls", reason="not authenticated"
+                    "the connection has not said who calls", problem="not authenticated"
                 )
             _check_names(request)
             target = self._judge.target(request)
             self._caller.check(FRAME_RIGHTS.get(kind, Rights.CONSUME), *target)
-        except (PartitionUnknownError, InvalidNameError):
+        except (PartitionUnknownError, InvalidRequestError):
             raise
         except KeylaneError as error:
             self._guard.note(self._caller, self._remote, kind.__name__, target, error)
@@ -558,7 +562,7 @@ class ConnectionAccess:
 
 
 def _key(request: Request) -> tuple[object, ...]:
-    """What decides about a frame."""
+    """Return the fields of a frame that decide whether it is allowed."""
     partition_id = getattr(request, "partition_id", None)
     if partition_id is None:  # it is about a subject, or a scheduled message
         return type(request), getattr(request, "subject", request)
@@ -566,8 +570,8 @@ def _key(request: Request) -> tuple[object, ...]:
 
 
 def _check_names(request: Request) -> None:
-    """Check the names that are kept with a decision, which are as long as their sender likes.
-    Raises InvalidNameError.
+    """Check the names that are kept with a decision, because a sender can make them long.  Raises
+    InvalidRequestError.
     """
     group = getattr(request, "group", None)
     if group is not None:

@@ -18,30 +18,32 @@ ALGORITHMS: Final = (
     "ES512",
     "EdDSA",
 )
-"""Those with a public key: no `none`, and no HS*, whose key would be a secret of both sides."""
+"""Algorithms with a public key: not `none`, and no HS*, whose key both sides would have to keep
+secret.
+"""
 LEEWAY_S_MAX: Final = 300
 _TEXTS = ("jwt_issuer", "jwt_audience", "jwt_jwks")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IssuerSettings:
-    """An outside issuer that is believed."""
+    """The settings of an outside issuer whose tokens are accepted."""
 
     issuer: str
     audience: str
     jwks: str
-    """The path of a file, or an https URL."""
+    """Path of a file, or an https URL, with the issuer's public keys."""
     jwks_ca: str
-    """PEM file of the authority of that URL's certificate; "": those of the machine."""
+    """PEM file of the certificate authority for that URL; "": those of the machine."""
     algorithms: tuple[str, ...]
     principal_claim: str
     groups_claim: str
-    """"": tokens have no groups."""
+    """Claim with the groups of a principal; "": tokens have no groups."""
     leeway_s: int
 
 
 def issuer_problems(values: Mapping[str, object]) -> list[str]:
-    """The problems of the settings jwt_*, as sentences."""
+    """Return the problems of the settings jwt_*, as sentences."""
     given = {name for name in _TEXTS if values.get(name)}
     problems = []
     if given and given != set(_TEXTS):
@@ -49,7 +51,9 @@ def issuer_problems(values: Mapping[str, object]) -> list[str]:
         problems.append(f"JWTs need also {' and '.join(missing)}")
     jwks = values.get("jwt_jwks") or ""
     if isinstance(jwks, str) and "://" in jwks and not jwks.startswith("https://"):
-        problems.append("jwt_jwks is a path or an https URL: who changes the keys is believed")
+        problems.append(
+            "jwt_jwks is a path or an https URL, because whoever changes the keys is trusted"
+        )
     algorithms = values.get("jwt_algorithms", ALGORITHMS[:1])
     listed = algorithms if isinstance(algorithms, tuple) else (algorithms,)
     strange = [str(name)[:40] for name in listed if name not in ALGORITHMS]

@@ -1,11 +1,10 @@
-"""The public keys of an outside issuer (JWKS), of a file or an https URL: kept, and read anew when
-they change.
+"""The public keys of an outside issuer (JWKS) from a file or an https URL; they are cached, and
+read again when they change.
 
     find(kid) ─▶ known and fresh? ─▶ the key
-                 else read, at most each ASK_AGAIN_MS ─▶ the key, or None
+                 else read, at most every ASK_AGAIN_MS ─▶ the key, or None
 
-A source that cannot be read leaves the keys as they are, for STALE_MS_MAX; then no token is
-believed.
+If the source cannot be read, the keys stay valid for STALE_MS_MAX; after that no token is accepted.
 
 Source: RFC 7517.
 """
@@ -22,14 +21,14 @@ from typing import Any, Final
 import aiohttp
 import msgspec
 
-from ...protocol.errors import IssuerUnreachableError
+from ...protocol.errors import Reason, UnavailableError
 
 log = logging.getLogger("keylane.metaserver")
 
 FRESH_URL_MS: Final = 300_000
 FRESH_FILE_MS: Final = 5_000
 ASK_AGAIN_MS: Final = 10_000
-"""Tokens with unknown keys have the source read no more often."""
+"""Least milliseconds between two reads of the source because of tokens with unknown keys."""
 STALE_MS_MAX: Final = 86_400_000
 BYTES_MAX: Final = 1 << 20
 KEYS_MAX: Final = 100
@@ -45,8 +44,8 @@ class KeySet:
     Keys by id.
 
     Args:
-        where: the path of a file, or an https URL.
-        ca: PEM file of the authority of the URL's certificate; "": those of the machine.
+        where: path of a file, or an https URL.
+        ca: PEM file of the certificate authority for the URL; "": those of the machine.
     """
 
     def __init__(self, where: str, *, ca: str = "", boot_ms: Callable[[], int]) -> None:
@@ -60,14 +59,14 @@ class KeySet:
         self._tried_at_ms: int | None = None
         self._turn = asyncio.Lock()
         self.version = 0
-        """Changes with the keys."""
+        """Number that changes with the keys."""
 
     async def find(self, kid: str) -> dict[str, Any] | None:
         """
-        The key with this id; None: the issuer has none.
+        Return the key with this id; None: the issuer has no such key.
 
         Raises:
-            IssuerUnreachableError: the keys were not read for too long.
+            UnavailableError: the keys could not be read for too long.
         """
         if self._is_due(kid):
             async with self._turn:
@@ -75,7 +74,9 @@ class KeySet:
                     await self._read()
         now_ms = self._boot_ms()
         if self._read_at_ms is None or now_ms - self._read_at_ms > STALE_MS_MAX:
-            raise IssuerUnreachableError(f"the keys of the issuer in {self._where} are not known")
+            raise UnavailableError(
+                Reason.ISSUER_UNREACHABLE, f"the keys of the issuer in {self._where} are not known"
+            )
         return self._keys.get(kid)
 
     def _is_due(self, kid: str) -> bool:

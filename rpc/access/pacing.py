@@ -1,15 +1,15 @@
 """Decides how long callers over their quota wait: token buckets of principals and subjects.  Pure.
 
-    take(cost) ─▶ level falls, below 0 too ─▶ the next one waits until it is 0 again
+    take(cost) ─▶ the level falls, even below 0 ─▶ the next call waits until it is 0 again
 
-A bucket holds a second of its rate.  A call that finds it empty waits for the debt of those before,
-and the connections of one principal share its rate, and callers of other principals wait for
-nothing of it.
+A bucket holds one second of its rate.  A call that finds it empty waits for the debt of earlier
+calls.  The connections of one principal share its rate; callers of other principals do not wait for
+it.
 
 Invariants
-    Quotas are of one server; no lock and no memory is held for others while a caller waits.
-    What keeps leases (acks, releases, heartbeats) waits only for a debt above GRACE_MS, so that a
-    quota costs no lease.
+    Quotas hold for one server; while a caller waits, no lock and no memory is held for others.
+    Calls that keep leases (acks, releases, heartbeats) wait only for a debt above GRACE_MS, so that
+    a quota costs no lease.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ...protocol.access.quota import Quota
 from ...protocol.errors import ConnectionQuotaError, QuotaExceededError
 
 HOLD_MS = 5_000
-"""The longest that reading of a connection is held for one frame; a longer debt is refused after
-it.
+"""Most milliseconds for which a connection is not read because of one frame; a frame with a longer
+debt is refused.
 """
 GRACE_MS = 5_000
 HTTP_HOLD_MS = 2_000
@@ -32,7 +32,7 @@ KNOWN_MAX = 10_000
 
 
 class TokenBucket:
-    """A rate, kept over seconds."""
+    """A rate, averaged over seconds."""
 
     __slots__ = ("_at_ms", "_level", "rate")
 
@@ -42,12 +42,12 @@ class TokenBucket:
         self._at_ms = now_ms
 
     def debt_ms(self, now_ms: float) -> float:
-        """After how long nothing is owed."""
+        """Return the milliseconds after which nothing is owed."""
         self._fill(now_ms)
         return max(0.0, -self._level * 1000 / self.rate)
 
     def take(self, cost: int, now_ms: float) -> None:
-        """Use up so much."""
+        """Use up `cost` units."""
         self._fill(now_ms)
         self._level -= cost
 
@@ -58,7 +58,7 @@ class TokenBucket:
 
 
 class Delay(NamedTuple):
-    """How long a caller waits, and for which limit."""
+    """The milliseconds that a caller waits, and the limit that is the reason."""
 
     ms: float
     limit: str
@@ -83,9 +83,9 @@ class Pacing:
         self._paces: OrderedDict[str, _Pace] = OrderedDict()
         self._subjects: OrderedDict[str, TokenBucket] = OrderedDict()
         self.connections: Counter[str] = Counter()
-        """Open connections of the data plane, by principal."""
+        """Number of open connections of the data plane, by principal."""
         self.waited_ms: Counter[str] = Counter()
-        """Principal → milliseconds for which its calls have waited."""
+        """Milliseconds that calls have waited, by principal."""
 
     def delay(
         self,
@@ -96,7 +96,7 @@ class Pacing:
         subject: str = "",
         subject_rate: int = 0,
     ) -> Delay:
-        """How long a call of the principal waits, as of now; takes nothing."""
+        """Return how long a call of the principal would wait now, without counting it."""
         pace = self._pace(principal, quota, now_ms)
         waits = [
             Delay(bucket.debt_ms(now_ms), f"{what} of principal {principal!r}")
@@ -108,8 +108,8 @@ class Pacing:
         return max(waits, default=NO_DELAY)
 
     def subject_delay(self, subject: str, rate: int, now_ms: float) -> Delay:
-        """How long a call that stores messages in the subject waits for its limit alone; takes
-        nothing.
+        """Return how long a call that stores messages in the subject waits for its limit alone,
+        without counting it.
         """
         debt_ms = self._bucket(subject, rate, now_ms).debt_ms(now_ms)
         return Delay(debt_ms, f"bytes of subject {subject!r}")
@@ -162,7 +162,7 @@ class Pacing:
             del self.connections[principal]
 
     def known(self) -> Iterable[str]:
-        """The principals that have a pace."""
+        """Return the principals whose pace is known."""
         return self._paces
 
     def _pace(self, principal: str, quota: Quota, now_ms: float) -> _Pace:
@@ -184,7 +184,7 @@ class Pacing:
 
 
 def exceeded(principal: str, delay: Delay) -> QuotaExceededError:
-    """The refusal of a call that would wait for too long."""
+    """Return the refusal of a call that would wait too long."""
     return QuotaExceededError(
         f"the limit of {delay.limit} is used up for {delay.ms / 1000:.1f} s",
         principal=principal,

@@ -1,4 +1,4 @@
-"""The principal that a client's certificate is of: its one URI, else its common name.
+"""The principal in a client's certificate: its one URI, else its common name.
 
 subjectAltName URI spiffe://shop/eu ─▶ cert:spiffe://shop/eu          CN shop ─▶ cert:shop
 """
@@ -13,8 +13,8 @@ from ...protocol.access.principals import CERT, is_outside
 
 
 class Peer(NamedTuple):
-    """A certificate that OpenSSL has verified: its principal, and its end by the calendar in
-    milliseconds.
+    """A certificate that OpenSSL has verified: its principal, and its end in milliseconds since
+    1970.
     """
 
     principal: str
@@ -23,10 +23,11 @@ class Peer(NamedTuple):
 
 def peer_of(certificate: Mapping[str, Any] | None) -> Peer | None:
     """
-    Whose certificate it is; None: there is none, or it has no name that a principal may have.
+    Return the peer with a certificate; None: there is none, or it has no name that a principal may
+    have.
 
     Args:
-        certificate: as `SSLSocket.getpeercert` gives it.
+        certificate: result of `SSLSocket.getpeercert`.
     """
     if not certificate or "notAfter" not in certificate:
         return None
@@ -38,7 +39,7 @@ def peer_of(certificate: Mapping[str, Any] | None) -> Peer | None:
         if kind == "commonName"
     ]
     chosen = uris or names
-    if len(chosen) != 1:  # which of them was meant?
+    if len(chosen) != 1:  # it is not clear which of them is meant
         return None
     principal = f"{CERT}{chosen[0]}"
     if not is_outside(principal):

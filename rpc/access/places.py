@@ -1,16 +1,15 @@
-"""Decides whose connection has a place where all are taken: each principal that comes gets an equal
-share.  Pure.
+"""Decides which connections get a place if all are taken: each principal gets an equal share.
+Pure.
 
-    take(connection, principal) ─▶ free place? ─no─▶ principal below its share? ─yes─▶ the newest of
-        who has most leaves
-                                                              │no
+    take(connection, principal) ─▶ free place? ─no─▶ principal below its share? ─no─▶ no place
+                                                              │yes
                                                               ▼
-                                                         no place
+                  the newest connection of the principal with most places loses its place
 
 Invariants
     There are never more connections with a place than places.
-    A principal loses a connection only while it has more than an equal share, and only to one with
-    less.
+    A principal loses a connection only while it has more than an equal share, and only to a
+    principal with less.
 """
 
 from __future__ import annotations
@@ -22,48 +21,48 @@ C = TypeVar("C", bound=Hashable)
 
 
 class Placing(NamedTuple, Generic[C]):
-    """What became of a connection that asked for a place."""
+    """The result of asking for a place."""
 
     given: bool
     leaves: C | None = None
-    """The connection that had the place before; it has none now."""
+    """Connection that had the place until now, and has none any more."""
     holder: str = ""
-    """Its principal."""
+    """Principal of that connection."""
     held: int = 0
-    """How many places its principal had."""
+    """Number of places that this principal had."""
 
 
 class Places(Generic[C]):
     """
-    The places of one server for connections whose principals are known.
+    The places of one server for connections with known principals.
 
     Args:
-        most: the number of places.
+        most: number of places.
     """
 
     def __init__(self, most: int) -> None:
         self.most = most
         self._of: dict[C, str] = {}
-        """Connection → its principal."""
+        """Principal of each connection."""
         self._held: dict[str, dict[C, None]] = {}
-        """Principal → its connections, the oldest first."""
+        """Connections of each principal, the oldest first."""
 
     def held(self, principal: str) -> int:
-        """The number of connections of a principal."""
+        """Return the number of connections of a principal."""
         return len(self._held.get(principal, ()))
 
     def take(self, connection: C, principal: str) -> Placing[C]:
-        """Give a connection a place, or leave it as it was."""
+        """Give a connection a place, or leave everything as it was."""
         leaving: Placing[C] = Placing(True)
         if len(self._of) >= self.most and connection not in self._of:
             share = max(1, self.most // (len(self._held) + (principal not in self._held)))
-            # Before the look at all principals: who is refused comes again.
+            # This comes before the look at all principals, because refused callers try again.
             if self.held(principal) >= share:
                 return Placing(False)
             holder = max(self._held, key=self.held)
             if self.held(holder) <= share:
                 return Placing(False)
-            # The longer one is there, the longer it stays.
+            # The longest open connections stay longest.
             newest = next(reversed(self._held[holder]))
             leaving = Placing(True, newest, holder, self.held(holder))
             self.free(newest)
@@ -73,7 +72,7 @@ class Places(Generic[C]):
         return leaving
 
     def free(self, connection: C) -> None:
-        """Note that a connection has no place any more; one without a place is none of these."""
+        """Note that a connection no longer has a place; nothing happens if it has none."""
         principal = self._of.pop(connection, None)
         if principal is None:
             return

@@ -1,7 +1,7 @@
-"""The settings about access that server programs share.  Pure.
+"""The access settings that server programs share.  Pure.
 
-access = auto    on where other addresses than loopback are served, off on loopback
-access = off     everybody who reaches the server may do everything; has to be written by hand
+access = auto    on if an address other than loopback is served, off on loopback
+access = off     everybody who reaches the server may do everything; must be set explicitly
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ _NAMED_HASH = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}:[0-9a-f]{64}")
 
 
 def is_access_on(access: object, host: object) -> bool:
-    """Whether a server that listens on `host` asks who calls."""
+    """Return whether a server that listens on `host` authenticates its callers."""
     return access == ON or (access == AUTO and isinstance(host, str) and not is_loopback(host))
 
 
 def access_problems(values: Mapping[str, object], *needed: tuple[str, ...]) -> list[str]:
     """
-    The problems of the setting `access` and its tokens, as sentences.
+    Return the problems of the setting `access` and its tokens, as sentences.
 
     Args:
-        needed: names of settings; where access is on, one of each tuple has to be given.
+        needed: names of settings; where access is on, at least one of each tuple must be set.
     """
     access, host = values.get("access", AUTO), values.get("host", "127.0.0.1")
     if access not in (ON, OFF, AUTO):
         return [f"access is {ON}, {OFF} or {AUTO}, not {access!r:.40}"]
-    # Without either, the start itself refuses the address, with advice about TLS.
+    # Without either, the start itself refuses the address, and gives advice about TLS.
     served = values.get("tls_cert") is not None or values.get("insecure_network") is True
     if access == OFF or not is_access_on(access, host) or (access == AUTO and not served):
         return []
@@ -49,10 +49,10 @@ def access_problems(values: Mapping[str, object], *needed: tuple[str, ...]) -> l
 
 def hash_problems(values: Mapping[str, object], name: str, *, named: bool = False) -> list[str]:
     """
-    The problems of a setting that has hashes of tokens, as sentences.
+    Return the problems of a setting with hashes of tokens, as sentences.
 
     Args:
-        named: it is a list of NAME:HASH, not one hash.
+        named: True if it is a list of NAME:HASH, not one hash.
     """
     given = values.get(name)
     if not given:
@@ -60,7 +60,7 @@ def hash_problems(values: Mapping[str, object], name: str, *, named: bool = Fals
     if not named:
         fits = isinstance(given, str) and _HASH.fullmatch(given) is not None
         return [] if fits else [f"{name} is the SHA-256 of a token: 64 hexadecimal digits"]
-    each = given if isinstance(given, tuple) else (given,)
-    if all(isinstance(text, str) and _NAMED_HASH.fullmatch(text) for text in each):
+    listed = given if isinstance(given, tuple) else (given,)
+    if all(isinstance(text, str) and _NAMED_HASH.fullmatch(text) for text in listed):
         return []
     return [f"{name} are NAME:HASH, a name and the SHA-256 of a token in 64 hexadecimal digits"]

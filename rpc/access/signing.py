@@ -1,4 +1,4 @@
-"""Ed25519 keys: of metaservers, which sign capabilities, and of clients, which hold them.
+"""Ed25519 keys of metaservers, which sign capabilities, and of clients, which hold them.
 
 Keys are made where they are used and never leave the process: only public keys are stored and sent.
 """
@@ -22,26 +22,26 @@ class OwnKey:
     def __init__(self) -> None:
         self._private = Ed25519PrivateKey.generate()
         self.public = self._private.public_key().public_bytes_raw()
-        """32 bytes."""
+        """Public key of 32 bytes."""
         self.key_id = hashlib.sha256(self.public).hexdigest()[:16]
 
     def sign(self, capability: Capability) -> str:
-        """The text of a capability whose `key` is this one."""
+        """Return the text of a capability whose `key` is this one."""
         packed = pack(capability)
         return text_of(packed, self._private.sign(CONTEXT + packed))
 
     def prove(self, nonce: bytes, address: str) -> bytes:
-        """The answer to the challenge of the broker that was called at `address`."""
+        """Return the answer to the challenge of the broker that was called at `address`."""
         return self._private.sign(proof_of(nonce, address))
 
 
 def is_signed(public: bytes, signature: bytes, packed: bytes) -> bool:
-    """True if the key has signed the packed capability."""
+    """Return True if the key has signed the packed capability."""
     return _verifies(public, signature, CONTEXT + packed)
 
 
 def is_proof(public: bytes, proof: bytes, nonce: bytes, address: str) -> bool:
-    """True if the holder of the key has answered this challenge."""
+    """Return True if the holder of the key has answered this challenge."""
     return _verifies(public, proof, proof_of(nonce, address))
 
 

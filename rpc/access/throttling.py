@@ -1,4 +1,4 @@
-"""What a client hears of its quotas: waits that servers tell it, counted and logged."""
+"""A client's waits because of quotas, which servers report; they are counted and logged."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ...protocol.log_filter import LogFilter
 log = logging.getLogger("keylane.rpc")
 
 THROTTLED_HEADER = "Keylane-Throttled-Ms"
-"""For how long a call over HTTP has waited for its caller's quota."""
+"""HTTP header with the milliseconds that a call has waited for its caller's quota."""
 
 
 class Throttling:
@@ -20,16 +20,16 @@ class Throttling:
     def __init__(self, boot_ms: Callable[[], int] | None = None) -> None:
         self._boot_ms = boot_ms or SystemClock().boot_ms
         self.waited_ms = 0
-        """Told by servers; waits of several connections at a time count together."""
+        """Milliseconds that servers have reported; waits of simultaneous connections add up."""
         self._lines = LogFilter()
 
     def note(self, address: str, wait_ms: int, limit: str) -> None:
-        """Count a wait, and log it if no line about its limit was logged lately."""
+        """Count a wait, and log it unless a line about its limit was logged recently."""
         self.waited_ms += max(0, wait_ms)
         if self._lines.met(limit, self._boot_ms()):
             log.warning(
-                "%s makes this client wait for %d ms: the limit of %.200s is used up; "
-                "the client has waited for %d ms in all",
+                "%s makes this client wait for %d ms because the limit of %.200s is used up; "
+                "the client has waited for %d ms in total",
                 address,
                 wait_ms,
                 limit,

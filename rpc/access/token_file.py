@@ -1,9 +1,9 @@
-"""Where a client or a server takes its token from: an argument, a file, the environment.
+"""The source of a client's or server's token: an argument, a file, or the environment.
 
-    token=  ▶  KEYLANE_TOKEN_FILE  ▶  KEYLANE_TOKEN  ▶  none: callers are not asked, or are refused
+    token=  ▶  KEYLANE_TOKEN_FILE  ▶  KEYLANE_TOKEN  ▶  none: callers are not identified, or refused
 
-A file is read again when the token is used anew, so a token is replaced without a restart.  A pipe,
-as of the shell's `<(…)`, has its token once.
+A file is read again at each use of the token, so a token is replaced without a restart.  A pipe,
+such as the shell's `<(…)`, provides its token once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ...protocol.access.tokens import check_token
 from ...protocol.clock import SystemClock
-from ...protocol.errors import TokenInvalidError, UnauthenticatedError
+from ...protocol.errors import ConfigError, Reason, UnauthenticatedError
 from ..reasons import reason
 
 log = logging.getLogger("keylane.rpc")
@@ -25,31 +25,34 @@ FILE_VARIABLE = "KEYLANE_TOKEN_FILE"
 VARIABLE = "KEYLANE_TOKEN"
 FILE_BYTES_MAX = 16_384
 PIPE_S = 5.0
-"""How long a start waits for what writes a token into a pipe."""
+"""Seconds that a start waits for the writer of a token into a pipe."""
 
 TokenSource = Callable[[], str]
-"""Returns the token as it is now.  Raises TokenInvalidError."""
+"""Function that returns the current token.  Raises ConfigError."""
 
 
 def token_in_file(path: Path, *, wait_s: float = PIPE_S) -> str:
     """
-    The token in a file, which may have white space around it, and a byte order mark before it.
+    Return the token in a file, which may have white space around it, and a byte order mark before
+    it.
 
     Args:
-        wait_s: how long to wait for the end of a pipe, in seconds; a file is read at once.
+        wait_s: seconds to wait for the end of a pipe; a file is read at once.
 
     Raises:
-        TokenInvalidError: the file cannot be read, or has no token.
+        ConfigError: the file cannot be read, or contains no token.
     """
     try:
         data = _read(path, wait_s)
     except (OSError, ValueError) as error:
-        raise TokenInvalidError(f"cannot read the token in {path}: {reason(error)}") from error
+        raise ConfigError(
+            Reason.TOKEN_INVALID, f"cannot read the token in {path}: {reason(error)}"
+        ) from error
     return check_token(data.decode("utf-8-sig", "replace"), f"the file {path}")
 
 
 def _read(path: Path, wait_s: float) -> bytes:
-    """At most FILE_BYTES_MAX of a file or a pipe.  Raises OSError, ValueError."""
+    """Return at most FILE_BYTES_MAX of a file or a pipe.  Raises OSError, ValueError."""
     # A pipe without a writer would hold the program for ever.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
@@ -69,7 +72,7 @@ def _read(path: Path, wait_s: float) -> bytes:
 
 
 def _wait_for_data(descriptor: int, wait_s: float) -> None:
-    """Wait until a pipe has data, or its end.  Raises TimeoutError."""
+    """Wait until a pipe has data, or has ended.  Raises TimeoutError."""
     # select.select takes no file number above 1,023.
     with selectors.DefaultSelector() as ready:
         try:
@@ -82,13 +85,13 @@ def _wait_for_data(descriptor: int, wait_s: float) -> None:
 
 class TokenFile:
     """
-    A token in a file, as it is when it is used; while the file cannot be read, the last one.
+    The token in a file, read at each use; while the file cannot be read, the last token.
 
     Attributes:
-        problem: why the last one is used; "": the file was read.
+        problem: reason why the last token is used; "": the file was read.
 
     Raises:
-        TokenInvalidError: it cannot be read at first.
+        ConfigError: the file cannot be read when this is made.
     """
 
     def __init__(self, path: Path) -> None:
@@ -98,13 +101,13 @@ class TokenFile:
         self.problem = ""
 
     def __call__(self) -> str:
-        """The token."""
+        """Return the token."""
         if self._is_pipe:
             return self._last
         problem = ""
         try:
             self._last = token_in_file(self._path, wait_s=0.0)
-        except TokenInvalidError as error:
+        except ConfigError as error:
             gone = isinstance(error.__cause__, FileNotFoundError)
             problem = f"the file {self._path} is gone" if gone else error.message
         if problem and problem != self.problem:
@@ -116,37 +119,37 @@ class TokenFile:
 
 
 def token_from_file(path: str) -> TokenSource:
-    """The token in a file, as it is when it is used.  Raises TokenInvalidError: it cannot be read
-    at first.
+    """Return a source that reads the file at each use.  Raises ConfigError if the first read
+    fails.
     """
     return TokenFile(Path(path))
 
 
 def refused_token(error: UnauthenticatedError, source: TokenSource | None) -> UnauthenticatedError:
-    """The refusal of a token from `source`; it says so if the file of the token could not be
+    """Return the refusal of a token from `source`; it says so if the token's file could not be
     read.
     """
     problem = source.problem if isinstance(source, TokenFile) else ""
     if not problem:
         return error
-    text = f"{problem}, and the last token of it is refused: {error.message}"
+    text = f"{problem}, and its last token is refused: {error.message}"
     return UnauthenticatedError(text, **error.details)
 
 
 def told_by_environment() -> tuple[str, str]:
-    """The file and the token that the environment names now; "" for each that it does not."""
+    """Return the file and the token that the environment names now, each "" if it does not."""
     return os.environ.get(FILE_VARIABLE, ""), os.environ.get(VARIABLE, "")
 
 
 def token_source(given: str | None) -> TokenSource | None:
     """
-    Where the token of a client comes from; None: it has none.
+    Return the source of a client's token; None: it has no token.
 
     Args:
         given: the argument `token=`.
 
     Raises:
-        TokenInvalidError: there is one, and it cannot be used.
+        ConfigError: there is a token, but it cannot be used.
     """
     if given is not None:
         token = check_token(given, "token=")

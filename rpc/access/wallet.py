@@ -1,10 +1,11 @@
-"""What a client shows to servers: its token to metaservers, capabilities to brokers.
+"""The credentials of a client: it shows its token to metaservers, and capabilities to brokers.
 
-    token ─▶ metaserver ─▶ capabilities ─▶ brokers        renewed after RENEW_SHARE of their time, or when one is refused
+    token ─▶ metaserver ─▶ capabilities ─▶ brokers        renewed after RENEW_SHARE of their time,
+                                                          or when one is refused
 
 Invariants
     A token goes to the metaservers that the client was given, and nowhere else.
-    One question is under way at a time, for all that wait.
+    At most one request is in progress, whose answer serves all callers that wait.
 """
 
 from __future__ import annotations
@@ -13,7 +14,13 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from ...protocol.clock import Clock, SystemClock
-from ...protocol.errors import AccessOffError, KeylaneError, NotSentError, UnreachableError
+from ...protocol.errors import (
+    InvalidRequestError,
+    KeylaneError,
+    NotSentError,
+    Reason,
+    UnreachableError,
+)
 from ...protocol.http.access import Capabilities
 from ..race import shared, start_task
 from .credentials import ShownCapability
@@ -23,8 +30,8 @@ from .token_file import TokenSource
 RENEW_SHARE = 0.6
 
 Ask = Callable[[str, str | None, bytes], Awaitable[Capabilities]]
-"""Asks the metaserver at an address for capabilities, with a token and the public key of the
-holder.
+"""Function that asks the metaserver at an address for capabilities, with a token and the holder's
+public key.
 """
 
 
@@ -33,7 +40,7 @@ class Wallet:
     The identity of a client with a token.
 
     Args:
-        source: None: metaservers know the client by the certificate of its connection.
+        source: source of the token; None: metaservers identify the client by its certificate.
     """
 
     def __init__(self, source: TokenSource | None, ask: Ask, *, clock: Clock | None = None) -> None:
@@ -51,7 +58,7 @@ class Wallet:
         self._metaservers.update(dict.fromkeys(addresses))
 
     async def bearer(self, address: str) -> str | None:
-        """See `Credentials.bearer`.  Raises TokenInvalidError, UnauthenticatedError,
+        """See `Credentials.bearer`.  Raises ConfigError, UnauthenticatedError,
         NotSentError.
         """
         if address in self._metaservers:
@@ -60,7 +67,7 @@ class Wallet:
         return (have.bearer or None) if have is not None else None
 
     async def held(self) -> ShownCapability | None:
-        """See `Credentials.held`.  Raises as `bearer`."""
+        """See `Credentials.held`.  Raises the errors of `bearer`."""
         have = await self._current()
         if have is None or not have.held:
             return None
@@ -79,7 +86,7 @@ class Wallet:
     async def _current(self) -> Capabilities | None:
         now_ms = self._boot_ms()
         if self._source is None and not self._metaservers:
-            return None  # a client that calls brokers alone
+            return None  # a client that only calls brokers
         if self._have is None or now_ms >= self._renew_at_ms:
             try:
                 await self._renew()
@@ -106,7 +113,9 @@ class Wallet:
             began_ms = self._boot_ms()
             try:
                 have = await self._ask(address, token, self._key.public)
-            except AccessOffError:
+            except InvalidRequestError as error:
+                if error.reason is not Reason.ACCESS_OFF:
+                    raise
                 have = Capabilities(principal="", bearer="", ends_in_ms=60_000)
             except UnreachableError as error:
                 raised = error
@@ -115,11 +124,11 @@ class Wallet:
             self._ends_at_ms = began_ms + have.ends_in_ms
             self._renew_at_ms = began_ms + round(have.ends_in_ms * RENEW_SHARE)
             return
-        # Nothing was done yet of what the capability is for.
+        # The call that needs the capability has not begun yet.
         raise NotSentError(f"no capability: {raised.message}") from raised
 
     async def close(self) -> None:
-        """End a question that is under way."""
+        """End a request in progress."""
         if self._asking is not None:
             self._asking.cancel()
             await asyncio.gather(self._asking, return_exceptions=True)

@@ -1,1 +1,1 @@
-"""How a client finds that a path to a server is gone without a word, and what it does then."""
+"""Finds out that a path to a server has been lost silently, and repeats calls on a new one."""

@@ -1,8 +1,8 @@
-"""Control calls over connections of which one may be dead without a word.
+"""Control calls over kept connections, any of which may have been lost silently.
 
-GET            over a connection that is kept; an answer that is overdue is asked for once more, on a new one
-other calls    on a new connection, because they may not be made twice
-told_again     over a connection that is kept: who makes them makes them again by itself
+GET            over a kept connection; if the answer is overdue, once more on a new one
+other calls    on a new connection, because they must not be made twice
+told_again     over a kept connection, because their caller repeats them anyway
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ..race import start_task
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 OVERDUE_SHARE = 0.4
-"""The part of a call's time after which its answer is overdue: 2 s of 5."""
+"""Share of a call's time after which its answer is overdue: 2 s of 5."""
 
 
 class CallMaker(Protocol[T_co]):
     """Makes one call."""
 
     def __call__(self, *, timeout_ms: int) -> Coroutine[Any, Any, T_co]:
-        """The answer, within `timeout_ms`."""
+        """Return the answer within `timeout_ms`."""
         ...
 
 
@@ -49,23 +49,23 @@ class Asking:
         wait_ms: int = 0,
     ) -> T:
         """
-        The answer of the server at `address`.
+        Return the answer of the server at `address`.
 
         Args:
-            path: of the endpoint, with its names filled in.
-            timeout_ms: of everything, with the `wait_ms` for which the server itself may wait.
+            path: path of the endpoint, with its names filled in.
+            timeout_ms: time for everything, including the `wait_ms` for which the server may wait.
 
         Raises:
-            KeylaneError: as `network.Network.control`.
+            KeylaneError: see `network.Network.control`.
         """
         asked = endpoint.method, address, path, endpoint.answer
         kept = partial(self._network.control, *asked, body=body, query=query)
         if endpoint.told_again:
             return await kept(timeout_ms=timeout_ms)
-        anew = partial(kept, anew=True)
+        on_new = partial(kept, anew=True)
         if endpoint.is_get:
-            return await ask_again(kept, anew, wait_ms=wait_ms, timeout_ms=timeout_ms)
-        return await anew(timeout_ms=timeout_ms)
+            return await ask_again(kept, on_new, wait_ms=wait_ms, timeout_ms=timeout_ms)
+        return await on_new(timeout_ms=timeout_ms)
 
 
 async def ask_again(
@@ -76,16 +76,16 @@ async def ask_again(
     timeout_ms: int,
 ) -> T:
     """
-    The answer that comes first: that of `first`, or of `again`, which begins when the former is
+    Return the first answer of two calls: `first`, and `again`, which begins when `first` is
     overdue.
 
     Args:
-        first: makes the call over a connection that is kept.
+        first: makes the call over a kept connection.
         again: makes it on a new one.
-        wait_ms: the part of `timeout_ms` for which the server itself may wait.
+        wait_ms: part of `timeout_ms` for which the server itself may wait.
 
     Raises:
-        KeylaneError: of `first`, if `again` fails too.
+        KeylaneError: error of `first`, if `again` fails too.
     """
     overdue_ms = wait_ms + int((timeout_ms - wait_ms) * OVERDUE_SHARE)
     calls = [start_task(first(timeout_ms=timeout_ms))]
@@ -96,13 +96,13 @@ async def ask_again(
             await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
         return await _best(calls)
     finally:
-        for each in calls:
-            each.cancel()
+        for call in calls:
+            call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
 
 
 async def _best(calls: Sequence[asyncio.Future[T]]) -> T:
-    """The first call's answer, if it has ended or the other one did not reach the server."""
+    """Return the first call's answer, if it has ended or the other one did not reach the server."""
     if calls[0].done() and not isinstance(calls[0].exception(), UnreachableError):
         return calls[0].result()
     for other in calls[1:]:

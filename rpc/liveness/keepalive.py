@@ -1,5 +1,5 @@
-"""The kernel's watch over a connection: packets while nothing is sent, so that a firewall on the
-way does not forget it.
+"""The kernel's watch over a connection: it sends packets while nothing else is sent, so that a
+firewall on the way does not forget the connection.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ KEEPALIVE = (
     (IPPROTO_TCP, "TCP_KEEPINTVL", 2),
     (IPPROTO_TCP, "TCP_KEEPCNT", 3),
 )
-"""A path that is gone is found within 10 s by the kernel, though nothing is sent: a pull may wait
-for longer.
+"""Options with which the kernel notices a lost path within 10 s though nothing is sent; a pull may
+wait for longer.
 """
 
 
 def keep_alive(socket: socket_module.socket) -> None:
     """Have the kernel watch a connection, as far as the system can."""
     for level, name, value in KEEPALIVE:
-        # Not every system names all of them, or can set those that it names.
+        # Not every system has all of these names, or can set all that it has.
         with contextlib.suppress(AttributeError, OSError):
             socket.setsockopt(level, getattr(socket_module, name), value)
 
 
 def watched_socket(address: tuple[Any, ...]) -> socket_module.socket:
-    """A socket for a connection to `address`, in the form of `getaddrinfo`; see aiohttp's
+    """Return a socket for a connection to `address`, in the form of `getaddrinfo`; see aiohttp's
     `socket_factory`.
     """
     family, kind, protocol, *_ = address

@@ -1,4 +1,4 @@
-"""Names that were noted last, of which there may be any number in a long life: servers come back at
+"""The names that were noted last; there may be any number in a long life, because servers return at
 other addresses.  Pure.
 """
 
@@ -10,13 +10,13 @@ class RecentNames:
     A set of names that forgets those that were noted longest ago.
 
     Args:
-        most: how many are kept.
+        most: number of names that are kept.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._names: dict[str, None] = {}
-        """The one that was noted last is last."""
+        """Noted names, the latest one last."""
 
     def __contains__(self, name: object) -> bool:
         return name in self._names
@@ -25,7 +25,7 @@ class RecentNames:
         return len(self._names)
 
     def add(self, name: str) -> None:
-        """Note a name; one that is there becomes the newest."""
+        """Note a name; a known one becomes the newest."""
         self._names.pop(name, None)
         self._names[name] = None
         if len(self._names) > self._most:

@@ -1,16 +1,16 @@
-"""A connection from which nothing comes: another connection to the same server decides whether it
-is given up.
+"""A silent connection: another connection to the same server decides whether it is given up.
 
     silence ─▶ ping, no answer ─▶ does a new connection get an answer?
                  ▲                    │ no: the server pauses, or is away ─▶ ask again later
-                 │                    ╰ yes ─▶ ping once more, no answer in GRACE_S ─▶ given up
-                 ╰──────────── anything that comes ends the silence
+                 │                    ╰ yes ─▶ ping again, no answer in GRACE_S ─▶ given up
+                 ╰──────────── anything that arrives ends the silence
 
 Invariants
-    A server that only pauses loses no connection before LOST_S: it answers on none.
+    A server that only pauses loses no connection before LOST_S, because it answers on none.
     A connection that brought no answer at all makes the next one to its address wait twice as long,
-    up to PATIENCE_S_MAX, until that brings one: a server that reads nothing more for a while, and
-    answers others, sees few new connections. What a quota holds back is not silence.
+    up to PATIENCE_S_MAX, until that one brings an answer: a server that reads nothing for a while
+    but answers others sees few new connections.
+    Waits because of a quota are not silence.
 """
 
 from __future__ import annotations
@@ -19,34 +19,37 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
+from ...protocol.clock import at_a_tick
 from ..race import start_task
 
+LOOK_S = 2.0
+"""Between two looks at a connection; half of it while a sign of life is awaited."""
 IDLE_S = 8.0
-"""After so much silence an idle connection is asked; one that owes an answer at the first look."""
+"""Seconds of silence after which an idle connection is pinged; one that owes an answer is pinged at
+the first look.
+"""
 GRACE_S = 1.5
-"""How long the answer to a ping may take while the server answers on another connection; longer
-than a look takes to come.
+"""Seconds for the answer to a ping while the server answers on another connection; longer than the
+interval between two looks.
 """
 LOST_S = 20.0
-"""A silence of this length ends the connection, whatever another one does."""
+"""Seconds of silence that end the connection, whatever another one does."""
 ASK_AGAIN_S = 2.0
-"""Between two questions by a new connection; doubled each time, up to ASK_AGAIN_S_MAX."""
+"""Seconds between two tries of a new connection; doubled each time, up to ASK_AGAIN_S_MAX."""
 ASK_AGAIN_S_MAX = 8.0
 PATIENCE_S_MAX = 16.0
 ADDRESSES_KNOWN_MAX = 1_000
-"""Addresses whose connections are waited for longer; those that were given up last."""
+"""Addresses with a longer patience that are remembered; those given up last."""
 
 
 class JudgedConnection(Protocol):
-    """The connection that is judged."""
+    """The connection that is judged; see `frames.frame_socket.FrameSocket`."""
 
-    @property
-    def silent(self) -> bool:
-        """True if nothing has come since the last ping."""
-        ...
+    heard: bool
+    reading: bool
 
-    def ping(self) -> None:
-        """Ask the peer for a sign of life."""
+    def ask(self) -> None:
+        """Ask the server for a sign of life."""
         ...
 
     def give_up(self, why: str) -> None:
@@ -55,17 +58,15 @@ class JudgedConnection(Protocol):
 
 
 class SilencePatience:
-    """How long connections to each address may be silent before another one is asked, in
-    seconds.
-    """
+    """The seconds that connections to each address may be silent before another one is tried."""
 
     def __init__(self) -> None:
         self._of: dict[str, float] = {}
-        """The address that was given up last is last."""
+        """Seconds by address; the address given up last is last."""
 
     def of(self, address: str) -> float:
-        """For a connection to `address` that has brought no answer; 0: the first ping that is not
-        answered counts.
+        """Return the seconds for a connection to `address` that has brought no answer; 0: the first
+        unanswered ping counts.
         """
         return self._of.get(address, 0.0)
 
@@ -85,11 +86,11 @@ class Silence:
 
     Args:
         socket: the connection.
-        answers: whether the server answers on a new connection; it takes a few seconds at most, and
-            does not raise.
-        patience: of all connections of the client.
-        had_answers: whether this connection has brought answers to calls, or parts of one.
-        owed: whether an answer is under way that does not wait for messages.
+        answers: returns whether the server answers on a new connection; it takes a few seconds at
+            most, and does not raise.
+        patience: shared by all connections of the client.
+        had_answers: returns whether this connection has brought answers to calls, or parts of one.
+        owed: returns whether an answer is outstanding that does not wait for messages.
     """
 
     def __init__(
@@ -108,23 +109,55 @@ class Silence:
         self._patience = patience
         self._had_answers = had_answers
         self._owed = owed
-        self._now_s = asyncio.get_running_loop().time
+        self._loop = asyncio.get_running_loop()
+        self._now_s = self._loop.time
         self._patience_s = patience.of(address)
         self._excused_until_s = 0.0
         self._ask_at_s = 0.0
         self._pause_s = ASK_AGAIN_S
         self._asking: asyncio.Task[None] | None = None
+        self._silent_s = 0.0
+        self._waits = False
+        """True from the time that a sign of life was asked for until something comes."""
+        self._timer = self._look_in(LOOK_S)
+
+    def _look_in(self, after_s: float) -> asyncio.TimerHandle:
+        return self._loop.call_at(at_a_tick(after_s, self._now_s()), self._look)
+
+    def _look(self) -> None:
+        socket = self._socket
+        after_s = LOOK_S / 2 if self._waits else LOOK_S
+        self._silent_s += after_s
+        if socket.heard or not socket.reading:
+            self._silent_s = 0.0
+            self._waits = False
+            self._ask_at_s, self._pause_s = 0.0, ASK_AGAIN_S
+        elif not self._waits:
+            if self._silent_s >= IDLE_S or self._owed():
+                self.ask()
+        elif not self.goes_on(self._silent_s):
+            socket.give_up(f"nothing came for {self._silent_s:g} s")
+            return
+        socket.heard = False
+        self._timer = self._look_in(LOOK_S / 2 if self._waits else LOOK_S)
+
+    def ask(self) -> None:
+        """Ask the server for a sign of life."""
+        self._waits = True
+        self._socket.heard = False
+        self._socket.ask()
+
+    @property
+    def _silent(self) -> bool:
+        """True if nothing has come since a sign of life was asked for."""
+        return self._waits and self._socket.reading and not self._socket.heard
 
     def excuse(self, wait_s: float) -> None:
-        """The server has said that it lets calls wait for so long."""
+        """Note that the server has announced such a wait of calls."""
         self._excused_until_s = self._now_s() + wait_s
 
-    def asks(self, silent_s: float) -> bool:
-        """Whether a silence that has lasted for `silent_s` is worth a ping."""
-        return silent_s >= IDLE_S or self._owed()
-
     def goes_on(self, silent_s: float) -> bool:
-        """Look at a silence that has lasted for `silent_s` and a ping; False: the connection is
+        """Judge a silence that has lasted for `silent_s`, after a ping; False if the connection is
         lost.
         """
         now_s = self._now_s()
@@ -138,16 +171,12 @@ class Silence:
             self._asking.add_done_callback(self._asked)
         return True
 
-    def heard(self) -> None:
-        """Something has come: the next silence begins anew."""
-        self._ask_at_s, self._pause_s = 0.0, ASK_AGAIN_S
-
     async def _ask(self) -> None:
-        if not await self._answers() or not self._socket.silent:
+        if not await self._answers() or not self._silent:
             return
-        self._socket.ping()
+        self.ask()
         await asyncio.sleep(GRACE_S)
-        if self._socket.silent:
+        if self._silent:
             self._patience.given_up(self._address, had_answers=self._had_answers())
             self._socket.give_up("nothing came, while the server answers on a new connection")
 
@@ -159,6 +188,7 @@ class Silence:
             raise error
 
     def end(self) -> None:
-        """The connection has ended."""
+        """Note that the connection has ended."""
+        self._timer.cancel()
         if self._asking is not None:
             self._asking.cancel()

@@ -1,3 +1,3 @@
-"""What supervisors, scrapers and operators of a server need: metrics, health, logs, settings taken
-over at SIGHUP.
+"""The parts of a server for supervisors, scrapers and operators: metrics, health, logs, settings
+reloaded at SIGHUP.
 """

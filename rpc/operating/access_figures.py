@@ -1,6 +1,4 @@
-"""The figures of access control: who waits for a quota, how many connections principals have, the
-audit log.
-"""
+"""The metrics of access control: waits for quotas, connections of principals, and the audit log."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def access_figures(guard: Guard, audit: AuditBuffer) -> Callable[[], Awaitable[Iterable[Metric]]]:
-    """A collector of the figures of one server's access control."""
+    """Return a collector of the metrics of one server's access control."""
 
     async def collect() -> Iterable[Metric]:
         pacing = guard.pacing
@@ -29,7 +27,7 @@ def access_figures(guard: Guard, audit: AuditBuffer) -> Callable[[], Awaitable[I
         return [
             labelled(
                 "keylane_throttled_seconds_total",
-                "For how long calls of a principal have waited for its quota.",
+                "Seconds that calls of a principal have waited for its quota.",
                 largest(waited),
                 counts=True,
             ),
@@ -44,8 +42,7 @@ def access_figures(guard: Guard, audit: AuditBuffer) -> Callable[[], Awaitable[I
             ),
             counter(
                 "keylane_audit_left_out_total",
-                "Refusals and reads that the audit log has no line about, because "
-                "there are too many.",
+                "Refusals and reads without a line in the audit log, because there are too many.",
                 guard.refusals.left_out + guard.reads.left_out,
             ),
         ]

@@ -10,11 +10,11 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 BOUNDS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
-"""From a fast disk's sync to what operators have to know of."""
+"""Upper bounds in seconds, from a fast disk's sync to delays that operators must notice."""
 
 
 class Histogram:
-    """Durations by bucket; a bucket holds its upper bound."""
+    """Counts durations by bucket; a bucket includes its upper bound."""
 
     def __init__(self, bounds_s: Sequence[float] = BOUNDS_S) -> None:
         self._bounds_s = tuple(bounds_s)
@@ -30,12 +30,12 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """The number of durations."""
+        """Number of durations."""
         return sum(self._counts)
 
     def cumulative(self) -> list[tuple[str, int]]:
-        """(upper bound in seconds, durations up to it) for each bucket; the last bound is
-        "+Inf".
+        """Return (upper bound in seconds, number of durations up to it) for each bucket; the last
+        bound is "+Inf".
         """
         names = [*(f"{bound:g}" for bound in self._bounds_s), "+Inf"]
         total, buckets = 0, []

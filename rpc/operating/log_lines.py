@@ -1,13 +1,14 @@
-"""Lines of a server's log: text for people at a terminal, JSON for what collects logs.
+"""Lines of a server's log: text for people at a terminal, JSON for log collectors.
 
-    {"time": "2026-11-23T22:15:36.123Z", "level": "WARNING", "logger": "keylane.broker", "message":
-    …, "program": …}
+    {"time": "2026-11-23T22:15:36.123Z", "level": "WARNING", "logger": "keylane.broker",
+     "message": …, "program": …}
 
 Every JSON line has the same first fields, then the program's own (`broker_group`, `pid`), then
-`error` with a traceback. A record with FIELDS has those too, each as a field of the line: the audit
-log's. A message with line breaks is one line of JSON.  In text its further lines are indented, as
-tracebacks are below it, so that text of callers begins no line of its own.  Other control
-characters are escaped in both: they command no terminal.
+`error` with a traceback.  The fields of a record's FIELDS, which the audit log uses, become fields
+of the line too.
+A message with line breaks is one line of JSON.  In text its further lines are indented, like
+tracebacks, so that text of callers cannot begin a line of its own.  Other control characters are
+escaped in both, so that they cannot control a terminal.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ TEXT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 
 def log_problems(values: Mapping[str, object]) -> list[str]:
-    """The problems of the settings `log_level` and `log_format`, as sentences."""
+    """Return the problems of the settings `log_level` and `log_format`, as sentences."""
     problems = []
     if values.get("log_level", "INFO") not in LEVELS:
         problems.append(f"log_level is one of {', '.join(LEVELS)}, not {values['log_level']!r:.40}")
@@ -39,7 +40,7 @@ def log_problems(values: Mapping[str, object]) -> list[str]:
 
 
 class TextLines(logging.Formatter):
-    """Makes a line of text of each record, and indented ones of its further lines and its
+    """Formats each record as a line of text, with indented lines for its further lines and its
     traceback.
     """
 
@@ -47,7 +48,7 @@ class TextLines(logging.Formatter):
         super().__init__(TEXT)
 
     def format(self, record: logging.LogRecord) -> str:
-        """The lines, without the end of the last."""
+        """Return the lines, without the end of the last one."""
         text = super().format(record)
         if fields := getattr(record, FIELDS, None):
             text += f" {json.dumps(fields, ensure_ascii=False)}"
@@ -55,14 +56,14 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """Makes a JSON object of each record; `fields` are in every line."""
+    """Formats each record as a JSON object; `fields` are in every line."""
 
     def __init__(self, fields: Mapping[str, object]) -> None:
         super().__init__()
         self._fields = dict(fields)
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, without its end."""
+        """Return the line, without its end."""
         at = datetime.fromtimestamp(record.created, UTC)
         line: dict[str, object] = {
             "time": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
@@ -82,11 +83,11 @@ def log_to(
     stream: TextIO, *, level: str, log_format: str = "auto", fields: Mapping[str, object]
 ) -> None:
     """
-    Write the log of this process to `stream`, in place of where it went before.
+    Write the log of this process to `stream`, and no longer where it went before.
 
     Args:
         log_format: "auto" is text on a terminal, JSON elsewhere.
-        fields: what every JSON line has besides, such as the program's name.
+        fields: additional fields of every JSON line, such as the program's name.
     """
     plain = log_format == "text" or (log_format == "auto" and stream.isatty())
     handler = logging.StreamHandler(stream)

@@ -1,11 +1,11 @@
-"""The figures of a server process, in the text format of Prometheus.
+"""The metrics of a server process, in the text format of Prometheus.
 
     parts of the program ─▶ collectors ─┐
     refusals, connections, event loop ──┼─▶ GET /metrics
     process: memory, CPU, open files ───┘
 
-Labels have few values: codes of errors, subjects, groups, never keys.  A collector that has more
-than SERIES_MAX subjects or groups gives the largest, and the rest as one.
+Labels have few values: codes of errors, subjects, groups, never keys.  If a collector has more than
+SERIES_MAX subjects or groups, it reports the largest, and the rest as one.
 
 Source: https://prometheus.io/docs/instrumenting/exposition_formats/ and the naming rules of that
 site.
@@ -31,7 +31,7 @@ log = logging.getLogger("keylane.rpc")
 
 SERIES_MAX = 2_000
 OTHER = "(other)"
-"""The label of what is left out; no name of a subject or group has parentheses."""
+"""Label of the samples that are summed up; no subject or group has parentheses in its name."""
 LOOP_PROBE_S = 0.5
 
 Collector = Callable[[], Awaitable[Iterable["Metric"]]]
@@ -39,11 +39,11 @@ Collector = Callable[[], Awaitable[Iterable["Metric"]]]
 
 class ServerMetrics:
     """
-    The figures of one server.
+    The metrics of one server.
 
     Args:
         program: "broker" or "metaserver".
-        boot_ns: the boot clock, in nanoseconds.
+        boot_ns: returns the boot clock in nanoseconds.
     """
 
     def __init__(self, program: str, boot_ns: Callable[[], int]) -> None:
@@ -51,15 +51,15 @@ class ServerMetrics:
         self._boot_ns = boot_ns
         self._collectors: list[Collector] = []
         self.refused: Counter[tuple[str, int]] = Counter()
-        """Refusals by class and code of the error."""
+        """Number of refusals by class and code of the error."""
         self.loop_delay = Histogram()
         self.connections: Callable[[], int] = lambda: 0
-        """The open connections of the data plane."""
+        """Returns the number of open connections of the data plane."""
         self.connections_max = 0
-        """How many there may be; 0: this server has no data plane."""
+        """Most connections of the data plane; 0: this server has no data plane."""
 
     def add(self, collector: Collector) -> None:
-        """Have `collector` asked at each scrape."""
+        """Call `collector` at each scrape."""
         self._collectors.append(collector)
 
     def note_refusal(self, error: KeylaneError) -> None:
@@ -74,7 +74,7 @@ class ServerMetrics:
             self.loop_delay.observe(self._boot_ns() - due_ns)
 
     async def exposition(self) -> str:
-        """All figures as of now; a collector that fails is logged, counted and left out."""
+        """Return all present metrics; a collector that fails is logged, counted and left out."""
         await asyncio.to_thread(import_module, "prometheus_client")  # 50 ms at the first scrape
         from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 
@@ -111,49 +111,51 @@ class ServerMetrics:
         if self.connections_max:
             yield gauge(
                 "keylane_connections_max",
-                "How many connections of the data plane there may be.",
+                "Limit of connections of the data plane.",
                 self.connections_max,
             )
         yield histogram(
             "keylane_event_loop_delay_seconds",
-            "How late the event loop calls timers.",
+            "Delay with which the event loop calls timers.",
             self.loop_delay,
         )
 
 
 class _Given:
-    """A collector of prometheus-client that gives finished families."""
+    """A collector of prometheus-client that returns finished families."""
 
     def __init__(self, families: list[Metric]) -> None:
         self._families = families
 
     def collect(self) -> Iterable[Metric]:
-        """The families."""
+        """Return the families."""
         return self._families
 
 
 def gauge(name: str, text: str, value: float) -> Metric:
-    """A family of one figure that rises and falls."""
+    """Return a family of one value that rises and falls."""
     from prometheus_client.core import GaugeMetricFamily
 
     return GaugeMetricFamily(name, text, value=value)
 
 
 def counter(name: str, text: str, value: float) -> Metric:
-    """A family of one figure that only rises; `name` ends with "_total"."""
+    """Return a family of one value that only rises; `name` ends with "_total"."""
     from prometheus_client.core import CounterMetricFamily
 
     return CounterMetricFamily(name, text, value=value)
 
 
 Labels = tuple[tuple[str, str], ...]
-"""(label, value) pairs; the same labels, in the same order, for each sample of a family."""
+"""Pairs of label and value, with the same labels in the same order for each sample of a family."""
 
 
 def labelled(
     name: str, text: str, samples: Mapping[Labels, float], *, counts: bool = False
 ) -> Metric:
-    """A family with a sample for each combination of labels; `counts`: figures that only rise."""
+    """Return a family with a sample for each combination of labels; `counts`: the values only
+    rise.
+    """
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     kind = CounterMetricFamily if counts else GaugeMetricFamily
@@ -165,7 +167,7 @@ def labelled(
 
 
 def largest(samples: Mapping[Labels, float], most: int = SERIES_MAX) -> dict[Labels, float]:
-    """The `most` largest samples, and the sum of the rest under the label values OTHER."""
+    """Return the `most` largest samples, and the sum of the rest under the label values OTHER."""
     if len(samples) <= most:
         return dict(samples)
     ordered = sorted(samples.items(), key=lambda pair: -pair[1])
@@ -176,7 +178,7 @@ def largest(samples: Mapping[Labels, float], most: int = SERIES_MAX) -> dict[Lab
 
 
 def histogram(name: str, text: str, values: Histogram) -> Metric:
-    """A family of durations."""
+    """Return a family of durations."""
     from prometheus_client.core import HistogramMetricFamily
 
     return HistogramMetricFamily(

@@ -1,5 +1,5 @@
-"""What supervisors and scrapers ask of a server: does it live, is it to get clients, what are its
-figures.
+"""The routes for supervisors and scrapers: whether a server lives, whether it takes clients, and
+its metrics.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .metrics import ServerMetrics
 
 
 def probe_routes(health: Callable[[], Awaitable[Health]]) -> list[ControlRoute]:
-    """The routes of LIVE and READY; `health` says whether the server is ready."""
+    """Return the routes of LIVE and READY; `health` reports whether the server is ready."""
 
     async def live(_body: object, _params: Params) -> Done:
         return Done()
@@ -26,7 +26,7 @@ def probe_routes(health: Callable[[], Awaitable[Health]]) -> list[ControlRoute]:
 
 
 def metrics_route(metrics: ServerMetrics) -> ControlRoute:
-    """The route of METRICS."""
+    """Return the route of METRICS."""
 
     async def exposition(_body: object, _params: Params) -> str:
         return await metrics.exposition()

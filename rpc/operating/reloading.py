@@ -1,4 +1,4 @@
-"""Takes over changed settings while a program runs, at SIGHUP."""
+"""Reloads changed settings at SIGHUP, while a program runs."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Reloading(Generic[Settings]):
     The settings of a running program.
 
     Args:
-        read: reads the settings as at the start.
+        read: reads the settings in the same way as at the start.
         allowed: names of the settings that may change while the program runs.
-        adopt: called with the settings to go on with.
+        adopt: called with the settings that hold from now on.
     """
 
     def __init__(
@@ -38,8 +38,8 @@ class Reloading(Generic[Settings]):
         self._adopt = adopt
 
     def reload(self) -> None:
-        """Read the settings again and take over what is allowed; with a mistake in any of them,
-        take over nothing.
+        """Read the settings again, and apply those that are allowed to change; if any of them has a
+        mistake, apply none.
         """
         try:
             read = self._read()

@@ -1,4 +1,4 @@
-"""The TLS of a server program while it runs: made at its start, renewed at SIGHUP, told in log and
+"""The TLS of a running server program: loaded at its start, renewed at SIGHUP, reported in log and
 metrics.
 """
 
@@ -24,10 +24,10 @@ log = logging.getLogger("keylane.rpc")
 
 class ServedNetwork:
     """
-    How a server program serves and how it calls other servers.
+    The way a server program serves clients and calls other servers.
 
     Raises:
-        CertificateFileError, CertificateKeyError: a file cannot be used.
+        ConfigError: a file cannot be used.
     """
 
     def __init__(self, settings: ServingSettings) -> None:
@@ -50,19 +50,17 @@ class ServedNetwork:
         self, token: TokenSource | None = None, *, identity: Credentials | None = None
     ) -> HttpNetwork:
         """
-        The network for calls to other servers, with what `HttpNetwork` shows them; the caller
-        closes it.
+        Return the network for calls to other servers, to which `HttpNetwork` shows the credentials;
+        the caller closes it.
 
         Raises:
-            CertificateFileError, CertificateKeyError, TokenInvalidError
+            ConfigError
         """
         self._outgoing = HttpNetwork(self._settings.client_tls(), token=token, identity=identity)
         return self._outgoing
 
     def adopt(self, settings: ServingSettings) -> None:
-        """Read the certificates again; those that cannot be used are logged, and the old ones
-        stay.
-        """
+        """Read the certificates again; if they cannot be used, log that, and keep the old ones."""
         if self.tls is None or settings.tls_cert is None:
             if (self.tls is None) != (settings.tls_cert is None):
                 log.warning("TLS can only be turned on or off by a restart")
@@ -79,7 +77,7 @@ class ServedNetwork:
         log.warning("certificates reloaded: %s", settings.tls_cert)
 
     async def collect(self) -> Iterable[Metric]:
-        """The figures of the connections' security."""
+        """Return the metrics of the security of connections."""
         insecure = self._settings.is_insecure
         families = [
             gauge(
@@ -95,7 +93,7 @@ class ServedNetwork:
             families.append(
                 gauge(
                     "keylane_tls_certificate_end_seconds",
-                    "When the server's certificate ends, in seconds since 1970.",
+                    "Time when the server's certificate ends, in seconds since 1970.",
                     self.tls.ends_s,
                 )
             )

@@ -1,1 +1,1 @@
-"""The data plane at the server: connections, and how their frames are answered."""
+"""The data plane at the server: its connections, and how their frames are answered."""

@@ -17,60 +17,62 @@ from ...protocol.limits import IN_FLIGHT_PER_CONNECTION_MAX
 from ..access.guard import ConnectionAccess
 from ..access.pacing import Delay
 from ..answer_room import AnswerRoom
+from ..frames.frame_socket import Buffer, FrameSocket
 from ..race import start_task
-from ..websocket.framing import Buffer, CloseCode
-from ..websocket.socket import DataSocket
 
 log = logging.getLogger("keylane.rpc")
 
 GOODBYE_S = 2.0
 Parts = tuple[bytes, Buffer]
-"""Of a frame."""
+"""The parts of a frame."""
 
 
 class PlaneConnection:
-    """A WebSocket: its share of the room, its answers under way, and the bytes that its client has
-    taken.
+    """A client's connection: its share of the room, its answers under way, and the bytes that it
+    has taken.
     """
 
     def __init__(
         self,
-        socket: DataSocket,
+        socket: FrameSocket,
         room: AnswerRoom,
         access: ConnectionAccess | None,
     ) -> None:
         self.socket = socket
         self.access = access
-        """None: this server does not ask who calls."""
+        """The caller's access; None if this server does not authenticate callers."""
         self.transport = socket.transport
         self.share = room.share()
         self.pulls = 0
         self.not_begun = 0
-        """Tasks that answer frames and have not begun: until they have, no later frame is answered
-        without a task.
+        """The number of tasks that answer frames and have not begun; until they have, no later
+        frame is answered without a task.
         """
         self.others = 0
-        """Calls under way that are no pulls."""
+        """The number of calls under way that are not pulls."""
         self.freed: asyncio.Future[None] | None = None
-        """While `wait_for_slot` waits for the end of one of them."""
+        """The future that is done when one of these calls ends; set while `wait_for_slot` waits."""
         self._tasks: set[asyncio.Task[None]] = set()
         self.waits: set[asyncio.Future[None]] = set()
-        """What calls without a task wait for, which ends with the connection."""
+        """The futures for which calls without a task wait; they end with the connection."""
         self._turn = asyncio.Lock()
         self._sending = 0
-        """Answers that wait for their turn, or for the socket: those behind them wait too."""
+        """The number of answers that wait for their turn or for the socket; later answers
+        wait too.
+        """
         self._taken: int | None = None
         self._taken_at = 0.0
+        self._silent_s, self._said_bytes = 0.0, 0
         self._refused = self.ended = False
         self.greeted = False
-        """True once the client has told its version, and it fits."""
+        """True once the client has sent its version, and it is supported."""
         self.opened_s = asyncio.get_running_loop().time()
         self._introductions = 0
         self._counted_from_s = self.opened_s
 
     def count_introduction(self, most: int, within_s: float) -> None:
-        """Count a frame that says who calls.  Raises FrameError: there were more than `most` within
-        `within_s` seconds.
+        """Count a frame that identifies the caller. Raises FrameError if there were more than
+        `most` within `within_s` seconds.
         """
         now_s = asyncio.get_running_loop().time()
         if now_s - self._counted_from_s > within_s:
@@ -83,7 +85,7 @@ class PlaneConnection:
     def start(
         self, body: Coroutine[Any, Any, None], ended: Callable[[], object] | None = None
     ) -> None:
-        """Run a task that ends with the connection; `ended` is called then, also if it never
+        """Run a task that ends with the connection; `ended` is called at its end, even if it never
         began.
         """
         task = start_task(body)
@@ -103,8 +105,8 @@ class PlaneConnection:
 
     @property
     def takes_now(self) -> bool:
-        """True if the client has taken nearly all that was sent, and nothing waits before the next
-        answer.
+        """Return True if the client has taken nearly all that was sent, and nothing waits before
+        the next answer.
         """
         socket = self.socket
         return socket.writable and not (
@@ -112,8 +114,8 @@ class PlaneConnection:
         )
 
     async def wait_for_slot(self) -> None:
-        """Wait until fewer than IN_FLIGHT_PER_CONNECTION_MAX calls are under way that are no
-        pulls.
+        """Wait until fewer than IN_FLIGHT_PER_CONNECTION_MAX calls that are not pulls are under
+        way.
         """
         while self.others >= IN_FLIGHT_PER_CONNECTION_MAX:
             self.freed = asyncio.get_running_loop().create_future()
@@ -123,7 +125,7 @@ class PlaneConnection:
                 self.freed = None
 
     def free_slot(self) -> None:
-        """Count a call as ended that is no pull."""
+        """Count the end of a call that is not a pull."""
         self.others -= 1
         if self.freed is not None and not self.freed.done():
             self.freed.set_result(None)
@@ -141,11 +143,11 @@ class PlaneConnection:
 
     def post(self, parts: Parts, taken: Callable[[], object]) -> bool:
         """
-        As `send`, without a wait.
+        Write one frame, as `send` does, but without waiting.
 
         Returns:
-            True: the socket has taken nearly all of it, or is closed.  False: `taken` will be
-                called then.
+            True if the socket has taken nearly all of it, or is closed; False if `taken` will be
+            called once it has.
         """
         socket = self.socket
         if self._sending or not socket.writable:
@@ -167,16 +169,9 @@ class PlaneConnection:
         except (ConnectionError, RuntimeError):
             log.debug("the client left before its answer")
 
-    def has_taken_all(self) -> bool:
-        """True if nothing is ready for the client to read, which `waiting_s` then counts from."""
-        if self.transport.get_write_buffer_size():
-            return False
-        self._taken = None
-        return True
-
     def waiting_s(self, now: float) -> float:
-        """Seconds since the client last read something that is ready for it; 0 if nothing is.  Call
-        it often.
+        """Return the seconds since the client last read something that is ready for it; 0 if
+        nothing is. Call it often.
         """
         left = self.transport.get_write_buffer_size()
         taken = self.socket.written_bytes - left
@@ -184,22 +179,33 @@ class PlaneConnection:
             self._taken, self._taken_at = taken, now
         return now - self._taken_at
 
-    async def refuse(self, error: KeylaneError, code: CloseCode) -> None:
+    def silent_s(self, look_s: float) -> float:
+        """Return the seconds for which nothing has arrived on the connection, which grow by
+        `look_s` since the last call: a server that was stopped for a while counts that time once.
+        """
+        socket = self.socket
+        if socket.heard or not socket.reading or socket.written_bytes != self._said_bytes:
+            socket.heard, self._said_bytes, self._silent_s = False, socket.written_bytes, 0.0
+        else:
+            self._silent_s += look_s
+        return self._silent_s
+
+    async def refuse(self, error: KeylaneError) -> None:
         """Send the error, and close."""
         self._refused = True
         try:
             await self.socket.send(frame_parts(0, refusal(error)))
-            await self.socket.close(code, type(error).__name__)
+            await self.socket.close()
         except (ConnectionError, RuntimeError):
             log.debug("the client left before it was refused")
 
     async def tell(self, delay: Delay) -> None:
-        """Tell the client that it waits."""
+        """Notify the client that it waits."""
         with contextlib.suppress(ConnectionError, RuntimeError):
             await self.send(frame_parts(0, Throttled(round(delay.ms), delay.limit)))
 
     def end(self) -> None:
-        """Cancel the answers under way; what the client does not read within `GOODBYE_S` is
+        """Cancel the answers under way; data that the client does not read within `GOODBYE_S` is
         discarded.
         """
         self.ended = True
@@ -217,8 +223,8 @@ class PlaneCall:
     A call of a connection that is answered without a task; see `PromptCall`.
 
     Args:
-        hand_on: answers another request of the same number in a task.
-        on_refusal: is told of each refusal.
+        hand_on: answers another request with the same number in a task.
+        on_refusal: is called with each refusal.
     """
 
     __slots__ = (
@@ -251,7 +257,7 @@ class PlaneCall:
         self._pull = pull
         self._room_bytes = 0
         self._kept_bytes = 0
-        """Of the answer, until the client has taken it."""
+        """The bytes of the answer that count in the room, until the client has taken it."""
         self._wait: asyncio.Future[None] | None = None
         if pull:
             connection.pulls += 1
@@ -259,21 +265,21 @@ class PlaneCall:
             connection.others += 1
 
     def take_room(self, bytes_max: int) -> bool:
-        """See `PromptCall`."""
+        """Return True if an answer of this size may be made now; see `PromptCall`."""
         if not self._connection.share.take_now(bytes_max):
             return False
         self._room_bytes = bytes_max
         return True
 
     def waits_for(self, future: asyncio.Future[None]) -> None:
-        """See `PromptCall`."""
+        """Cancel `future` if the client leaves; see `PromptCall`."""
         if self._wait is not None:
             self._connection.waits.discard(self._wait)
         self._wait = future
         self._connection.waits.add(future)
 
     def answer(self, answer: Answer, data: bytes = b"") -> None:
-        """See `PromptCall`."""
+        """Answer the call; see `PromptCall`."""
         try:
             parts = frame_parts(self._number, answer, data)
         except KeylaneError as error:
@@ -282,7 +288,7 @@ class PlaneCall:
         self._post(parts, data)
 
     def part(self, answer: Answer, data: bytes = b"") -> None:
-        """See `PromptCall`."""
+        """Give one of several answers; see `PromptCall`."""
         parts = frame_parts(self._number, answer, data)
         size = len(data) if self._room_bytes else 0
         share = self._connection.share
@@ -293,14 +299,15 @@ class PlaneCall:
 
     @property
     def takes_parts(self) -> bool:
-        """See `PromptCall`."""
+        """Return True while the client takes further answers; see `PromptCall`."""
         connection = self._connection
         access = connection.access
-        # A caller whose rights or quota have changed is asked again, with the next pull.
+        # If the rights or the quota of a caller have changed, they are checked again with the next
+        # pull.
         return connection.takes_now and (access is None or access.passes(self._asked))
 
     def refuse(self, error: BaseException) -> None:
-        """See `PromptCall`."""
+        """Answer with an error; see `PromptCall`."""
         told = error
         if not isinstance(told, KeylaneError):
             log.error("%s failed", type(self._asked).__name__, exc_info=error)
@@ -309,7 +316,7 @@ class PlaneCall:
         self._post(frame_parts(self._number, refusal(told)))
 
     def _post(self, parts: Parts, data: bytes = b"") -> None:
-        """Give the last answer; `data` is what room may have been taken for."""
+        """Give the last answer; room may have been taken for `data`."""
         connection = self._connection
         taken = connection.ended or connection.post(parts, self._taken)
         if self._room_bytes:
@@ -320,14 +327,14 @@ class PlaneCall:
             self.forget()
 
     def _taken(self) -> None:
-        """The client has the answer at last, or has left."""
+        """Note that the client has taken the whole answer, or has left."""
         self.forget()
         if self._kept_bytes:
             self._connection.share.free(self._kept_bytes)
             self._kept_bytes = 0
 
     def hand_on(self, request: Request) -> None:
-        """See `PromptCall`."""
+        """Hand the call on to a task; see `PromptCall`."""
         self.forget()
         if self._room_bytes:
             self._connection.share.note_size(self._room_bytes, 0)
@@ -336,7 +343,7 @@ class PlaneCall:
             self._hand_on(self._connection, self._number, request)
 
     def forget(self) -> None:
-        """Count it as no longer under way."""
+        """Count the call as no longer under way."""
         connection = self._connection
         if self._wait is not None:
             connection.waits.discard(self._wait)

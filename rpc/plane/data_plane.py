@@ -1,19 +1,20 @@
-"""The server's side of the data plane: frames of WebSockets in, answers out, each as fast as its
-own client takes them.
+"""The server's side of the data plane: frames arrive and answers leave, each as fast as its own
+client takes them.
 
     frames in order of arrival ─▶ handler(request, payload), many at once ─▶ answers, in any order,
         one write at a time
 
 Invariants
-    The first frame is a Hello; a client whose version does not fit is refused, with advice, and
-    served nothing. With access control, a principal with more than an equal share of the places
-    keeps none from one with less. A connection that says no Hello, or not who calls, is ended after
-    `AUTHENTICATE_S` seconds, earlier where there are many. A bad frame ends its own connection,
-    with a typed error, and no other. A pull may wait for seconds, so pulls have a limit of their
-    own, beyond which they are refused: acks, acquires and releases are read however many pulls
-    wait. A client that reads nothing holds a few megabytes here at most (`answer_room`) and delays
-    no other client.  It is disconnected with a typed error after `stuck_s` seconds, at once where
-    others wait for its room.
+    The first frame is a Hello; a client whose version is not supported is refused with advice, and
+    gets no service. With access control, a principal with more than an equal share of the places
+    takes no place from one with less. A connection that sends no Hello, or does not authenticate,
+    is ended after `AUTHENTICATE_S` seconds, or earlier where there are many. A bad frame ends its
+    own connection with a typed error, and no other. A pull may wait for seconds, so pulls have a
+    limit of their own, beyond which they are refused: acks, acquires and releases are read however
+    many pulls wait. A client that reads nothing holds a few megabytes here at most (`answer_room`)
+    and delays no other client.  It is disconnected with a typed error after `stuck_s` seconds, or
+    at once where others wait for its room. A connection is ended if it is silent for `SILENT_S`, or
+    if one of its frames takes `FRAME_S` to arrive.
 """
 
 from __future__ import annotations
@@ -27,14 +28,15 @@ from functools import partial
 from aiohttp import web
 
 from ...protocol.errors import (
-    AnswerNotTakenError,
-    ClientTooOldError,
     ConnectionQuotaError,
     FrameError,
     InternalError,
     KeylaneError,
     OverloadedError,
+    Reason,
     UnauthenticatedError,
+    UnreachableError,
+    VersionError,
 )
 from ...protocol.frames import (
     Ack,
@@ -65,11 +67,10 @@ from ..access.guard import AUTHENTICATE_S, FETCHING, Guard
 from ..access.pacing import HOLD_MS
 from ..access.places import Places
 from ..answer_room import AnswerRoom, begin_answer
+from ..frames.incoming import IncomingRoom
+from ..frames.upgrade import accept_socket
 from ..intake import free_connection
 from ..race import start_task
-from ..websocket.accepting import accept_socket
-from ..websocket.framing import CloseCode
-from ..websocket.incoming import IncomingRoom
 from .connection import GOODBYE_S, Parts, PlaneCall, PlaneConnection
 from .prompt import Handled, PromptCall
 
@@ -77,32 +78,34 @@ log = logging.getLogger("keylane.rpc")
 
 DataHandler = Callable[[Request, memoryview], Awaitable[Handled]]
 Begin = Callable[[Request, memoryview, PromptCall], bool]
-"""See `DataService.begin`."""
+"""The type of `DataService.begin`; see there."""
 
-HEARTBEAT_SECONDS = 15.0
-"""The interval of a broker's pings, which find a client that is gone without having closed; clients
-send theirs sooner.
+SILENT_S = 24.0
+"""Seconds of silence after which a client is gone without having closed: clients ask for a sign of
+life after 10 s at most.
 """
+FRAME_S = 60.0
+"""Seconds within which a frame that has begun must be whole."""
 STUCK_S = 20.0
-"""Less than the WebSocket's own pings wait, which would close the connection without an error."""
+"""Seconds for which a client may take nothing of its answers."""
 SHORT_S = 1.0
-"""The limit while other connections wait for room."""
+"""The same limit, in seconds, while other connections wait for room."""
 LOOKS_EACH = 4
-"""While no connection waits for room, one look in four is taken: an idle server has thousands of
-connections.
+"""The interval between full checks: while no connection waits for room, only one check in four is
+made, because an idle server has thousands of connections.
 """
 UNKNOWN_MAX = CONNECTIONS_MAX // 2
-"""
-Connections that have not said who calls; of more, the oldest is closed.  Behind a broker's restart
-thousands of clients come at once, whose first frames are read after all their handshakes.
+"""The largest number of connections that have not authenticated; beyond it, the oldest is closed.
+After a broker's restart thousands of clients arrive at once, and their first frames are read after
+all their handshakes.
 """
 INTRODUCED_SHARE = 16
-"""With access control, there are 1 / INTRODUCED_SHARE more places for connections whose callers
-have not said who they are.
+"""The share of additional places, with access control, for connections whose callers have not
+authenticated: 1 / INTRODUCED_SHARE.
 """
 SERVERS_MAX = 1_000
-"""With access control, connections of servers of the cluster that take no place; of more, each
-takes room of unknown ones.
+"""The number of connections of the cluster's servers that take no place, with access control; each
+further one takes the room of unknown ones.
 """
 RETRY_PLACE_MS = 5_000
 PLACE_HINT = (
@@ -111,20 +114,22 @@ PLACE_HINT = (
     "take more: data_connections_max"
 )
 INTRODUCTIONS_MAX = 100
-"""Frames that say who calls, of a connection within INTRODUCTIONS_S; a client sends two each few
-minutes.
+"""The largest number of frames that authenticate the caller, for one connection within
+INTRODUCTIONS_S; a client sends two every few minutes.
 """
 INTRODUCTIONS_S = 60.0
 FRAMES_AT_ONCE = 64
-"""Frames of a connection that are begun before others have a turn."""
+"""The number of frames of a connection that are begun before others have a turn."""
 INTRODUCTION_BYTES_MAX = 64 << 10
-"""Of a frame whose sender has not said who calls: a capability has less."""
+"""The largest frame, in bytes, from a sender that has not authenticated; a capability is
+smaller.
+"""
 _PROMPT = frozenset({Append, Pull, Ack})
-"""What is often answered without a task."""
+"""The requests that are often answered without a task."""
 
 
 class DataPlane:
-    """Serves WebSocket connections with `handler`."""
+    """Serves connections with `handler`."""
 
     def __init__(
         self,
@@ -137,14 +142,12 @@ class DataPlane:
         begin: Begin = lambda _request, _payload, _call: False,
         connections_max: int = CONNECTIONS_MAX,
     ) -> None:
-        """
-        Args:
-            begin: answers without a task what needs none.
-            connections_max: with a guard, of known callers, those of servers apart; else all.
+        """Args: begin: answers requests that need no task. connections_max: the number of
+        connections; with a guard, only those of known callers count, without those of servers.
         """
         self._places: Places[PlaneConnection] = Places(connections_max)
         self._servers: set[PlaneConnection] = set()
-        """Connections of servers of the cluster, which are never ended for others."""
+        """The connections of servers of the cluster, which are never ended for others."""
         self._handler = handler
         self._begin = begin
         self._guard = guard
@@ -154,21 +157,21 @@ class DataPlane:
         self._on_refusal = on_refusal
         self._connections: set[PlaneConnection] = set()
         self._unknown: dict[PlaneConnection, None] = {}
-        """Those of callers that are not known yet, the oldest first."""
+        """The connections of callers that are not known yet, the oldest first."""
         self._readings: dict[PlaneConnection, asyncio.Task[None]] = {}
         self._partings: dict[PlaneConnection, asyncio.Task[None]] = {}
-        """Of connections that are being disconnected."""
+        """The tasks of connections that are being disconnected."""
         self._watching: asyncio.Task[None] | None = None
-        """Looks at every connection; there is one while there are connections."""
+        """The task that checks every connection; there is one while there are connections."""
 
     @property
     def connections(self) -> int:
-        """The number of open connections."""
+        """Return the number of open connections."""
         return len(self._connections)
 
     @property
     def connections_max(self) -> int:
-        """How many connections there may be."""
+        """Return how many connections there may be."""
         return self._places.most
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
@@ -178,7 +181,6 @@ class DataPlane:
         response, socket = await accept_socket(
             request,
             bytes_max=FRAME_BYTES_MAX if self._guard is None else INTRODUCTION_BYTES_MAX,
-            heartbeat_s=HEARTBEAT_SECONDS,
             room=self._incoming,
         )
         free_connection(request)  # from here on `_unknown` has it
@@ -188,7 +190,7 @@ class DataPlane:
         self._make_room()
         self._connections.add(connection)
         self._unknown[connection] = None
-        socket.on_message = partial(self._answer_at_once, connection)
+        socket.on_frame = partial(self._answer_at_once, connection)
         reading = start_task(self._answer_all(connection))
         self._readings[connection] = reading
         if self._watching is None:
@@ -214,17 +216,17 @@ class DataPlane:
 
     @property
     def _full(self) -> bool:
-        """True if a new connection needs that an unknown one is closed."""
+        """Return True if an unknown connection must be closed to make room for a new one."""
         room, exempt = self._places.most, 0
         if self._guard is not None:
-            # Who may get a place of another principal has to say first who it is.
+            # A caller that may get a place of another principal must authenticate first.
             room += max(1, room // INTRODUCED_SHARE)
             exempt = min(len(self._servers), SERVERS_MAX)
         return len(self._connections) - exempt >= room
 
     def _take_place(self, connection: PlaneConnection, principal: str) -> None:
-        """Give a connection a place, now that it is known whose it is; "": a server's.  Raises
-        ConnectionQuotaError.
+        """Give a connection a place, now that its principal is known ("": a server of the cluster).
+        Raises QuotaExceededError.
         """
         if connection in self._partings or connection not in self._connections:
             return  # it is being ended: no other one is ended for it
@@ -249,11 +251,14 @@ class DataPlane:
                 f"and others have to wait"
             )
             error = _no_place(text, placing.holder, most)
-            parting = self._part(leaves, self._readings[leaves], error, CloseCode.TRY_AGAIN_LATER)
+            self._note(leaves, error)
+            parting = self._part(leaves, self._readings[leaves], error)
             self._partings[leaves] = start_task(parting)
 
     def _make_room(self) -> None:
-        """Who says not who calls keeps no place from those who do."""
+        """Close the oldest unknown connection if there are too many, so that callers that do not
+        authenticate keep no place from those that do.
+        """
         while self._unknown and (len(self._unknown) >= UNKNOWN_MAX or self._full):
             oldest = next(iter(self._unknown))
             del self._unknown[oldest]
@@ -263,8 +268,8 @@ class DataPlane:
             oldest.transport.abort()
 
     def _answer_at_once(self, connection: PlaneConnection, data: bytearray) -> bool:
-        """Take a frame where it arrives, if it needs no task; False: nothing was done,
-        `_answer_all` has to.
+        """Take a frame as it arrives, if it needs no task; return False if nothing was done and
+        `_answer_all` has to answer it.
         """
         if connection.not_begun or not (connection.greeted and connection.socket.writable):
             return False
@@ -294,7 +299,7 @@ class DataPlane:
         return begun
 
     def _go_on(self, connection: PlaneConnection, number: int, asked: Request) -> None:
-        """Answer a request in a task that began without one."""
+        """Answer a request in a task, after it began without one."""
         connection.pulls += 1
         connection.start(self._answer_pull(connection, number, asked, memoryview(b"")))
 
@@ -303,7 +308,7 @@ class DataPlane:
         while True:
             begun += 1
             if begun % FRAMES_AT_ONCE == 0:
-                await asyncio.sleep(0)  # what has come waits for nothing else
+                await asyncio.sleep(0)  # data that has arrived waits for nothing else
             try:
                 data = await connection.socket.receive()
                 if data is None:
@@ -314,7 +319,7 @@ class DataPlane:
                     connection.count_introduction(INTRODUCTIONS_MAX, INTRODUCTIONS_S)
             except FrameError as error:
                 self._note(connection, error)
-                await connection.refuse(error, CloseCode.PROTOCOL_ERROR)
+                await connection.refuse(error)
                 return
             if not connection.greeted or isinstance(asked, Hello):
                 if not await self._greet(connection, correlation_id, asked):
@@ -339,24 +344,25 @@ class DataPlane:
                     connection, correlation_id, asked, payload, refused=pull
                 )
             connection.start_answer(answer)
-        if connection.socket.problem:
-            log.debug("a broken WebSocket: %s", connection.socket.problem)
-            self._note(connection, FrameError(f"a broken WebSocket: {connection.socket.problem}"))
 
     async def _greet(
         self, connection: PlaneConnection, correlation_id: int, asked: Request
     ) -> bool:
-        """Take the first frame; False if the client is refused, and its connection is closed."""
+        """Take the first frame, and return False if the client is refused and its connection is
+        closed.
+        """
         try:
             if not isinstance(asked, Hello):
-                raise ClientTooOldError(
-                    f"the client tells no version, the server is keylane {VERSION}", server=VERSION
+                raise VersionError(
+                    Reason.CLIENT_TOO_OLD,
+                    f"the client tells no version, the server is keylane {VERSION}",
+                    server=VERSION,
                 )
             check_client(asked.version, VERSION)
         except KeylaneError as error:
             self._on_refusal(error)
             await self._write(connection, frame_parts(correlation_id, refusal(error)))
-            await connection.refuse(error, CloseCode.POLICY_VIOLATION)
+            await connection.refuse(error)
             return False
         connection.greeted = True
         if connection.access is None:
@@ -367,7 +373,7 @@ class DataPlane:
     async def _introduce(
         self, connection: PlaneConnection, correlation_id: int, asked: Challenge | Authenticate
     ) -> None:
-        """Answer who asks for a challenge, or says who calls.  Frames behind it wait."""
+        """Answer a caller that asks for a challenge or authenticates. Later frames wait."""
         access = connection.access
         try:
             if access is None or isinstance(asked, Challenge):
@@ -382,13 +388,13 @@ class DataPlane:
         await self._write(connection, frame_parts(correlation_id, answer))
 
     async def _may(self, connection: PlaneConnection, correlation_id: int, asked: Request) -> bool:
-        """Whether the caller may send this frame; if not, it is answered here."""
+        """Return whether the caller may send this frame; if not, it is answered here."""
         assert connection.access is not None
         try:
             connection.access.check(asked)
         except UnauthenticatedError as error:
             self._on_refusal(error)
-            await connection.refuse(error, CloseCode.POLICY_VIOLATION)
+            await connection.refuse(error)
             return False
         except KeylaneError as error:
             self._on_refusal(error)
@@ -400,11 +406,11 @@ class DataPlane:
         self, connection: PlaneConnection, correlation_id: int, asked: Request, size: int
     ) -> bool:
         """
-        Hold the reading of the connection while a limit is used up; what fetches messages waits by
-        itself.
+        Pause the reading of the connection while a limit is used up; requests that fetch messages
+        wait by themselves.
 
         Returns:
-            False: the debt is longer than HOLD_MS; the frame is answered here.
+            False if the debt is longer than HOLD_MS, so that the frame is answered here.
         """
         access = connection.access
         assert access is not None
@@ -427,7 +433,7 @@ class DataPlane:
 
     @staticmethod
     async def _wait_to_fetch(connection: PlaneConnection, asked: Request) -> None:
-        """Wait until no limit is used up; the client hears of it at least each HOLD_MS."""
+        """Wait until no limit is used up; the client is notified at least every HOLD_MS."""
         access = connection.access
         if access is None:
             return
@@ -510,89 +516,96 @@ class DataPlane:
             answering.end()
 
     async def _watch(self) -> None:
-        """Disconnect clients that read nothing for too long, or whose rights have ended; one timer
-        for all of them.
+        """Disconnect clients that read or send nothing for too long, or whose rights have ended;
+        one timer serves all of them.
         """
-        looks = 0
+        looks, pause_s = 0, min(SHORT_S, self._stuck_s) / 2
         while True:
-            await asyncio.sleep(min(SHORT_S, self._stuck_s) / 2)
+            await asyncio.sleep(pause_s)
             looks += 1
             if self._guard is None and looks % LOOKS_EACH and not self._room.short:
                 continue
+            look_s, looks = looks * pause_s, 0
             now_s = asyncio.get_running_loop().time()
             for connection, reading in self._readings.items():
                 if connection in self._partings:
                     continue
                 try:
-                    known = connection.access is None and connection.greeted
-                    if known and connection.has_taken_all():
+                    ended = self._why_parted(connection, now_s, look_s)
+                    if ended is None:
                         continue
-                    ended = self._why_parted(connection, now_s)
-                except Exception:  # one connection's fault leaves the others watched
+                    self._note(connection, ended)
+                except Exception:  # a fault in one connection leaves the others watched
                     log.exception("closing a connection whose deadline cannot be watched")
-                    ended = InternalError(), CloseCode.TRY_AGAIN_LATER
-                if ended is not None:
-                    # In a task of its own: its goodbye delays no look at the others.
-                    parting = self._part(connection, reading, *ended)
-                    self._partings[connection] = start_task(parting)
+                    ended = InternalError()
+                # This is a task of its own: its goodbye delays no check of the others.
+                parting = self._part(connection, reading, ended)
+                self._partings[connection] = start_task(parting)
 
     def _why_parted(
-        self, connection: PlaneConnection, now_s: float
-    ) -> tuple[KeylaneError, CloseCode] | None:
-        """Why a connection has to end now, None if it has not; `now_s` is by the event loop's
-        clock.
+        self, connection: PlaneConnection, now_s: float, look_s: float
+    ) -> KeylaneError | None:
         """
+        Return why a connection has to end now, or None if it may stay.
+
+        Args:
+            now_s: the time by the event loop's clock.
+            look_s: seconds since the last check.
+        """
+        if connection.silent_s(look_s) >= SILENT_S:
+            return FrameError(f"nothing was said for {SILENT_S:g} s")
+        if connection.socket.waits_for_end_s() > FRAME_S:
+            return FrameError("a frame whose end is late")
         if connection.access is not None:
             try:
                 connection.access.check_still()
             except KeylaneError as ended:
-                return ended, CloseCode.POLICY_VIOLATION
+                return ended
         elif not connection.greeted and now_s - connection.opened_s > AUTHENTICATE_S:
-            late = FrameError(f"no Hello came within {AUTHENTICATE_S:g} s")
-            return late, CloseCode.POLICY_VIOLATION
+            return FrameError(f"no Hello came within {AUTHENTICATE_S:g} s")
         waiting_s = connection.waiting_s(now_s)
         if waiting_s < self._stuck_s and not (self._room.short and waiting_s >= SHORT_S):
             return None
-        error = AnswerNotTakenError(f"this client has taken no answer for {waiting_s:.0f} s")
+        error = OverloadedError(
+            Reason.ANSWER_NOT_TAKEN, f"this client has taken no answer for {waiting_s:.0f} s"
+        )
         log.warning("a client is disconnected: %s", error.message)
-        return error, CloseCode.TRY_AGAIN_LATER
+        return error
 
+    @staticmethod
     async def _part(
-        self,
-        connection: PlaneConnection,
-        reading: asyncio.Task[None],
-        error: KeylaneError,
-        code: CloseCode,
+        connection: PlaneConnection, reading: asyncio.Task[None], error: KeylaneError
     ) -> None:
-        """Disconnect a client, which is told why if it still reads."""
+        """Disconnect a client, which is notified of the reason if it still reads."""
         try:
-            self._note(connection, error)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(GOODBYE_S):
-                    await connection.refuse(error, code)
+                    await connection.refuse(error)
         except Exception:
             log.exception("cannot send a client the reason of its disconnection")
         connection.transport.abort()
         reading.cancel()
 
     def _note(self, connection: PlaneConnection, error: KeylaneError) -> None:
-        """Count what ends a connection, and say so in the audit log."""
+        """Count the error that ends a connection, and report it in the audit log."""
         self._on_refusal(error)
         if connection.access is not None:
             connection.access.note_end(error)
 
     async def close(self, _app: web.Application) -> None:
-        """Tell every client that the server stops."""
-        closing = [
-            connection.socket.close(CloseCode.GOING_AWAY, "stopping")
-            for connection in list(self._connections)
-        ]
-        await asyncio.gather(*closing, return_exceptions=True)
+        """Notify every client that the server stops."""
+        error = UnreachableError("the server is stopping")
+        await asyncio.gather(
+            *(self._part(*each, error) for each in self._readings.items()), return_exceptions=True
+        )
 
 
 def _no_place(text: str, principal: str, limit: int) -> ConnectionQuotaError:
     error = ConnectionQuotaError(
-        text, principal=principal, limit=limit, retry_after_ms=RETRY_PLACE_MS
+        text,
+        principal=principal,
+        limit=limit,
+        retry_after_ms=RETRY_PLACE_MS,
     )
     error.hint = PLACE_HINT
     return error

@@ -1,4 +1,5 @@
-"""What a server of the data plane answers: in a task, or without one, where a request needs none.
+"""The service that answers requests at a server of the data plane: in a task, or without one if a
+request needs none.
 
 begin(request, payload, call) ─▶ True: `call` is answered, at once or by a callback
                               └▶ False: nothing was done; `handle` answers it in a task
@@ -20,38 +21,40 @@ class PromptCall(Protocol):
     """
 
     def answer(self, answer: Answer, data: bytes = b"") -> None:
-        """Answer it."""
+        """Answer the call."""
         ...
 
     def part(self, answer: Answer, data: bytes = b"") -> None:
-        """Give one of its answers, behind which others follow; the client has to have asked for
-        that.
+        """Give one of several answers, after which others follow; the client must have asked for
+        them.
         """
         ...
 
     @property
     def takes_parts(self) -> bool:
-        """True while the client takes its answers as they come, and may have further ones without
-        being asked again.
+        """Return True while the client takes its answers as they arrive, and may have further ones
+        without asking again.
         """
         ...
 
     def refuse(self, error: BaseException) -> None:
-        """Answer with an error; one that is no KeylaneError is logged, and told as an internal
-        one.
+        """Answer with an error; an error that is not a KeylaneError is logged, and reported as an
+        internal one.
         """
         ...
 
     def hand_on(self, request: Request) -> None:
-        """Have `handle` answer `request` in its place, in a task."""
+        """Let `handle` answer `request` in its place, in a task."""
         ...
 
     def waits_for(self, future: asyncio.Future[None]) -> None:
-        """Have `future` cancelled if the client leaves."""
+        """Cancel `future` if the client leaves."""
         ...
 
     def take_room(self, bytes_max: int) -> bool:
-        """True if an answer of up to `bytes_max` bytes may be made now; see `answer_room`."""
+        """Return True if an answer of up to `bytes_max` bytes may be made now; see
+        `answer_room`.
+        """
         ...
 
 
@@ -59,12 +62,12 @@ class DataService(Protocol):
     """Answers requests."""
 
     async def handle(self, request: Request, payload: memoryview) -> Handled:
-        """The answer to a request, and its payload.  Raises KeylaneError."""
+        """Return the answer to a request, and its payload. Raises KeylaneError."""
         ...
 
     def begin(self, request: Request, payload: memoryview, call: PromptCall) -> bool:
         """
-        Answer a request by `call`, at once or later; False: nothing was done.
+        Answer a request by `call`, at once or later; return False if nothing was done.
 
         Raises:
             KeylaneError: the request is refused; `call` was not used.

@@ -1,5 +1,5 @@
-"""Looks up the names of hosts, in the thread pool of the program's event loop; at the end of a
-program without it.
+"""Looks up host names in the thread pool of the program's event loop, and without it at the end of
+a program.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ NUMBERS = socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
 
 class HostNames(ThreadedResolver):
     """
-    As aiohttp's, for a program whose event loop has no thread for it.
+    A resolver like aiohttp's, but also for a program whose event loop has no thread for it.
 
-    A program may have shut down the pool, or may get no more threads.  Callers know what to do
-    where a host cannot be reached, and of a RuntimeError nothing.
+    A program may have shut down the pool, or may get no more threads.  Callers can handle a host
+    that cannot be reached, but not a RuntimeError.
 
-    Once the main thread has ended Python starts no thread for a pool, and clients that were not
-    closed are closed then, with what is still to be sent: a name is looked up in the event loop,
-    which waits for that.
+    After the end of the main thread Python starts no thread for a pool.  Clients that were not
+    closed are closed then, and send what is left: a name is looked up in the event loop, which
+    waits for that.
     """
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
         """
-        The addresses of a host.
+        Return the addresses of a host.
 
         Raises:
             OSError: the name is unknown, or there is no thread.
@@ -43,7 +43,9 @@ class HostNames(ThreadedResolver):
 
 
 def look_up(host: str, port: int, family: socket.AddressFamily) -> list[ResolveResult]:
-    """The addresses of a host, looked up in this thread.  Raises OSError: the name is unknown."""
+    """Return the addresses of a host, looked up in this thread.  Raises OSError if the name is
+    unknown.
+    """
     rows = socket.getaddrinfo(
         host, port, family, socket.SOCK_STREAM, flags=int(socket.AI_ADDRCONFIG)
     )

@@ -1,9 +1,9 @@
-"""The end of a callback of the event loop: where its parts leave what they share, as a write or the
-begin of a commit.
+"""The end of a callback of the event loop, where its parts do what they can share, such as a write
+or the begin of a commit.
 
     in_turn(callback) ─▶ at_end(call) … at_end(call) ─▶ the callback has returned ─▶ call, call, …
 
-A `call_soon` would do it a turn of the loop later, behind one more poll of all sockets.
+A `call_soon` would do it a turn of the loop later, after one more poll of all sockets.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ Call = Callable[[], object]
 
 
 class _Left(threading.local):
-    """What the callback that runs in this thread has left for its end."""
+    """The calls that the callback running in this thread has scheduled for its end."""
 
     calls: list[Call] | None = None
-    """None: none of `in_turn` runs."""
+    """Scheduled calls; None: `in_turn` is not running."""
 
 
 _left = _Left()
 
 
 def at_end(call: Call, loop: asyncio.AbstractEventLoop) -> None:
-    """Have `call` called at the end of the callback that `in_turn` runs, or else in the next turn
-    of the loop; in order.
+    """Call a function at the end of the callback that `in_turn` runs, or otherwise in the next turn
+    of the loop; the order is kept.
     """
     calls = _left.calls
     if calls is None:
@@ -41,8 +41,8 @@ def at_end(call: Call, loop: asyncio.AbstractEventLoop) -> None:
 
 
 def in_turn(callback: Callable[..., object], /, *args: Any) -> None:
-    """Call `callback(*args)` in the thread of an event loop, then what it leaves, and what that
-    leaves.
+    """Call `callback(*args)` in the thread of an event loop, then the calls that it has scheduled,
+    and those that they have scheduled.
     """
     if _left.calls is not None:
         callback(*args)

@@ -1,8 +1,8 @@
 """A thread that runs blocking functions for an event loop, one after another.
 
 `loop.run_in_executor` makes two futures for each function, chains them, and takes five locks: more
-processor time than a small write to a file.  Here a function is one entry of a queue there, and one
-callback back.
+processor time than a small write to a file.  Here a function costs one entry in a queue, and one
+callback for its result.
 """
 
 from __future__ import annotations
@@ -18,19 +18,21 @@ _Job = tuple[asyncio.AbstractEventLoop, asyncio.Future[Any], Callable[..., Any],
 
 
 class WorkerThread:
-    """Runs functions in the order of the calls; `close` it."""
+    """Runs functions in the order of the calls, until `close`."""
 
     def __init__(self, name: str) -> None:
         self.under_way = 0
-        """Functions that wait or run, or have ended and their event loop does not know yet; read in
-        that loop.
+        """Number of functions that wait or run, or whose end their event loop does not know yet;
+        read in that loop.
         """
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def __call__(self, function: Callable[..., Any], /, *args: Any) -> asyncio.Future[Any]:
-        """The value of `function(*args)`, or its exception; a cancelled future forgets it."""
+        """Return a future of `function(*args)`, or of its exception; cancelling it discards the
+        result.
+        """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         self.under_way += 1
@@ -44,7 +46,7 @@ class WorkerThread:
             error: BaseException | None = None
             try:
                 value = function(*args)
-            except BaseException as raised:  # noqa: BLE001 - it is the caller's
+            except BaseException as raised:  # noqa: BLE001 - it is passed to the caller
                 error = raised
             with contextlib.suppress(RuntimeError):  # the loop has ended, and no caller waits
                 loop.call_soon_threadsafe(self._finish, future, value, error)

@@ -1,1 +1,1 @@
-"""TLS of servers and clients: settings, contexts, and what a failed handshake means."""
+"""TLS of servers and clients: settings, contexts, and explanations of failed handshakes."""

@@ -1,11 +1,11 @@
-"""The TLS contexts of servers and clients, made of PEM files; TLS 1.3 only.
+"""The TLS contexts of servers and clients, made from PEM files; TLS 1.3 only.
 
     server   tls_cert + tls_key ─▶ ServerTls ◀── reload at SIGHUP: new handshakes use the new files
              tls_client_ca ─▶ clients need a certificate
-    client   ca ─▶ the server's certificate is verified, its name too
+    client   ca ─▶ the server's certificate and its name are verified
              files that are replaced while it runs ─▶ the next connection uses them
 
-A certificate that has ended stops a start, so that it is told where it is mended.
+A server does not start with an expired certificate, so the error appears where it can be fixed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...protocol.clock import SystemClock
-from ...protocol.errors import CertificateFileError, CertificateKeyError, ConfigError
+from ...protocol.errors import ConfigError, Reason
 from ...protocol.http.tls_settings import TlsSettings
 from .resuming import BulkContext, ResumingContext
 from .settings import ServingSettings
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("keylane.rpc")
 
 SHARED_MAX = 256
-"""Contexts of clients that a process keeps for its next clients, with the sessions that these
+"""Most contexts of clients that a process keeps for its next clients, with the sessions that these
 resume.
 """
 _shared: OrderedDict[tuple[bytes, str], ResumingContext] = OrderedDict()
-"""(files of a client, address of a server) → the context of its connections."""
+"""Context of connections by (content of a client's files, address of a server)."""
 
 
 class ServerTls:
@@ -42,26 +42,26 @@ class ServerTls:
     The TLS of a running server.
 
     Args:
-        wall_ms: the time, in milliseconds since 1970; None: the machine's.
+        wall_ms: returns the time in milliseconds since 1970; None: the machine's.
 
-    Raises:
-        CertificateFileError, CertificateKeyError: as `reload`.
+        Raises:
+        ConfigError, ConfigError: see `reload`.
     """
 
     def __init__(self, settings: ServingSettings, wall_ms: Callable[[], int] | None = None) -> None:
         self._wall_ms = wall_ms or SystemClock().wall_ms
         self.names, self.ends_s = self._check(settings)
         self.context = _server_context()
-        """For the next connection."""
+        """Context for the next connection."""
         _use(self.context, settings)
 
     def reload(self, settings: ServingSettings) -> None:
         """
-        Read the files again; connections that are open stay as they are, and their sessions cannot
-        be resumed.
+        Read the files again; open connections are not affected, but their sessions cannot be
+        resumed.
 
         Raises:
-            CertificateFileError, CertificateKeyError: a file cannot be used; the old ones stay in
+            ConfigError, ConfigError: a file cannot be used; the old ones stay in
                 use.
         """
         names, ends_s = self._check(settings)
@@ -71,20 +71,22 @@ class ServerTls:
         self.names, self.ends_s = names, ends_s
 
     def _check(self, settings: ServingSettings) -> tuple[frozenset[str], float]:
-        """The names of the certificate, and its end in seconds since 1970.  Raises
-        CertificateFileError.
+        """Return the names of the certificate, and its end in seconds since 1970.  Raises
+        ConfigError.
         """
         assert settings.tls_cert is not None
         certificate = read_certificate(settings.tls_cert)
         now_s = self._wall_ms() / 1000
         if certificate.not_valid_after_utc.timestamp() < now_s:
-            raise CertificateFileError(
+            raise ConfigError(
+                Reason.CERTIFICATE_FILE,
                 f"the certificate in {settings.tls_cert} has ended on "
                 f"{certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC",
                 path=str(settings.tls_cert),
             )
         if certificate.not_valid_before_utc.timestamp() > now_s:
-            raise CertificateFileError(
+            raise ConfigError(
+                Reason.CERTIFICATE_FILE,
                 f"the certificate in {settings.tls_cert} is valid from "
                 f"{certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC on",
                 path=str(settings.tls_cert),
@@ -93,7 +95,7 @@ class ServerTls:
 
 
 def read_certificate(path: Path) -> Certificate:
-    """The first certificate in a PEM file.  Raises CertificateFileError."""
+    """Return the first certificate in a PEM file.  Raises ConfigError."""
     from cryptography.x509 import load_pem_x509_certificate
 
     try:
@@ -103,7 +105,7 @@ def read_certificate(path: Path) -> Certificate:
 
 
 def names_of(certificate: Certificate) -> frozenset[str]:
-    """The host names and addresses that a certificate is valid for."""
+    """Return the host names and addresses for which a certificate is valid."""
     from cryptography.x509 import DNSName, ExtensionNotFound, IPAddress, SubjectAlternativeName
 
     try:
@@ -116,17 +118,17 @@ def names_of(certificate: Certificate) -> frozenset[str]:
 
 class ClientContexts:
     """
-    The contexts of a client's connections, one for each server, because a session is resumed by the
-    server that began it.
+    The contexts of a client's connections, one for each server, because only the server that began
+    a session can resume it.
 
     Clients of a process whose files have the same content share them.
 
     Args:
-        follows_files: whether files that were replaced are read again by themselves, as those of a
-            client are; a server is told by SIGHUP.
+        follows_files: True if replaced files are read again automatically, for a client; a server
+            reads them at SIGHUP.
 
     Raises:
-        CertificateFileError, CertificateKeyError: a file cannot be used.
+        ConfigError, ConfigError: a file cannot be used.
     """
 
     def __init__(self, tls: TlsSettings, *, follows_files: bool = False) -> None:
@@ -134,18 +136,19 @@ class ClientContexts:
         self.renew(tls)
 
     def renew(self, tls: TlsSettings) -> None:
-        """Read the files again, for connections from now on.  Raises as the class; the old ones
-        stay in use then.
+        """Read the files again, for later connections.  Raises the errors of the class; then the
+        old files stay in use.
         """
         # Before the content: a later change is seen at the next connection.
         stamps = _stamps_of(tls)
         content, first = _content_of(tls), client_context(tls)
         self._tls, self._stamps, self._content, self._first = tls, stamps, content, first
         self._of: OrderedDict[str, ResumingContext] = OrderedDict()
-        """By address; no more than are shared, because brokers come back at other addresses."""
+        """Contexts by address; their number is limited, because brokers return at other addresses.
+        """
 
     def of(self, address: str) -> ssl.SSLContext:
-        """The context of connections to an address."""
+        """Return the context of connections to an address."""
         if self._follows_files:
             self._follow()
         context = self._of.get(address)
@@ -163,18 +166,18 @@ class ClientContexts:
 
     @property
     def shows_certificate(self) -> bool:
-        """Whether this client has a certificate of its own."""
+        """True if this client has a certificate of its own."""
         return bool(self._tls.cert)
 
     def own_certificate_problem(self) -> str:
-        """Why no server can accept the certificate in this client's file; "" if its time is right,
-        or there is none.
+        """Return why no server can accept the certificate in this client's file; "" if its time is
+        right, or there is none.
         """
         if not self._tls.cert:
             return ""
         try:
             certificate = read_certificate(Path(self._tls.cert))
-        except CertificateFileError as error:
+        except ConfigError as error:
             return error.message
         now_s = SystemClock().wall_ms() / 1000
         if certificate.not_valid_after_utc.timestamp() < now_s:
@@ -186,7 +189,7 @@ class ClientContexts:
         return f"this client's certificate, in {self._tls.cert}, {when}"
 
     def _follow(self) -> None:
-        """Take files over that have been replaced; those that do not fit, as half of a pair, leave
+        """Use files that have been replaced; if they do not fit, for example one of a pair, keep
         the old ones in use.
         """
         stamps = _stamps_of(self._tls)
@@ -199,8 +202,8 @@ class ClientContexts:
             log.warning("TLS keeps using the previous files: %s", error.message)
 
     def _another(self) -> ResumingContext:
-        """One more context of the same files; the first one if they have changed or are gone
-        meanwhile.
+        """Return one more context of the same files; the first one if they have changed or are
+        gone.
         """
         try:
             another = client_context(self._tls)
@@ -210,8 +213,8 @@ class ClientContexts:
 
 
 def _stamps_of(tls: TlsSettings) -> tuple[tuple[int, int, int] | None, ...]:
-    """What changes when a file of a client is written or replaced; None: there is none that can be
-    looked at.
+    """Return values that change when a file of a client is written or replaced; None for a file
+    that cannot be examined.
     """
     return tuple(_stamp_of(path) for path in (tls.ca, tls.cert, tls.key))
 
@@ -225,7 +228,7 @@ def _stamp_of(path: str) -> tuple[int, int, int] | None:
 
 
 def _content_of(tls: TlsSettings) -> bytes:
-    """A digest of the content of a client's files.  Raises CertificateFileError."""
+    """Return a digest of the content of a client's files.  Raises ConfigError."""
     digest = sha256()
     for path in (tls.ca, tls.cert, tls.key):
         try:
@@ -237,10 +240,10 @@ def _content_of(tls: TlsSettings) -> bytes:
 
 def client_context(tls: TlsSettings) -> ResumingContext:
     """
-    The context of a client's connections to one server.
+    Return the context of a client's connections to one server.
 
     Raises:
-        CertificateFileError, CertificateKeyError: a file cannot be used.
+        ConfigError, ConfigError: a file cannot be used.
     """
     context = ResumingContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -267,7 +270,7 @@ def _use(context: ssl.SSLContext, settings: ServingSettings) -> None:
 
 
 def _load_pair(context: ssl.SSLContext, cert: Path, key: Path) -> None:
-    """Raises CertificateFileError, CertificateKeyError."""
+    """Load a certificate and its key.  Raises ConfigError, ConfigError."""
     for path in (cert, key):
         try:
             path.read_bytes()
@@ -278,8 +281,10 @@ def _load_pair(context: ssl.SSLContext, cert: Path, key: Path) -> None:
         context.load_cert_chain(cert, key, password=_no_password)
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
-            raise CertificateKeyError(
-                f"the key in {key} is not that of the certificate in {cert}", path=str(key)
+            raise ConfigError(
+                Reason.CERTIFICATE_KEY,
+                f"the key in {key} is not that of the certificate in {cert}",
+                path=str(key),
             ) from error
         read_certificate(cert)
         raise _unusable(key, error) from error
@@ -298,11 +303,11 @@ def _trust(context: ssl.SSLContext, path: Path) -> None:
         raise _unusable(path, error) from error
 
 
-def _unusable(path: Path, error: Exception) -> CertificateFileError:
+def _unusable(path: Path, error: Exception) -> ConfigError:
     if isinstance(error, OSError) and not isinstance(error, ssl.SSLError):
         text = error.strerror or str(error)
     else:
         text = "it has no PEM certificate or key that can be read"
         if "encrypted" in str(error):
             text = "the key is encrypted"
-    return CertificateFileError(f"cannot use {path}: {text}", path=str(path))
+    return ConfigError(Reason.CERTIFICATE_FILE, f"cannot use {path}: {text}", path=str(path))

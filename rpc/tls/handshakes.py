@@ -1,4 +1,4 @@
-"""What a failed connection means: a certificate that is not accepted, or TLS on one side only."""
+"""Explains failed connections: a certificate that is not accepted, or TLS on one side only."""
 
 from __future__ import annotations
 
@@ -9,17 +9,7 @@ import ssl
 import aiohttp
 
 from ...protocol.address import parse_address
-from ...protocol.errors import (
-    CertificateEarlyError,
-    CertificateEndedError,
-    CertificateNameError,
-    CertificateUnknownError,
-    ClientCertificateError,
-    ConfigError,
-    NotSentError,
-    TlsMissingError,
-    TlsNeededError,
-)
+from ...protocol.errors import ConfigError, NotSentError, Reason
 
 PROBE_SECONDS = 1.0
 # Numbers of OpenSSL, X509_V_ERR_*.
@@ -35,8 +25,8 @@ _CUT = frozenset({errno.ECONNRESET, errno.EPIPE})
 
 
 def tls_problem(address: str, error: BaseException) -> NotSentError | None:
-    """The typed error for a connection to `address` that failed because of TLS; None if it failed
-    otherwise.
+    """Return the typed error for a connection to `address` that failed because of TLS; None if it
+    failed for another reason.
     """
     cause = _ssl_error(error)
     if cause is None:
@@ -45,9 +35,12 @@ def tls_problem(address: str, error: BaseException) -> NotSentError | None:
         return _refused_certificate(address, cause)
     reason = cause.reason or ""
     if reason in _NO_TLS:
-        return TlsMissingError(f"the server at {address} serves no TLS", address=address)
+        return NotSentError(
+            Reason.TLS_MISSING, f"the server at {address} serves no TLS", address=address
+        )
     if any(alert in reason for alert in _CLIENT_REFUSED):
-        return ClientCertificateError(
+        return NotSentError(
+            Reason.CLIENT_CERTIFICATE,
             f"the server at {address} refuses this client's certificate, or wants one",
             address=address,
         )
@@ -56,23 +49,30 @@ def tls_problem(address: str, error: BaseException) -> NotSentError | None:
 
 def _refused_certificate(address: str, cause: ssl.SSLCertVerificationError) -> NotSentError:
     if cause.verify_code == _EXPIRED:
-        return CertificateEndedError(f"the certificate of {address} has ended", address=address)
+        return NotSentError(
+            Reason.CERTIFICATE_ENDED, f"the certificate of {address} has ended", address=address
+        )
     if cause.verify_code == _NOT_YET_VALID:
-        return CertificateEarlyError(
-            f"the certificate of {address} is not valid yet", address=address
+        return NotSentError(
+            Reason.CERTIFICATE_EARLY,
+            f"the certificate of {address} is not valid yet",
+            address=address,
         )
     if cause.verify_code in (_HOST_MISMATCH, _IP_MISMATCH):
-        return CertificateNameError(
-            f"the certificate of {address} is not valid for this name", address=address
+        return NotSentError(
+            Reason.CERTIFICATE_NAME,
+            f"the certificate of {address} is not valid for this name",
+            address=address,
         )
-    return CertificateUnknownError(
+    return NotSentError(
+        Reason.CERTIFICATE_UNKNOWN,
         f"the certificate of {address} is not of a trusted authority: {cause.verify_message}",
         address=address,
     )
 
 
 def _ssl_error(error: BaseException) -> ssl.SSLError | None:
-    """The error of OpenSSL in what aiohttp raises."""
+    """Return the OpenSSL error inside an error that aiohttp raises."""
     seen: BaseException | None = error
     for _ in range(8):
         # aiohttp's own classes come first: they are SSLErrors too, and empty ones.
@@ -91,26 +91,29 @@ async def why_ended(
     address: str, error: BaseException, context: ssl.SSLContext | None
 ) -> NotSentError | None:
     """
-    Find out whether TLS is why a server ended a connection; asks it with a connection of its own,
-    of PROBE_SECONDS.
+    Find out whether TLS is the reason why a server ended a connection, with a test connection of up
+    to PROBE_SECONDS.
 
-    Of an address that has never answered, this shows that the request was none to the server, and
-    was not done.
+    For an address that has never answered, a result shows that the server saw no request, so
+    nothing was done.
 
     Args:
-        context: with which the connection was made; None: without TLS.
+        context: TLS context of the ended connection; None: it had no TLS.
 
     Returns:
-        TlsNeededError, ClientCertificateError, or None if it is something else.
+        NotSentError, NotSentError, or None if the reason is another one.
     """
     if not is_cut(error):
         return None
     if context is None:
         if await _is_ended(address, _trusting(), wait_s=0) is None:
             return None
-        return TlsNeededError(f"the server at {address} wants TLS", address=address)
+        return NotSentError(
+            Reason.TLS_NEEDED, f"the server at {address} wants TLS", address=address
+        )
     if await _is_ended(address, context):
-        return ClientCertificateError(
+        return NotSentError(
+            Reason.CLIENT_CERTIFICATE,
             f"the server at {address} wants a certificate of this client, or another one",
             address=address,
         )
@@ -118,15 +121,17 @@ async def why_ended(
 
 
 def is_cut(error: BaseException) -> bool:
-    """Whether the other end has ended a connection, as a server does that refuses a client's
-    certificate.
+    """Return whether the other end has ended a connection, which is what a server does that refuses
+    a client's certificate.
     """
     cut = isinstance(error, OSError) and error.errno in _CUT  # aiohttp's ClientOSError too
     return cut or isinstance(error, aiohttp.ServerDisconnectedError | ConnectionResetError)
 
 
 def _trusting() -> ssl.SSLContext:
-    """A context for a question that sends nothing: whether TLS is spoken."""
+    """Return a context for a test that sends nothing, and only finds out whether the server speaks
+    TLS.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -136,8 +141,8 @@ def _trusting() -> ssl.SSLContext:
 async def _is_ended(
     address: str, context: ssl.SSLContext, *, wait_s: float = PROBE_SECONDS
 ) -> bool | None:
-    """Whether the server ends a TLS connection within `wait_s`, before any request; None if there
-    is no connection.
+    """Return whether the server ends a TLS connection within `wait_s`, before any request; None if
+    there is no connection.
     """
     writer = None
     try:

@@ -1,12 +1,13 @@
-"""Listening sockets whose accepted connections are handed on as sockets, not as protocols.
+"""Listening sockets that pass on accepted connections as sockets, not as protocols.
 
     host ─▶ its addresses ─▶ a listening socket for each ─▶ accept ─▶ on_accepted(socket)
 
-`loop.create_server` does the same for protocols, but with TLS it tells of no connection before its
+`loop.create_server` does the same for protocols, but with TLS it reports no connection before its
 handshake.
 
 Invariants
-    A failure to accept, as without free files, ends no listener: it goes on after `PAUSE_S`.
+    A failure to accept, for example without free files, ends no listener: it continues after
+    `PAUSE_S`.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from collections.abc import Callable
 log = logging.getLogger("keylane.rpc")
 
 PAUSE_S = 1.0
-"""The seconds without accepting after a failure."""
+"""Seconds without accepting after a failure."""
 ABSENT = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL})
-"""Errors of a family of addresses that this host does not have."""
+"""Error numbers for an address family that this host does not have."""
 
 
 class Listeners:
@@ -39,7 +40,7 @@ class Listeners:
             self._loop.add_reader(listener, self._accept, listener)
 
     def close(self) -> None:
-        """Stop listening; again changes nothing."""
+        """Stop listening; a repeat changes nothing."""
         for listener in self.sockets:
             if (pause := self._pauses.pop(listener, None)) is not None:
                 pause.cancel()
@@ -48,7 +49,9 @@ class Listeners:
         self.sockets = []
 
     def _accept(self, listener: socket.socket) -> None:
-        """Accept one; the loop calls again if there are more, and others in between."""
+        """Accept one connection; the loop calls this again if there are more, with others in
+        between.
+        """
         try:
             accepted, _address = listener.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -73,10 +76,10 @@ async def listen(
     Listen at every address of a host.
 
     Args:
-        on_accepted: gets each accepted socket, which does not block.
+        on_accepted: gets each accepted socket, which is non-blocking.
 
     Raises:
-        OSError: no address can be bound, or one of them not.
+        OSError: no address can be bound, or one of them is in use or not allowed.
     """
     rows = await asyncio.get_running_loop().getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -86,7 +89,7 @@ async def listen(
     try:
         for family, address in dict.fromkeys((row[0], row[4]) for row in rows):
             try:
-                # Which sets SO_REUSEADDR, and keeps IPv6 apart from IPv4.
+                # It also sets SO_REUSEADDR, and separates IPv6 from IPv4.
                 listener = socket.create_server(address, family=family, backlog=backlog)
             except OSError as error:
                 if error.errno not in ABSENT:

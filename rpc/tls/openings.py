@@ -1,13 +1,13 @@
-"""Connections between their acceptance and the end of their TLS handshake: bounded in number and
-time.
+"""Connections between their acceptance and the end of their TLS handshake; their number and time
+are limited.
 
     accepted ─▶ room? ─no─▶ the oldest one without a handshake is closed
-                  │
+                  │yes
                   ▼
-    handshake, in `handshake_s` ─▶ the protocol behind it, which never hears of the others
+    handshake, in `handshake_s` ─▶ the protocol after it, which never sees the others
 
-A connection whose handshake is not done costs a socket and some kilobytes; so their number has a
-limit of its own.
+A connection whose handshake is not done costs a socket and some kilobytes, so their number has its
+own limit.
 """
 
 from __future__ import annotations
@@ -20,12 +20,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import cast
 
-from ...protocol.errors import (
-    HandshakeError,
-    KeylaneError,
-    OverloadedError,
-    RequestTooSlowError,
-)
+from ...protocol.errors import InvalidRequestError, KeylaneError, OverloadedError, Reason
 from ..race import start_task
 
 log = logging.getLogger("keylane.rpc")
@@ -36,11 +31,11 @@ class TlsOpenings:
     The connections of one server that are in their handshake.
 
     Args:
-        context: the TLS of a new connection.
-        make: makes the protocol that takes a connection over.
-        most: above it the oldest is closed.
-        on_refused: called for each that is closed without a handshake, with the address of its
-            host.
+        context: returns the TLS context of a new connection.
+        make: makes the protocol that takes over a connection.
+        most: number of connections above which the oldest is closed.
+        on_refused: called for each connection that is closed without a handshake, with the address
+            of its host.
     """
 
     def __init__(
@@ -83,15 +78,15 @@ class TlsOpenings:
         await asyncio.gather(*self._ending, return_exceptions=True)
 
     def _end(self, accepted: socket.socket) -> None:
-        """Cancel one.  It counts no longer, although it is closed in the next turns of the event
-        loop.
+        """Cancel one connection.  It no longer counts, although it is closed in the next turns of
+        the event loop.
         """
         task = self._under_way.pop(accepted)
         self._ending.add(task)
         task.cancel()
 
     async def _shake(self, accepted: socket.socket) -> None:
-        """Raises OSError."""
+        """Do the handshake of a connection.  Raises OSError."""
         await asyncio.get_running_loop().connect_accepted_socket(
             partial(_Handover, self._make, partial(self._under_way.pop, accepted, None)),
             accepted,
@@ -100,7 +95,7 @@ class TlsOpenings:
         )
 
     def _done(self, accepted: socket.socket, host: str, task: asyncio.Task[None]) -> None:
-        """Forget one; its socket is closed here if its task was cancelled before it began."""
+        """Forget a connection, and close its socket if its task was cancelled before it began."""
         self._under_way.pop(accepted, None)
         self._ending.discard(task)
         if task.cancelled():
@@ -112,8 +107,8 @@ class TlsOpenings:
             accepted.close()
 
     def _refusal(self, error: BaseException) -> KeylaneError | None:
-        """What a failed handshake counts as; None: the client has left, as one that only looks
-        whether the port is open.
+        """Return the error for a failed handshake; None if the client has left, for example after
+        testing whether the port is open.
         """
         if isinstance(error, ssl.SSLEOFError):
             return None
@@ -121,9 +116,12 @@ class TlsOpenings:
             reason = str(error.reason or error)
             if isinstance(error, ssl.SSLCertVerificationError) and error.verify_message:
                 reason = f"the client's certificate is refused: {error.verify_message}"
-            return HandshakeError(f"no TLS connection: {reason}", reason=reason)
+            return InvalidRequestError(
+                Reason.HANDSHAKE, f"no TLS connection: {reason}", problem=reason
+            )
         if isinstance(error, ConnectionAbortedError):  # so event loops tell that the time is over
-            return RequestTooSlowError(
+            return InvalidRequestError(
+                Reason.REQUEST_TOO_SLOW,
                 f"no TLS handshake in {self._handshake_s:g} s",
                 limit_ms=int(self._handshake_s * 1000),
             )
@@ -131,7 +129,7 @@ class TlsOpenings:
 
 
 def _host_of(accepted: socket.socket) -> str:
-    """The address of a connection's other end, without the port; "" if it has left."""
+    """Return the address of a connection's other end, without the port; "" if it has left."""
     try:
         return str(accepted.getpeername()[0])
     except (OSError, IndexError):
@@ -139,8 +137,8 @@ def _host_of(accepted: socket.socket) -> str:
 
 
 class _Handover(asyncio.Protocol):
-    """Stands in until the handshake is done, because only then it is known whether there is room
-    for a connection.
+    """A stand-in until the handshake is done, because only then the server knows whether there is
+    room for a connection.
     """
 
     def __init__(
@@ -150,7 +148,7 @@ class _Handover(asyncio.Protocol):
         self._on_secured = on_secured
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Give the connection to its protocol."""
+        """Pass the connection to its protocol."""
         self._on_secured()
         protocol = self._make()
         cast(asyncio.Transport, transport).set_protocol(protocol)

@@ -1,14 +1,14 @@
-"""TLS contexts of clients that resume sessions: a connection to a server that was reached before
-needs no certificate.
+"""TLS contexts of clients that resume sessions: a new connection to a known server needs no
+certificate.
 
-    handshake ─▶ the server's tickets come with its first bytes ─▶ kept, one for each name ─▶
-        offered at the next handshake
+    handshake ─▶ the server's tickets arrive with its first bytes ─▶ kept, one for each name
+              ─▶ offered at the next handshake
 
-A server that cannot use a ticket, as after its restart, makes a whole handshake.  A resumed session
-rests on the certificate of the first one: so it is offered until that certificate ends, and at most
-for RESUMED_S.
+A server that cannot use a ticket, for example after its restart, does a full handshake.  A resumed
+session rests on the certificate of the first one, so it is offered until that certificate ends, and
+for at most RESUMED_S.
 
-Only what `ssl` documents is used: `SSLContext.wrap_bio` with a session, and
+It uses only what `ssl` documents: `SSLContext.wrap_bio` with a session, and
 `SSLContext.sslobject_class`.
 """
 
@@ -21,22 +21,23 @@ from typing import Any, NamedTuple
 from ...protocol.clock import SystemClock
 
 RESUMED_S = 3_600
-"""A session is offered for so long after its certificate was verified; OpenSSL's servers take it
-for two hours.
+"""Seconds for which a session is offered after its certificate was verified; OpenSSL's servers
+accept it for two hours.
 """
 NAMES_MAX = 16
-"""Names of servers whose sessions a context keeps; its connections are to one server, so there is
-one name.
+"""Number of server names whose sessions a context keeps; its connections are to one server, which
+usually has one name.
 """
 READ_BYTES = 64 << 10
-"""A read makes a buffer of this size.  Event loops ask for 256 KiB and get a record of 16 KiB."""
+"""Bytes of the buffer that a read makes.  Event loops ask for 256 KiB and get a record of 16 KiB.
+"""
 
 
 _wall_ms = SystemClock().wall_ms
 
 
 def _now_s() -> float:
-    """By the wall clock, as the dates of certificates are."""
+    """Return the time of the wall clock, in seconds like the dates of certificates."""
     return _wall_ms() / 1000
 
 
@@ -46,7 +47,7 @@ class _Kept(NamedTuple):
 
 
 class BulkObject(ssl.SSLObject):
-    """TLS of one connection; reads without a buffer of their own make a small one."""
+    """TLS of one connection; a read without its own buffer makes a small one."""
 
     def read(self, size: int = 1024, buffer: Any = None) -> Any:
         """See `ssl.SSLObject.read`."""
@@ -60,13 +61,15 @@ class BulkContext(ssl.SSLContext):
 
 
 class _ResumingObject(BulkObject):
-    """TLS of one connection of a client; gives its context the session once it can be resumed."""
+    """TLS of one connection of a client; it gives its context the session once it can be
+    resumed.
+    """
 
     _fresh = True
 
     def read(self, size: int = 1024, buffer: Any = None) -> Any:
         """See `ssl.SSLObject.read`; a server's tickets come before its first bytes."""
-        taken = super().read(size, buffer)  # raises while nothing has come
+        taken = super().read(size, buffer)  # raises while nothing has arrived
         if self._fresh:
             self._fresh = False
             context = self.context
@@ -89,7 +92,7 @@ class ResumingContext(ssl.SSLContext):
         server_hostname: str | bytes | None = None,
         session: ssl.SSLSession | None = None,
     ) -> ssl.SSLObject:
-        """See `ssl.SSLContext.wrap_bio`; the session that was kept for the name is offered."""
+        """See `ssl.SSLContext.wrap_bio`; it offers the session that was kept for the name."""
         kept = self._sessions.get(str(server_hostname))
         if session is None and kept is not None and _now_s() < kept.until_s:
             session = kept.session
@@ -99,10 +102,10 @@ class ResumingContext(ssl.SSLContext):
         """
         Keep the session of a connection for the next ones to the same name.
 
-        A connection that has resumed one brings nothing new: the session that it was offered is
-        offered again, until its time is over.  Each look at `session` leaves a copy of it in memory
-        for good, with Python before 3.12.7, and with 3.13.0 (gh-116810): there is one look for each
-        whole handshake.
+        A connection that has resumed a session brings no new one: the offered session is offered
+        again until its time is over.  Each read of `session` leaves a copy of it in memory for
+        ever, with Python before 3.12.7, and with 3.13.0 (gh-116810), so it is read once for each
+        full handshake.
         """
         if connection.session_reused:
             return
@@ -121,7 +124,7 @@ class ResumingContext(ssl.SSLContext):
 
     @property
     def _sessions(self) -> OrderedDict[str, _Kept]:
-        """Made at the first use: `ssl.SSLContext` is made by `__new__`."""
+        """Kept sessions, made at the first use because `ssl.SSLContext` is made by `__new__`."""
         if "_kept" not in self.__dict__:
             self._kept = OrderedDict()
         return self._kept

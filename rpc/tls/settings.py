@@ -1,4 +1,4 @@
-"""Settings of connections: those that every server program has, and a client's from its
+"""The settings of connections: those of every server program, and a client's from its
 environment.
 """
 
@@ -19,15 +19,15 @@ CA_VARIABLE = "KEYLANE_TLS_CA"
 CERT_VARIABLE = "KEYLANE_TLS_CERT"
 KEY_VARIABLE = "KEYLANE_TLS_KEY"
 RELOADED_TLS = frozenset({"tls_cert", "tls_key", "tls_ca", "tls_client_ca"})
-"""What a running server takes over at SIGHUP; the files are read again also if their names are the
-same.
+"""Settings that a running server reloads at SIGHUP; the files are read again even if their names
+are the same.
 """
 _FILES = ("metrics_token_file", "tls_cert", "tls_key", "tls_ca", "tls_client_ca")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingSettings:
-    """Where a server program listens, and how connections to it and from it are secured."""
+    """The address at which a server program listens, and the security of its connections."""
 
     host: str = field(
         default="127.0.0.1",
@@ -87,12 +87,12 @@ class ServingSettings:
 
     @property
     def reached_as(self) -> str:
-        """The host in the address by which others reach this server."""
+        """Host in the address by which others reach this server."""
         return self.advertised_host or self.host
 
     @property
     def is_open(self) -> bool:
-        """True if other addresses than loopback may be served, and brokers may have such
+        """True if addresses other than loopback may be served, and brokers may have such
         addresses.
         """
         return self.tls_cert is not None or self.insecure_network
@@ -104,7 +104,7 @@ class ServingSettings:
 
     @property
     def is_guarded(self) -> bool:
-        """True if callers are asked who they are, and need a right."""
+        """True if callers are identified, and need a right."""
         return is_access_on(self.access, self.host)
 
     @property
@@ -113,7 +113,7 @@ class ServingSettings:
         return not self.is_guarded and not is_loopback(self.host)
 
     def client_tls(self) -> TlsSettings | None:
-        """How this server connects to others; None: without TLS."""
+        """Return the settings with which this server connects to others; None: without TLS."""
         if self.tls_ca is None:
             return None
         return TlsSettings(
@@ -122,7 +122,7 @@ class ServingSettings:
 
 
 def serving_problems(values: Mapping[str, object]) -> list[str]:
-    """What is wrong with the values of `ServingSettings` that are given, as sentences."""
+    """Return what is wrong with the given values of `ServingSettings`, as sentences."""
     problems = [
         f"{name} must be the path of a file"
         for name in _FILES
@@ -161,13 +161,14 @@ def serving_problems(values: Mapping[str, object]) -> list[str]:
 
 def tls_of_environment(environment: Mapping[str, str] | None = None) -> TlsSettings | None:
     """
-    The TLS of clients that were given none: KEYLANE_TLS_CA, KEYLANE_TLS_CERT, KEYLANE_TLS_KEY.
+    Return the TLS of clients without own settings: KEYLANE_TLS_CA, KEYLANE_TLS_CERT,
+    KEYLANE_TLS_KEY.
 
     Args:
-        environment: None: that of this process.
+        environment: variables by name; None: those of this process.
 
     Raises:
-        ConfigError: a client certificate without an authority.
+        ConfigError: there is a client certificate without an authority.
     """
     variables = os.environ if environment is None else environment
     ca, cert, key = (variables.get(name, "") for name in (CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE))

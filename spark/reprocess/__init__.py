@@ -1,1 +1,1 @@
-"""Reprocesses fixed ranges of a subject by a versioned job."""
+"""Reprocesses fixed ranges of a subject with a versioned job."""

@@ -1,13 +1,14 @@
-"""Where the consumer groups of a subject go on in the rows that take its messages' place.  Pure,
-over Arrow columns.
+"""Carries consumer groups over: it finds where each group continues in the rows that replace the
+messages of a subject.  Pure, over Arrow columns.
 
     row: stored at (partition, offset), made of (source partition, source offset)
-    group: cursor of each source partition ─▶ of each new partition the first row whose source the
-        group has not handled
+    group: cursor of each source partition ─▶ in each new partition, the first row whose source the
+                                              group has not handled
 
 Invariants
-    Nothing is left out: every row of a message that a group has not handled is at or behind its
-    position. Rows behind a position may be of messages that were handled; they are delivered again.
+    No row is skipped: every row of a message that a group has not handled is at or after its
+    position.
+    Rows after a position may be made of messages that were handled; they are delivered again.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...protocol.errors import CutOverError
+from ...protocol.errors import JobError, Reason
 from ...protocol.reprocess.manifest import Manifest
 from ...protocol.reprocess.sources import SOURCE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOffsets:
-    """What is stored of a source partition, and how far a backfill is."""
+    """The offsets `[first, end)` that a source partition has stored."""
 
     partition_id: int
     first: int
@@ -40,17 +41,18 @@ def positions(
     ends: Mapping[int, int],
 ) -> dict[str, dict[int, int]]:
     """
-    Consumer group → new partition → the first offset that the group has not handled.
+    Return, for each consumer group and new partition, the first offset that the group has not
+    handled.
 
     Args:
-        cursors: consumer group → source partition → first message that it has not handled; of one
-            that is not named nothing is left to handle.
-        batches: the new rows, with the columns partition, offset and properties, those of a
-            partition in order.
-        ends: new partition → one past its last row.
+        cursors: the first message that a group has not handled, by consumer group and source
+            partition; partitions that are not named were handled completely.
+        batches: the new rows, with the columns partition, offset and properties; those of a
+            partition are in order.
+        ends: the offset after the last row of each new partition.
 
     Raises:
-        CutOverError: a row does not say what it was made of.
+        JobError: a row does not name the message of which it was made.
     """
     begins = {group: dict(ends) for group in cursors}
     for batch in batches:
@@ -70,10 +72,10 @@ def check_covers(
     manifest: Manifest, stored: Sequence[SourceOffsets], cursors: Mapping[str, Mapping[int, int]]
 ) -> None:
     """
-    Check that the rows of a job may take the place of the messages that are stored.
+    Check that the rows of a job may replace the stored messages.
 
     Raises:
-        CutOverError: there are messages behind its ranges, or a group has not handled messages
+        JobError: there are messages after the job's ranges, or a group has not handled messages
             before them.
     """
     ranges = {each.partition_id: each for each in manifest.ranges}
@@ -83,21 +85,21 @@ def check_covers(
         whole = ranges.get(each.partition_id)
         begin, end = (0, 0) if whole is None else (whole.start, whole.end)
         if each.end > end:
-            raise CutOverError(
+            raise JobError(
+                Reason.CUT_OVER,
                 f"partition {each.partition_id} has {each.end - max(end, each.first)} messages "
-                f"from offset {end} on, which "
-                "are not in the backfill: reprocess the subject to its latest message, into a new "
-                "folder and another hidden subject",
+                f"from offset {end} on, which are not in the backfill: reprocess the subject to "
+                "its latest message, into a new folder and another hidden subject",
                 partition_id=each.partition_id,
             )
         for group, by_source in cursors.items():
             cursor = max(by_source.get(each.partition_id, each.end), each.first)
             if cursor < begin:
-                raise CutOverError(
+                raise JobError(
+                    Reason.CUT_OVER,
                     f"consumer group {group!r} has not handled {begin - cursor} messages of "
-                    f"partition {each.partition_id}, "
-                    f"[{cursor}, {begin}), which are not in the backfill: let it go on, or "
-                    f"reprocess from an earlier start",
+                    f"partition {each.partition_id}, [{cursor}, {begin}), which are not in the "
+                    "backfill: let the group continue, or reprocess from an earlier start",
                     partition_id=each.partition_id,
                 )
 
@@ -108,8 +110,11 @@ def _numbers(column: pa.Array) -> npt.NDArray[np.int64]:
 
 
 def sources_of(properties: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The source partition and the source offset of each row, as its properties say.  Raises
-    CutOverError.
+    """
+    Return the source partition and the source offset of each row, from its properties.
+
+    Raises:
+        JobError: a row does not have them.
     """
     if not len(properties):
         empty = np.zeros(0, np.int64)
@@ -122,9 +127,9 @@ def sources_of(properties: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray
         pairs = pc.cast(parts.flatten(), pa.int64()).to_numpy(zero_copy_only=False)
         pairs = pairs.reshape(len(texts), 2)
     except (pa.ArrowInvalid, ValueError) as error:
-        raise CutOverError(
-            f"a row has no usable property {SOURCE}, which says what it was made of: the job has "
-            f"to keep the column "
-            f"offset ({error})"
+        raise JobError(
+            Reason.CUT_OVER,
+            f"a row has no usable property {SOURCE}, which names the message it was made of: the "
+            f"job has to keep the column offset ({error})",
         ) from None
     return pairs[:, 0], pairs[:, 1]

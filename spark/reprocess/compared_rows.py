@@ -1,16 +1,16 @@
-"""Rows of two outputs matched by what they were made of, as columns of numbers: no Python object a
-row.
+"""Matches the rows of two outputs by the messages of which they were made.
 
-    batch ─▶ source partition, source offset, hashes of key and row ─sort─▶ the same place and key
-        on both sides: equal or not
+    batch ─▶ source partition, source offset, hashes of key and row
+          ─sort─▶ rows with the same place and key on both sides ─▶ equal or not
 
-Rows of one message and key are matched by their order, those without a key by their hashes: their
-order is that of the partitions they happen to lie in.  What a job adds to each row (`replay`,
-`keylane.source`, the time of its plan) is no difference.
+Rows are columns of numbers, so there is no Python object per row.  Rows of the same message and key
+are matched by their order.  Rows without a key are matched by their hashes, because their order
+depends on the partitions in which they were stored.  The additions of a job to each row (`replay`,
+`keylane.source`, the time of its plan) do not count as a difference.
 
 Invariants
-    A row counts as equal if key, value, properties and time are; two rows that differ have one
-    64-bit hash by chance alone.
+    A row counts as equal if key, value, properties and time are equal; two different rows have the
+    same 64-bit hash only by chance.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import xxhash
 
 from ...arrow.column_hash import hash_column
 from ...producer.tables.arrow import Column
-from ...protocol.errors import CompareError, CutOverError
+from ...protocol.errors import JobError, Reason
 from ...protocol.reprocess.manifest import JobPiece
 from ...protocol.reprocess.sources import SOURCE
 from .carrying import sources_of
@@ -36,35 +36,37 @@ from .messages import PROPERTIES, REPLAY
 I64 = npt.NDArray[np.int64]
 U64 = npt.NDArray[np.uint64]
 NO_TIME = np.iinfo(np.int64).min
-"""Of a row that has the time of its job's plan, because the function gave none: equal to any."""
+"""The time of a row whose function gave none, so that it has the time of its job's plan; it equals
+any time.
+"""
 _KEYLESS = xxhash.xxh3_64_intdigest(b"")
 _ODD = np.uint64(0x9E3779B185EBCA87)
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedRows:
-    """Some rows of one side, in the order in which they are stored."""
+    """Some rows of one side, in the order in which they are stored; each field is a column."""
 
     source: I64
-    """The partition of what each was made of."""
+    """The partition of the message of which the row was made."""
     offset: I64
-    """The offset of what each was made of."""
+    """The offset of the message of which the row was made."""
     key: U64
-    """Hash of the key."""
+    """The hash of the key."""
     row: U64
-    """Hash of key, value and properties."""
+    """The hash of key, value and properties."""
     time_us: I64
 
     def __len__(self) -> int:
         return len(self.source)
 
     def take(self, chosen: npt.NDArray[Any]) -> ComparedRows:
-        """Some of the rows."""
+        """Return the chosen rows."""
         return ComparedRows(*(getattr(self, each.name)[chosen] for each in fields(self)))
 
     @classmethod
     def together(cls, parts: Sequence[ComparedRows]) -> ComparedRows:
-        """The rows of all parts, one after another."""
+        """Concatenate the rows of all parts."""
         if not parts:
             empty = np.zeros(0, np.int64)
             return cls(empty, empty, empty.astype(np.uint64), empty.astype(np.uint64), empty)
@@ -81,24 +83,24 @@ class Unlike:
     key: U64
     first_offset: I64
     rows: I64
-    """How many rows are not the same, or are on one side only."""
+    """The number of rows that differ, or are only on one side."""
 
 
 def compared_rows(
     batch: pa.RecordBatch, *, own_places: bool, planned_us: int | None, where: str
 ) -> ComparedRows:
     """
-    The rows of a record batch with the columns value and, where there are any, key, properties and
+    Return the rows of a record batch with the column value and optionally key, properties and
     timestamp.
 
     Args:
-        own_places: the rows are the messages themselves, with the columns partition and offset;
-            False: their properties say what they were made of.
+        own_places: True if the rows are the messages themselves, with the columns partition and
+            offset; False if their properties name the messages of which they were made.
         planned_us: the time of rows whose function gave none.
-        where: the output, for errors.
+        where: the name of the output, for errors.
 
     Raises:
-        CompareError: a row does not say what it was made of.
+        JobError: a row does not name the message of which it was made.
     """
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
     count = batch.num_rows
@@ -112,8 +114,8 @@ def compared_rows(
     else:
         try:
             source, offset = sources_of(maps)
-        except CutOverError as error:
-            raise CompareError(f"{where}: {error.message}", path=where) from None
+        except JobError as error:
+            raise JobError(Reason.OUTPUTS_DIFFER, f"{where}: {error.message}", path=where) from None
     keys = _hashes(columns.get("key"), count)
     row = _mixed(_mixed(keys, _hashes(columns["value"], count)), _of_properties(maps))
     return ComparedRows(
@@ -122,7 +124,7 @@ def compared_rows(
 
 
 def of_pieces(rows: ComparedRows, pieces: Iterable[JobPiece]) -> ComparedRows:
-    """The rows that were made of messages of these pieces."""
+    """Return the rows that were made of messages of these pieces."""
     by_partition: dict[int, list[tuple[int, int]]] = {}
     for piece in pieces:
         by_partition.setdefault(piece.partition_id, []).append((piece.start, piece.end))
@@ -135,7 +137,7 @@ def of_pieces(rows: ComparedRows, pieces: Iterable[JobPiece]) -> ComparedRows:
 
 
 def unlike_keys(old: ComparedRows, new: ComparedRows) -> Unlike:
-    """The keys whose rows differ, by source partition and first offset."""
+    """Return the keys whose rows differ, sorted by source partition and first offset."""
     rows = ComparedRows.together([old, new])
     side = np.repeat(np.array([0, 1], np.int8), [len(old), len(new)])
     order = np.where(rows.key == np.uint64(_KEYLESS), rows.row, np.uint64(0))
@@ -172,7 +174,7 @@ def _by_key(rows: ComparedRows) -> Unlike:
 
 
 def _same_place(rows: ComparedRows) -> npt.NDArray[np.bool_]:
-    """Whether each row but the first has the place and the key of the one before it."""
+    """Return, for each row but the first, whether it has the place and key of the row before."""
     same: npt.NDArray[np.bool_] = (
         (np.diff(rows.source) == 0) & (np.diff(rows.offset) == 0) & (rows.key[1:] == rows.key[:-1])
     )
@@ -180,7 +182,7 @@ def _same_place(rows: ComparedRows) -> npt.NDArray[np.bool_]:
 
 
 def _ranks(rows: ComparedRows, side: npt.NDArray[np.int8]) -> I64:
-    """The number of each row among those of its side, place and key."""
+    """Return the number of each row among those with the same side, place and key."""
     count = len(rows)
     if not count:
         return np.zeros(0, np.int64)
@@ -203,7 +205,9 @@ def _mixed(left: U64, right: U64) -> U64:
 
 
 def _of_properties(maps: Any) -> U64:
-    """A hash of the properties of each row, whatever their order, without those that a job adds."""
+    """Return a hash of the properties of each row, which ignores their order and those that a job
+    adds.
+    """
     flat = maps.cast(pa.list_(_ENTRY))
     lengths = pc.list_value_length(flat).fill_null(0).to_numpy(zero_copy_only=False)
     entries = flat.flatten()

@@ -1,4 +1,4 @@
-"""Where the new output of a range differs from the old: by key, from which offset on.  Pure."""
+"""Finds the keys whose rows differ between the old and the new output of a range.  Pure."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ class KeyDifference:
 
     partition_id: int
     key: object
-    """None where the output has no column `key`."""
+    """The key; None if the output has no column `key`."""
     first_offset: int | None
-    """Of the first row that differs; None where the output has no column `offset`."""
+    """The offset of the first row that differs; None if the output has no column `offset`."""
     rows: int
-    """Rows that are not the same, or are on one side only."""
+    """The number of rows that differ, or are only on one side."""
 
 
 def differences(partition_id: int, old: pa.Table, new: pa.Table) -> list[KeyDifference]:
-    """The keys that differ, by their first offset; the rows of a key are compared in their
-    order.
+    """Return the keys that differ, sorted by their first offset; the rows of a key are compared in
+    their order.
     """
     before, after = _by_key(old), _by_key(new)
     changes = []
@@ -54,8 +54,8 @@ def _by_key(table: pa.Table) -> dict[Any, list[dict[str, Any]]]:
 
 
 def _unlike(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> Iterator[int | None]:
-    """The offset of each row that differs; rows are matched by offset, and those of one offset by
-    their order.
+    """Yield the offset of each row that differs; rows are matched by offset, and rows of the same
+    offset by their order.
     """
     left = _by_offset(old)
     for offset, rows in _by_offset(new).items():

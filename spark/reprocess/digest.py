@@ -1,4 +1,4 @@
-"""A digest of a table: of its rows and types, whatever batches and buffers they lie in.  Pure."""
+"""A digest of a table's rows and types, which does not depend on its batches and buffers.  Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import xxhash
 
 
 def table_digest(table: pa.Table) -> str:
-    """The digest of the columns' names, types and values, in 32 hexadecimal digits."""
+    """Return the digest of the columns' names, types and values, as 32 hexadecimal digits."""
     digest = xxhash.xxh3_128()
     for name in table.column_names:
         digest.update(f"{name}:{table.schema.field(name).type};{table.num_rows};".encode())
@@ -66,7 +66,7 @@ def _add_bytes(digest: xxhash.xxh3_128, column: pa.Array) -> None:
 
 
 def _add_fixed(digest: xxhash.xxh3_128, column: pa.Array) -> None:
-    """Numbers and times, as their bytes; a null as 0."""
+    """Add the bytes of numbers and times; a null counts as 0."""
     width = column.type.bit_width // 8
     plain = column.view(pa.binary(width)) if column.null_count == 0 else None
     if plain is None:

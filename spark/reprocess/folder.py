@@ -1,15 +1,19 @@
-"""The folder of the output: Parquet files of pieces, each with its facts in its footer, and the
+"""The output folder of a job: Parquet files of pieces, each with its facts in the footer, and the
 manifest.  Files.
 
-    DIR/part-<partition>-<start>-<end>.parquet     rows of a piece; the footer has its facts, so both appear together
-    DIR/_keylane/plan.json                         the manifest without pieces: the ranges, fixed when the job begins
-    DIR/_keylane/manifest.json                     the manifest, written once every piece is there
-    DIR/_keylane/pieces/<partition>-….json         facts of a piece whose rows are in a subject
-    DIR/_keylane/parked/part-….parquet             messages of a piece of which the function made no row, with its errors
-    DIR/_keylane/unfinished/                       files that are being written; readers of Parquet leave `_keylane` out
+    DIR/part-<partition>-<start>-<end>.parquet   the rows of a piece; its facts are in the footer,
+                                                 so that both appear together
+    DIR/_keylane/plan.json                       the manifest without pieces, which fixes the
+                                                 ranges when the job begins
+    DIR/_keylane/manifest.json                   the manifest, written after the last piece
+    DIR/_keylane/pieces/<partition>-….json       the facts of a piece whose rows are in a subject
+    DIR/_keylane/parked/part-….parquet           the messages of a piece for which the function
+                                                 failed, with its errors
+    DIR/_keylane/unfinished/                     files that are being written; readers of Parquet
+                                                 ignore `_keylane`
 
 Invariants
-    A file appears under its name only when it is whole and on the disk.
+    A file gets its name only when it is complete and on the disk.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ...protocol.errors import ManifestError
+from ...protocol.errors import JobError, Reason
 from ...protocol.reprocess.manifest import JobPiece, Manifest, decode_manifest, encode_manifest
 from ...protocol.text import counted
 
@@ -43,14 +47,14 @@ class OutputFolder:
         self.parked = self._own / "parked"
 
     def read(self, name: str) -> Manifest | None:
-        """The plan or the manifest; None if there is none.  Raises ManifestError."""
+        """Return the plan or the manifest, or None if there is none; raise JobError."""
         path = self._own / name
         try:
             data = path.read_bytes()
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise ManifestError(f"{path}: {error.strerror}", path=str(path)) from None
+            raise JobError(Reason.MANIFEST, f"{path}: {error.strerror}", path=str(path)) from None
         return decode_manifest(data, where=str(path))
 
     def write(self, name: str, manifest: Manifest) -> None:
@@ -64,7 +68,7 @@ class OutputFolder:
         (self._own / name).unlink(missing_ok=True)
 
     def write_piece(self, piece: JobPiece, rows: pa.Table, mark: str) -> None:
-        """Write the rows of a piece with its facts, in one step; a second writer of the same piece
+        """Write the rows of a piece with its facts, in one step; a second write of the same piece
         changes nothing.
         """
         facts = msgspec.json.encode((mark, piece))
@@ -82,8 +86,8 @@ class OutputFolder:
         self._finish(unfinished, self._facts / facts_file(piece))
 
     def write_parked(self, piece: JobPiece, messages: pa.Table) -> None:
-        """Write the messages of a piece that are parked, before the piece itself; none: those of an
-        earlier try go.
+        """Write the parked messages of a piece, before the piece itself; if there are none, remove
+        those of an earlier try.
         """
         path = self.parked / piece_file(piece.partition_id, piece.start, piece.end)
         if not messages.num_rows:
@@ -95,25 +99,24 @@ class OutputFolder:
         self._finish(unfinished, path)
 
     def parked_text(self, manifest: Manifest) -> str:
-        """How many messages the job of the manifest has set aside, and where they are; "": none."""
+        """Return a text that says how many messages the job has parked, and where; "" for none."""
         if not manifest.parked:
             return ""
         are = "it is" if manifest.parked == 1 else "they are"
         return (
-            f"{counted(manifest.parked, 'message')} of {manifest.subject} made no row, because the "
-            f"function failed: {are} parked "
-            f"in {self.parked}"
+            f"the function failed for {counted(manifest.parked, 'message')} of "
+            f"{manifest.subject}: {are} parked in {self.parked}"
         )
 
     def pieces(
         self, mark: str, earlier: Mapping[str, str] = MappingProxyType({})
     ) -> list[JobPiece]:
         """
-        The pieces that are done, by partition and offset.
+        Return the pieces that are done, sorted by partition and offset.
 
         Args:
-            mark: of those that are made now.
-            earlier: marks of others that count → their code.
+            mark: the mark of the pieces that are made now.
+            earlier: the code of earlier pieces that also count, by their mark.
         """
         done = []
 
@@ -135,11 +138,11 @@ class OutputFolder:
         return sorted(done, key=lambda piece: (piece.partition_id, piece.start))
 
     def rows_of(self, piece: JobPiece) -> pa.Table:
-        """The rows of a piece."""
+        """Return the rows of a piece."""
         return pq.read_table(self.path / piece.file).replace_schema_metadata(None)
 
     def done_ranges(self) -> Iterator[tuple[int, int]]:
-        """(partition id, messages) of each piece that is there, by the names of the files."""
+        """Yield the partition id and the number of messages of each piece, from the file names."""
         for path in chain(self.path.glob("part-*.parquet"), self._facts.glob("*.json")):
             partition_id, start, end = path.stem.removeprefix("part-").split("-")
             yield int(partition_id), int(end) - int(start)
@@ -157,10 +160,10 @@ class OutputFolder:
 
 
 def piece_file(partition_id: int, start: int, end: int) -> str:
-    """The name of the file of a piece; the order of names is the order of offsets."""
+    """Return the name of a piece's file; names sort in the order of offsets."""
     return f"part-{partition_id:010d}-{start:016d}-{end:016d}.parquet"
 
 
 def facts_file(piece: JobPiece) -> str:
-    """The name of the facts of a piece whose rows are in a subject."""
+    """Return the name of the file with the facts of a piece whose rows are in a subject."""
     return f"{piece.partition_id:010d}-{piece.start:016d}-{piece.end:016d}.json"

@@ -1,10 +1,10 @@
-"""Holds the messages that a job still needs, in a thread of its own, until the job has ended.
+"""Protects the messages that a job still needs from retention, until the job has ended.
 
-    begin: [start, …) of every range ─▶ renewed every third of the ttl ─▶ end: from the end of every
-        range on, once
+    begin: hold [start, …) of every range ─▶ renew every third of the ttl
+                                          ─▶ end: hold from the end of every range on, once
 
-A partition that is opened meanwhile is held from its first message, so that a group can go on
-behind the backfill.
+A thread of its own renews the holds.  A partition that is opened during the job is held from its
+first message, so that a group can continue after the backfill.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from ...rpc.http_network import client_network
 
 log = logging.getLogger("keylane.spark")
 TTL_MS = 600_000
-"""How long what a killed job holds stays."""
+"""Milliseconds after which the holds of a killed job expire."""
 
 
 class Holding:
-    """The holds of one job on one subject; use it in a `with` block, which begins them and lets
-    them go.
+    """The holds of one job on one subject; a `with` block sets them, and releases them at its
+    end.
     """
 
     def __init__(
@@ -45,14 +45,19 @@ class Holding:
     ) -> None:
         """
         Args:
-            starts: partition id → the first offset that the job needs.
-            ends: partition id → where live reading goes on.
-            handover_ms: how long what is behind the ends is held after the job, for a group to
-                begin there; 0: not at all.
+            starts: the first offset that the job needs, by partition id.
+            ends: the offset at which live reading continues, by partition id.
+            handover_ms: milliseconds for which messages after the ends are held when the job has
+                ended, so that a group can begin there; 0: not at all.
+            ttl_ms: milliseconds for which a hold is valid unless it is renewed.
         """
-        self._meta, self._subject, self._job = meta, subject, job
-        self._starts, self._ends = dict(starts), dict(ends)
-        self._handover_ms, self._ttl_ms = handover_ms, ttl_ms
+        self._meta = meta
+        self._subject = subject
+        self._job = job
+        self._starts = dict(starts)
+        self._ends = dict(ends)
+        self._handover_ms = handover_ms
+        self._ttl_ms = ttl_ms
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._renew, name="keylane holds", daemon=True)
 
@@ -70,12 +75,12 @@ class Holding:
         self._ended.set()
         self._thread.join()
         if kind is not None:
-            return  # the same command goes on within the ttl
+            return  # the same command can continue the job until the holds expire
         try:
             asyncio.run(self._hold(self._ends, self._handover_ms))
         except KeylaneError as error:
             log.warning(
-                "cannot end the holds of job %s, which will expire by themselves: %s",
+                "cannot release the holds of job %s, which will expire: %s",
                 self._job,
                 error,
             )
@@ -89,10 +94,10 @@ class Holding:
 
     async def _hold(self, offsets: Mapping[int, int], ttl_ms: int) -> None:
         """
-        Set every hold.
+        Set the hold of every partition.
 
         Raises:
-            OffsetOutOfRangeError: messages that the job needs are gone.
+            OffsetOutOfRangeError: messages that the job needs were removed.
             UnreachableError
         """
         network = client_network()

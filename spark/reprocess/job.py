@@ -1,8 +1,8 @@
-"""The function of a job, named `module:function`, and the version of its code.
+"""Loads the function of a job, named `module:function`, and computes the version of its code.
 
-jobs.py ─imports─▶ rules.py ─imports─▶ numpy        code: a digest of jobs.py and rules.py
-                                                    numpy is installed: its versions are the user's
-                                                    to keep
+    jobs.py ─imports─▶ rules.py ─imports─▶ numpy        code: a digest of jobs.py and rules.py
+
+numpy is an installed package, so the user is responsible for its version.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from types import ModuleType
 import pyarrow as pa
 from pyspark import cloudpickle
 
-from ...protocol.errors import JobFailedError
+from ...protocol.errors import JobError, Reason
 from ...protocol.ids import check_name
 
 JobFunction = Callable[[pa.Table], "pa.Table | pa.RecordBatch"]
@@ -34,30 +34,30 @@ _OURS = __name__.partition(".")[0]
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A function of a table of messages, in their order, that returns a table; it is called once
-    for each piece.
+    """A function that takes a table of messages, in their order, and returns a table; it is called
+    once for each piece.
     """
 
     name: str
     function: JobFunction
     code: str
-    """module:function@digest of what runs, with +VERSION if its user gives one."""
+    """The version of the code: module:function@digest, with +VERSION if the user gives one."""
 
 
 def load_job(named: str, *, name: str = "", version: str = "") -> Job:
     """
-    The job of a name such as `jobs.clean:run`.
+    Load the job of a name such as `jobs.clean:run`.
 
-    Its module travels to the workers by value: they need what it imports, and not the module
+    Its module is pickled by value: workers need the modules that it imports, but not the module
     itself.
 
     Args:
-        version: of what no digest sees, as installed packages, files that are read, and modules
-            that are imported by a name which is computed.
+        version: the version of anything that the digest does not cover: installed packages, files
+            that the job reads, and modules that are imported under a computed name.
 
     Raises:
-        JobFailedError: no such module or function.
-        InvalidNameError: the version is no name.
+        JobError: there is no such module or function.
+        InvalidRequestError: the version is no name.
     """
     module_name, _, function_name = named.partition(":")
     try:
@@ -65,14 +65,16 @@ def load_job(named: str, *, name: str = "", version: str = "") -> Job:
         function = getattr(module, function_name)
         source = inspect.getsource(module)
     except (ImportError, AttributeError, ValueError, OSError) as error:
-        failed = JobFailedError(f"cannot import the job {named!r:.200}: {error}", job=named[:200])
+        failed = JobError(
+            Reason.JOB_FAILED, f"cannot import the job {named!r:.200}: {error}", job=named[:200]
+        )
         failed.hint = (
-            "Give module:function, as jobs:clean; the module is looked for in the "
-            "current folder first."
+            "Give module:function, for example jobs:clean; the current folder is searched for the "
+            "module first."
         )
         raise failed from None
     if not callable(function):
-        raise JobFailedError(f"{named!r:.200} is no function", job=named[:200])
+        raise JobError(Reason.JOB_FAILED, f"{named!r:.200} is no function", job=named[:200])
     if module_name != "__main__":
         cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
     digest = hashlib.sha256(source.encode())
@@ -86,9 +88,10 @@ def load_job(named: str, *, name: str = "", version: str = "") -> Job:
 
 def _imported(module: ModuleType, source: str) -> dict[str, bytes]:
     """
-    The user's modules that a module imports, directly or not, also within functions: name → source.
+    Return the sources of the user's modules that a module imports, directly or indirectly, also
+    inside functions, by name.
 
-    The user's are those that are neither installed, nor Python's, nor ours.
+    Modules of the user are those that are neither installed, nor of Python, nor of keylane.
     """
     found: dict[str, bytes] = {}
     is_package = hasattr(module, "__path__")
@@ -108,8 +111,8 @@ def _imported(module: ModuleType, source: str) -> dict[str, bytes]:
 
 
 def _names(name: str, package: str, source: str) -> Iterator[str]:
-    """The names of modules that a source imports, and of their packages; some may be names in a
-    module.
+    """Yield the names of modules that a source imports, and of their packages; some may be names
+    within a module.
     """
     try:
         tree = ast.parse(source)
@@ -131,7 +134,7 @@ def _names(name: str, package: str, source: str) -> Iterator[str]:
 
 
 def _users_file(name: str) -> Path | None:
-    """The file of a module that is a user's; None: it is not, or has no source."""
+    """Return the file of a module of the user, or None if it is none or has no source."""
     if name.partition(".")[0] in {_OURS, "pyspark", "__main__"}:
         return None
     parent = name.rpartition(".")[0]
@@ -163,7 +166,7 @@ def _is_namespace(name: str) -> bool:
 
 @cache
 def _installed() -> frozenset[Path]:
-    """The folders of Python's own modules and of installed packages."""
+    """Return the folders of Python's own modules and of installed packages."""
     paths = [sysconfig.get_path(each) for each in ("stdlib", "platstdlib", "purelib", "platlib")]
     return frozenset(
         Path(each).resolve()

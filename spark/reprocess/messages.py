@@ -1,10 +1,10 @@
-"""The rows of a job as messages: checked, and each with the job and the place that it comes from.
+"""Turns the rows of a job into messages: it checks them, and adds the job and the source of each.
 Pure.
 
-    rows: value, key, properties, timestamp, offset ─▶ messages with the properties replay=<job>,
-        keylane.source=<partition>/<offset>
+    rows: value, key, properties, timestamp, offset
+      ─▶ messages with the properties replay=<job>, keylane.source=<partition>/<offset>
 
-The place is what carries consumer groups over to the new messages (`carrying.py`).
+By the source, consumer groups are carried over to the new messages (`carrying.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...arrow.columns import TIME
-from ...protocol.errors import JobFailedError
+from ...protocol.errors import JobError, Reason
 from ...protocol.reprocess.manifest import JobPiece
 from ...protocol.reprocess.sources import SOURCE
 
@@ -30,15 +30,15 @@ PROPERTIES = pa.map_(pa.string(), pa.string())
 
 def messages_of(rows: pa.Table, *, job: str, piece: JobPiece) -> pa.Table:
     """
-    The columns that are stored, with the properties of a replay; a property of the same name gives
-    way.
+    Return the columns to store, with the properties of a replay, which replace properties of the
+    same names.
 
-    Rows without a column `offset`, as of a summary, say the job alone: a property that says what a
-    message was made of, which the job has read, is not of its rows.
+    Rows without a column `offset`, for example of a summary, get only the property of the job.  If
+    the job's input has a source property itself, it is dropped, because it does not describe these
+    rows.
 
     Raises:
-        JobFailedError: a column is no part of a message, or has a wrong type, or the value is
-            missing.
+        JobError: a column is no part of a message, has a wrong type, or the value is missing.
     """
     names = rows.column_names
     where = f"[{piece.start}, {piece.end}) of partition {piece.partition_id}"
@@ -46,14 +46,18 @@ def messages_of(rows: pa.Table, *, job: str, piece: JobPiece) -> pa.Table:
     wrong = [name for name in names if name not in (*STORED, *OF_SOURCE)]
     if wrong or "value" not in names:
         what = f"a column {wrong[0]}" if wrong else "no column value"
-        raise JobFailedError(
-            f"job {job} at {where} gave {what}: messages have {', '.join(STORED)}", **details
+        raise JobError(
+            Reason.JOB_FAILED,
+            f"job {job} at {where} gave {what}: messages have {', '.join(STORED)}",
+            **details,
         )
     sources = None
     try:
-        columns = {name: _stored(name, _one(rows.column(name))) for name in STORED if name in names}
+        columns = {
+            name: _stored(name, _whole(rows.column(name))) for name in STORED if name in names
+        }
         if "offset" in names:
-            offsets = _one(rows.column("offset")).cast(pa.int64()).cast(pa.string())
+            offsets = _whole(rows.column("offset")).cast(pa.int64()).cast(pa.string())
             sources = pc.binary_join_element_wise(str(piece.partition_id), offsets, "/")
         columns["properties"] = with_properties(
             _without(columns.get("properties"), (REPLAY, SOURCE)),
@@ -63,13 +67,13 @@ def messages_of(rows: pa.Table, *, job: str, piece: JobPiece) -> pa.Table:
             },
         )
     except pa.ArrowException as error:
-        raise JobFailedError(f"job {job} at {where}: {error}", **details) from error
+        raise JobError(Reason.JOB_FAILED, f"job {job} at {where}: {error}", **details) from error
     return pa.table(columns)
 
 
 def _without(given: Any, names: Sequence[str]) -> Any:
-    """A map array without the entries of these names.  Raises pa.ArrowException: it has other
-    types.
+    """Return a map array without the entries of these names; raise pa.ArrowException if it has
+    other types.
     """
     if given is None:
         return None
@@ -86,11 +90,11 @@ def _without(given: Any, names: Sequence[str]) -> Any:
 
 def with_properties(given: Any, more: dict[str, Any]) -> Any:
     """
-    A map array with some entries behind those of each row, without an object a row.
+    Return a map array with more entries after those of each row; no Python object is made per row.
 
     Args:
-        given: an array of maps of texts; None: no row has any.
-        more: key → a text for each row.
+        given: an array of maps of texts; None: no row has entries.
+        more: the additional texts for all rows, by key.
 
     Raises:
         pa.ArrowException: the given array has other types.
@@ -119,7 +123,7 @@ def with_properties(given: Any, more: dict[str, Any]) -> Any:
 
 
 class _Entries:
-    """The entries of a map array, one after another, and where those of each row begin."""
+    """The concatenated entries of a map array, and where those of each row begin."""
 
     def __init__(self, keys: Any, values: Any, offsets: Any) -> None:
         self.keys, self.values, self.offsets = keys, values, offsets
@@ -141,10 +145,10 @@ _ENTRY = pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("valu
 
 def _stored(name: str, column: Any) -> Any:
     """
-    A column in the type in which messages are written, which reads its buffers.
+    Convert a column to the type in which messages are written.
 
     Raises:
-        pa.ArrowException: it is of another kind.
+        pa.ArrowException: the column has another kind of type.
     """
     if name == "properties":
         return column
@@ -168,7 +172,7 @@ def _bytes(column: Any) -> Any:
     return column.cast(pa.large_binary())
 
 
-def _one(column: pa.ChunkedArray) -> Any:
+def _whole(column: pa.ChunkedArray) -> Any:
     whole = column.combine_chunks()
     if isinstance(whole, pa.ChunkedArray):
         return pa.concat_arrays(whole.chunks) if whole.num_chunks else pa.array([], whole.type)

@@ -1,11 +1,13 @@
-"""Compares the output of a job with that of another, or with a subject: pieces with equal digests
-are not read.  Network only.
+"""Compares the output of a job with that of another job, or with a subject.  Network only.
 
-    folder of files with folder of files      table by table (`comparing.py`)
-    a subject on one side or on both          rows by what they were made of (`compared_rows.py`), some pieces at a time
+    two folders of files                compare table by table (`comparing.py`)
+    a subject on one side or on both    match rows by the messages of which they were made
+                                        (`compared_rows.py`), some pieces at a time
+
+Pieces with equal digests are not read.
 
 Invariants
-    The rows of at most `ROUND_ROWS` messages, or of one piece, are in memory at once, as five
+    At most the rows of `ROUND_ROWS` messages, or of one piece, are in memory at once, as five
     numbers each.
 """
 
@@ -19,13 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from ...arrow.reading import read
-from ...protocol.errors import (
-    CompareError,
-    JobFailedError,
-    ManifestError,
-    PartitionUnknownError,
-    SubjectUnknownError,
-)
+from ...protocol.errors import JobError, PartitionUnknownError, Reason, SubjectUnknownError
 from ...protocol.reprocess.manifest import JobPiece, Manifest, live_offsets
 from .compared_rows import ComparedRows, Unlike, compared_rows, of_pieces, unlike_keys
 from .comparing import KeyDifference, differences
@@ -39,19 +35,19 @@ COLUMNS = ("partition", "offset", "key", "value", "timestamp", "properties")
 
 def compare_outputs(meta: str, old: str, new: OutputFolder) -> list[KeyDifference]:
     """
-    Where the output of a job differs from an older one, by source partition, key and first offset.
-    Blocks.
+    Return where the output of a job differs from an older one, sorted by source partition, key and
+    first offset; this blocks.
 
     Args:
-        meta: host:port of a metaserver, several by comma.
-        old: the folder of another job, or subject:NAME, of which the rows of the same ranges count:
-            the messages themselves if it is the subject that the job has read.
+        meta: host:port of a metaserver; several are separated by commas.
+        old: the folder of another job, or subject:NAME.  Of a subject, only rows of the same ranges
+            are compared; if it is the subject that the job has read, its messages themselves.
         new: the folder of the job.
 
     Raises:
-        ManifestError: one of them is not complete, or they have other ranges.
-        CompareError: rows are gone, or do not say what they were made of.
-        KeylaneError: what reading raises.
+        JobError: an output is not complete, or the two have different ranges.
+        JobError: rows were removed, or do not name the messages of which they were made.
+        KeylaneError: an error of reading.
     """
     after = complete(new)
     if old.startswith(SUBJECT):
@@ -72,7 +68,9 @@ def compare_outputs(meta: str, old: str, new: OutputFolder) -> list[KeyDifferenc
 
 
 def _merged(unlike: Iterable[KeyDifference]) -> list[KeyDifference]:
-    """One difference for each partition and key, by partition and first offset."""
+    """Merge the differences of each partition and key, and sort them by partition and first
+    offset.
+    """
     merged: dict[tuple[int, object], KeyDifference] = {}
     for each in unlike:
         place = each.partition_id, each.key
@@ -90,10 +88,10 @@ def _merged(unlike: Iterable[KeyDifference]) -> list[KeyDifference]:
 
 
 def complete(folder: OutputFolder) -> Manifest:
-    """The manifest of a complete job.  Raises ManifestError."""
+    """Return the manifest of a complete job; raise JobError if it is not complete."""
     manifest = folder.read(MANIFEST)
     if manifest is None:
-        raise ManifestError(f"{folder.path} is not complete", path=str(folder.path))
+        raise JobError(Reason.MANIFEST, f"{folder.path} is not complete", path=str(folder.path))
     live_offsets(manifest, where=str(folder.path))
     return manifest
 
@@ -103,9 +101,10 @@ def _paired(
 ) -> list[tuple[JobPiece, JobPiece]]:
     pieces = {(each.partition_id, each.start, each.end): each for each in before.pieces}
     if pieces.keys() != {(each.partition_id, each.start, each.end) for each in after.pieces}:
-        raise ManifestError(
-            f"{old.path} and {new.path} have other ranges: reprocess both with the "
-            f"same --start and --end",
+        raise JobError(
+            Reason.MANIFEST,
+            f"{old.path} and {new.path} have different ranges: reprocess both with the same "
+            "--start and --end",
             path=str(old.path),
         )
     return [(pieces[each.partition_id, each.start, each.end], each) for each in after.pieces]
@@ -116,7 +115,7 @@ def _differ(old: JobPiece, new: JobPiece) -> bool:
 
 
 class _Side(ABC):
-    """One of two outputs."""
+    """One of the two compared outputs."""
 
     where = ""
     own_places = False
@@ -124,10 +123,10 @@ class _Side(ABC):
 
     @abstractmethod
     def batches(self, pieces: Sequence[JobPiece]) -> Iterator[pa.RecordBatch]:
-        """At least the rows that were made of messages of these pieces."""
+        """Yield the rows that were made of messages of these pieces, and maybe others."""
 
     def rows(self, pieces: Sequence[JobPiece]) -> Iterator[tuple[pa.RecordBatch, ComparedRows]]:
-        """The batches, each with its rows."""
+        """Yield the batches, each with its rows."""
         for batch in self.batches(pieces):
             if batch.num_rows:
                 yield (
@@ -142,7 +141,7 @@ class _Side(ABC):
 
 
 class _Files(_Side):
-    """The files of a folder, as messages."""
+    """The files of a folder, read as messages."""
 
     def __init__(self, folder: OutputFolder, manifest: Manifest) -> None:
         self._folder, self._job = folder, manifest.job
@@ -152,13 +151,15 @@ class _Files(_Side):
         for piece in pieces:
             try:
                 rows = messages_of(self._folder.rows_of(piece), job=self._job, piece=piece)
-            except JobFailedError as error:
-                raise CompareError(f"{self.where}: {error.message}", path=self.where) from None
+            except JobError as error:
+                raise JobError(
+                    Reason.OUTPUTS_DIFFER, f"{self.where}: {error.message}", path=self.where
+                ) from None
             yield from rows.to_batches()
 
 
 class _Subject(_Side):
-    """The rows of a subject; the messages that a job has read, if it is that one."""
+    """The rows of a subject, or the messages that a job has read if it is the job's source."""
 
     def __init__(self, meta: str, name: str, read_by: Manifest | None) -> None:
         self._meta, self._name, self._read_by = meta, name, read_by
@@ -180,7 +181,7 @@ class _Subject(_Side):
 
 
 class _JobRows(_Side):
-    """The rows that a job has stored in a subject: hidden, or published since."""
+    """The rows that a job has stored in a subject, which is hidden or was published since."""
 
     def __init__(self, meta: str, folder: OutputFolder, manifest: Manifest) -> None:
         assert manifest.output
@@ -191,7 +192,8 @@ class _JobRows(_Side):
     def batches(self, pieces: Sequence[JobPiece]) -> Iterator[pa.RecordBatch]:
         output = self._output
         if not output.messages and output.messages != {}:
-            raise CompareError(
+            raise JobError(
+                Reason.OUTPUTS_DIFFER,
                 f"{self.where} does not say where the rows are: an older keylane made it",
                 path=self.where,
             )
@@ -211,8 +213,10 @@ def _read_ranges(
     try:
         yield from read(meta, subject, partitions=ends, start=starts, end=ends, columns=COLUMNS)
     except PartitionUnknownError as error:
-        raise CompareError(
-            f"{where}: rows are no longer in {subject!r}: {error.message}", path=where
+        raise JobError(
+            Reason.OUTPUTS_DIFFER,
+            f"{where}: rows are no longer in {subject!r}: {error.message}",
+            path=where,
         ) from None
 
 
@@ -234,7 +238,7 @@ def _by_rows(
 def rounds(
     pairs: Sequence[tuple[JobPiece, JobPiece]],
 ) -> Iterator[list[tuple[JobPiece, JobPiece]]]:
-    """The pieces that are compared at once, those of a partition together."""
+    """Yield the pieces that are compared at once."""
     some: list[tuple[JobPiece, JobPiece]] = []
     rows = 0
     for pair in pairs:
@@ -256,7 +260,7 @@ def _gathered(side: _Side, pieces: Sequence[JobPiece]) -> ComparedRows:
 def _keys_of(
     sides: Sequence[tuple[_Side, Sequence[JobPiece]]], wanted: set[int]
 ) -> dict[int, bytes]:
-    """Hash → key: read again until every key of these hashes is known."""
+    """Return the keys of these hashes; the rows are read again until every key is known."""
     keys_by_hash: dict[int, bytes] = {}
     for side, pieces in sides:
         for batch, rows in side.rows(pieces):

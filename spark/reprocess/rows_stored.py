@@ -1,12 +1,12 @@
-"""Stores the rows of pieces in a hidden subject, each once, however often a piece is done again.
+"""Stores the rows of pieces in a hidden subject, each once, however often a piece is repeated.
 Network only.
 
-    piece ─▶ numbered rows under an id of (hidden subject, partition, start) ─▶ brokers know a
-        repeated row again
+    piece ─▶ numbered rows under an id of (hidden subject, partition, start)
+          ─▶ brokers recognize a repeated row
 
 Invariants
-    A piece whose facts are noted is stored whole; the rows of a piece are stored before those of
-    the next one of its task.
+    If the facts of a piece are written, all its rows are stored.
+    The rows of a piece are stored before those of the next piece of its task.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ class HiddenRows:
     subject: str
     subject_id: int
     mark: str
-    """As of `Manifest.mark`."""
+    """See `Manifest.mark`."""
     sent_at_ns: int
-    """The time of rows that have none."""
+    """The time of rows that have none, in nanoseconds since 1970."""
 
 
 def store_rows(hidden: HiddenRows, messages: pa.Table, piece: JobPiece) -> None:
     """
-    Store the rows of a piece, and wait until they are.  Blocks.
+    Store the rows of a piece, and wait until all are stored; this blocks.
 
     Raises:
-        RowsInvalidError: a row is no message.
-        RowsDifferError: an earlier attempt had other rows.
+        RowsError: a row is no valid message.
+        RowsError: an earlier attempt had other rows.
         KeylaneError: a broker or the metaserver refuses, or does not answer in time.
     """
 

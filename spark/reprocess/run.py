@@ -1,15 +1,15 @@
 """Runs a job over fixed ranges of a subject, into a folder of Parquet files or a subject.  Needs a
 Spark session.
 
-    plan: ranges fixed, hold ─▶ missing pieces, a task for each partition ─▶ manifest, hold moved
-        behind the ranges
-            │ plan.json            │ part-….parquet, one after another            │ manifest.json
-            └──────────────────────┴── run again: what is missing, or nothing ────┘
+    fix the ranges, hold them ─▶ missing pieces, a task for    ─▶ write the manifest, move the
+                                 each partition                   holds to the ends
+            │ plan.json            │ part-….parquet, one after another     │ manifest.json
+            └──────────────────────┴─ a later run makes the missing pieces ┘
 
 Invariants
-    The ranges are those of the first run; job, subject and target of a later run have to be the
-    same, and the code unless another one is accepted.  Then each piece says under which code it was
-    made. A killed job leaves whole pieces only; the same command goes on behind them.
+    The ranges are those of the first run.  A later run must have the same job, subject and target,
+    and the same code unless another one is accepted; each piece then names the code that made it.
+    A killed job leaves only whole pieces; the same command continues after them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from msgspec.structs import replace as changed
 from ...arrow.planner import PlannedRange
 from ...arrow.selection import ReadBound, ReadOptions
 from ...arrow.snapshot import take_snapshot
-from ...protocol.errors import JobChangedError, ManifestError, PublishTargetError
+from ...protocol.errors import JobError, PublishError, Reason
 from ...protocol.operations import FILLED_BY_CHARS_MAX
 from ...protocol.reprocess.manifest import (
     Manifest,
@@ -46,44 +46,43 @@ if TYPE_CHECKING:
 
 PIECE_ROWS = 250_000
 PIECE_BYTES = 64 << 20
-"""A worker has one piece in memory, with its output."""
+"""Limits of a piece, in rows and bytes: a worker has one piece and its output in memory."""
 HANDOVER_MS = 3_600_000
 ACCEPT = (
-    "The code is other: its module, one that it imports, or its version.  With --accept-code the "
-    "pieces that are done stay, "
-    "and the others are made under this code; in a new folder all of them are, and --compare "
-    "compares the two."
+    "The code has changed: the module of the job, a module that it imports, or its version.  "
+    "--accept-code keeps the pieces that are done, and makes the others with this code; in a new "
+    "folder all are made with this code, and --compare compares the two."
 )
 ROWS_PER_SECOND, BYTES_PER_SECOND = 250_000, 40 << 20
-"""Of one task, about, for a job that costs little; a plan estimates its minutes by them."""
+"""Approximate speed of one task with a cheap job, by which a plan estimates its duration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobPlan:
-    """What a run is to do."""
+    """The pieces that a run has to make."""
 
     manifest: Manifest
     missing: tuple[PlannedRange, ...]
-    """By partition and offset."""
+    """The missing pieces, sorted by partition and offset."""
 
     @property
     def tasks(self) -> int:
-        """One for each partition that has missing pieces."""
+        """The number of tasks: one for each partition with missing pieces."""
         return len({piece.partition_id for piece in self.missing})
 
     @property
     def rows(self) -> int:
-        """Messages of the missing pieces."""
+        """The number of messages of the missing pieces."""
         return sum(piece.rows for piece in self.missing)
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of log of the missing pieces, about."""
+        """The approximate number of bytes of log of the missing pieces."""
         return sum(piece.size_bytes for piece in self.missing)
 
     def minutes(self, cores: int) -> float:
-        """How long it takes with this number of task slots, about; never shorter than the longest
-        task.
+        """Return the approximate duration in minutes with this number of task slots, at least that
+        of the longest task.
         """
         costs: dict[int, float] = {}
         for piece in self.missing:
@@ -101,27 +100,28 @@ def plan_job(
     accept_code: bool = False,
 ) -> JobPlan:
     """
-    Fix the ranges, or find them in the folder, and tell what is missing; writes nothing.  Blocks.
+    Fix the ranges, or read them from the folder, and return the missing pieces.
+
+    This writes nothing, and blocks.
 
     Args:
-        output: the rows go to this subject; of a job that has begun its target alone counts.  None:
-            to Parquet files.
-        accept_code: pieces that were made under other code stay.
+        output: the subject that gets the rows, of which only the target counts if the job has
+            already begun; None: the rows become Parquet files.
+        accept_code: keep pieces that were made with other code.
 
     Raises:
-        JobChangedError: the folder has the output of another job, other code, another subject or to
-            another place.
-        ManifestError: the folder's manifest is unreadable.
+        JobError: the folder has the output of another job, code, subject or target.
+        JobError: the folder's manifest is unreadable.
         DataLossError: retention has removed messages of missing pieces.
-        RefusedError, UnreachableError: what planning raises.
+        RefusedError, UnreachableError: an error of planning.
     """
     known = _known(job, options, folder, output, accept_code=accept_code)
     if known is not None:
         return _missing_of(known, options, folder)
-    return _planned_anew(job, options, folder, output)
+    return _first_plan(job, options, folder, output)
 
 
-def _planned_anew(
+def _first_plan(
     job: Job, options: ReadOptions, folder: OutputFolder, output: SubjectOutput | None
 ) -> JobPlan:
     (subject,) = options.subjects
@@ -137,8 +137,8 @@ def _known(
     *,
     accept_code: bool,
 ) -> Manifest | None:
-    """The manifest or the plan of the folder; None if there is none.  Raises JobChangedError,
-    ManifestError.
+    """Return the manifest or the plan of the folder, or None if there is none; raise
+    JobError or JobError.
     """
     (subject,) = options.subjects
     known = folder.read(MANIFEST) or folder.read(PLAN)
@@ -149,9 +149,10 @@ def _known(
     same = (job.name, subject, target) == (known.job, known.subject, goes_to)
     if same and (accept_code or job.code == known.code):
         return with_code(known, job.code)
-    error = JobChangedError(
+    error = JobError(
+        Reason.JOB_CHANGED,
         f"{folder.path} has the output of job {known.job}, {known.code}, of subject {known.subject}"
-        f"{_to(goes_to)}; asked for is job {job.name}, {job.code}, of {subject}{_to(target)}",
+        f"{_to(goes_to)}; the command is for job {job.name}, {job.code}, of {subject}{_to(target)}",
         path=str(folder.path),
     )
     if same:
@@ -159,7 +160,7 @@ def _known(
     raise error
 
 
-def _plan_behind_cut(
+def _plan_after_cut(
     job: Job, options: ReadOptions, folder: OutputFolder, to: JobTarget, *, accept_code: bool
 ) -> tuple[JobPlan, ReadOptions, Manifest | None]:
     """
@@ -174,8 +175,8 @@ def _plan_behind_cut(
     asked = known.output if known and known.output else to.output()
     try:
         output, older = to.cut(asked)
-    except PublishTargetError:
-        if known is None or done is None:
+    except PublishError as error:
+        if error.reason is not Reason.PUBLISH_TARGET or known is None or done is None:
             raise
         return _missing_of(known, options, folder), options, done  # published since
     chosen = older if options.partitions is None else older & options.partitions
@@ -188,7 +189,7 @@ def _plan_behind_cut(
     # The hidden subject of before is gone, and messages may have come since: its rows are written
     # anew, with new ranges.
     folder.forget(MANIFEST)
-    plan = _planned_anew(job, options, folder, output)
+    plan = _first_plan(job, options, folder, output)
     folder.write(PLAN, plan.manifest)
     return plan, options, None
 
@@ -239,7 +240,7 @@ def _manifest_of(
 
 
 def _planned_again(options: ReadOptions, missing: list[SourceRange]) -> list[PlannedRange]:
-    """Where the missing pieces are now; the ranges are those of the first run."""
+    """Plan the missing pieces of an earlier run, to learn where they are now."""
     if not missing:
         return []
     starts: dict[int, int] = {}
@@ -269,27 +270,26 @@ def run_job(
     planned: Callable[[JobPlan], None] = lambda _plan: None,
 ) -> Manifest:
     """
-    Do what is missing; returns the manifest, which is then in the folder.  Blocks.
+    Make the missing pieces, write the manifest into the folder and return it; this blocks.
 
     Args:
         to: the subject that gets the rows; None: they become Parquet files.  If it is the source,
-            and the rows stay hidden, the source is cut first: the rows are to take the place of all
-            that lies before.
-        handover_ms: how long messages behind the ranges are held afterwards, for a consumer group
-            to begin there.
-        accept_code: go on with the pieces that are left where those that are done were made under
-            other code.
-        park: set messages aside for which the function fails, as `Manifest.parked` counts; False:
-            the job ends.
-        planned: called when the plan is stored.
+            and the rows stay hidden, the source is cut first, because the rows will replace
+            everything before the cut.
+        handover_ms: milliseconds for which messages after the ranges are held when the job has
+            ended, so that a consumer group can begin there.
+        accept_code: make the missing pieces even if other pieces were made with other code.
+        park: set aside messages for which the function fails, and count them in `Manifest.parked`;
+            False: the job fails.
+        planned: is called when the plan is stored.
 
     Raises:
-        What `plan_job` raises; JobFailedError, and the errors of Spark; what `JobTarget` raises.
+        The errors of `plan_job` and `JobTarget`; JobError, and the errors of Spark.
     """
     if to is not None:
         to = replace(to, filled_by=_filler(job, folder))
     if to is not None and to.cuts(options.subjects[0]):
-        plan, options, done = _plan_behind_cut(job, options, folder, to, accept_code=accept_code)
+        plan, options, done = _plan_after_cut(job, options, folder, to, accept_code=accept_code)
     else:
         output = to.output() if to else None
         plan = plan_job(job, options, folder, output=output, accept_code=accept_code)
@@ -315,10 +315,10 @@ def run_job(
         manifest = changed(plan.manifest, pieces=tuple(pieces), earlier_codes=codes)
         left = missing_pieces(manifest, manifest.pieces)
         if left:
-            raise ManifestError(
+            raise JobError(
+                Reason.MANIFEST,
                 f"{folder.path} lacks {len(left)} pieces that the workers have written: is it the "
-                f"same folder on every "
-                "machine?",
+                "same folder on every machine?",
                 path=str(folder.path),
             )
         if to is not None:
@@ -330,8 +330,8 @@ def run_job(
 
 
 def _filler(job: Job, folder: OutputFolder) -> str:
-    """How a hidden subject names the job of a folder: the same words in each run, and of no other
-    folder.
+    """Return the text by which a hidden subject names the job and its folder: the same in each run,
+    and different for each folder.
     """
     words = f"job {job.name} of folder {folder.path}"
     if len(words) <= FILLED_BY_CHARS_MAX:
@@ -384,11 +384,10 @@ def _run_tasks(
 
 def waves(missing: Iterable[PlannedRange], *, in_order: bool) -> list[list[list[PlannedRange]]]:
     """
-    The pieces of each task that runs at the same time as others, wave by wave.
+    Return the pieces of each task, in waves of tasks that run at the same time.
 
     Args:
-        in_order: a partition is read after everything that it continues, which is in an earlier
-            wave.
+        in_order: read a partition in a later wave than its ancestors.
     """
     by_wave: dict[int, dict[int, list[PlannedRange]]] = {}
     for piece in missing:

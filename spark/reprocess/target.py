@@ -1,13 +1,14 @@
-"""The subject that gets the rows of a job: a hidden one is made for it, filled by the tasks,
-counted and published.  Network only.
+"""Creates the hidden subject that gets the rows of a job, counts its rows, and publishes it.
+Network only.
 
-    made ─▶ rows of the tasks ─▶ check: as many messages as rows ─▶ manifest ─▶ publish, or left
-        hidden for a cut-over
+    create ─▶ tasks store rows ─▶ check: as many messages as rows ─▶ manifest
+           ─▶ publish, or leave hidden for a cut-over
 
 Invariants
-    The hidden subject of a job has one name for ever; its id tells whether it has the rows of the
-    pieces that are done. A repeat publishes nothing twice: the metaserver knows what was published.
-    What a manifest says to be complete is counted again before it is published later.
+    The hidden subject of a job always has the same name; its id shows whether it is the one that
+    has the rows of the pieces that are done.
+    A repeat publishes nothing twice, because the metaserver knows which subjects were published.
+    Rows that a manifest calls complete are counted again before a later publication.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from msgspec import UNSET
 from msgspec.structs import replace as changed
 
 from ...protocol.errors import (
-    PublishTargetError,
-    RowsDifferError,
+    PublishError,
+    Reason,
+    RowsError,
     SubjectDeletedError,
     SubjectUnknownError,
 )
@@ -39,58 +41,58 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobTarget:
-    """Where the rows of a job go."""
+    """The subject to which the rows of a job go."""
 
     options: WriteOptions
-    """`subject` is the target; `publish` False leaves the rows hidden."""
+    """Options of which `subject` is the target; `publish` False leaves the rows hidden."""
     filled_by: str = ""
-    """The job and its folder, for people: the hidden subject of another folder is refused."""
+    """The name of the job and its folder; a hidden subject of another folder is refused."""
 
     def output(self) -> SubjectOutput:
-        """What a new plan says of it: a hidden subject with a name of its own."""
+        """Return the output for a new plan, with a new name for the hidden subject."""
         target = self.options.subject
         name = self.options.hidden or hidden_name(target, secrets.token_hex(8))
         return SubjectOutput(target=target, hidden=name, published=self.options.publish)
 
     def made(self, manifest: Manifest) -> Manifest:
         """
-        The manifest with the hidden subject's id; it is made if it is not there.
+        Create the hidden subject unless it exists, and return the manifest with its id.
 
         Raises:
-            PublishTargetError: it is published already, by hand before the job was complete.
-            SubjectUnknownError: the target does not exist, and the options do not say to create it.
-            ConfigError, HiddenTakenError: another job has filled it, or fills it.
-            KeylaneError: what the metaserver answers, or that it does not answer.
+            PublishError: it was published by hand before the job was complete.
+            SubjectUnknownError: the target does not exist, and the options do not create it.
+            ConfigError, PublishError: another job has filled it, or fills it.
+            KeylaneError: the metaserver refuses, or does not answer.
         """
         output = _output(manifest)
         view = self._call(output, lambda subject: subject.make())
         return changed(manifest, output=self._unused(output, view.route.subject_id))
 
     def cuts(self, source: str) -> bool:
-        """Whether the rows are to take the place of what they are made of."""
+        """Return True if the rows will replace the messages of which they are made."""
         return self.options.subject == source and not self.options.publish
 
     def cut(self, output: SubjectOutput) -> tuple[SubjectOutput, frozenset[int]]:
         """
-        Seal the source, and have it continued behind the hidden subject, which is made if it is not
-        there.
+        Seal the source, so that its new partitions follow the hidden subject, which is created
+        unless it exists.
 
         Returns:
-            The output with the hidden subject's id, and the partitions of the source that the rows
-            are made of.
+            The output with the hidden subject's id, and the partitions of the source of which the
+            rows are made.
 
         Raises:
-            PublishTargetError: the hidden subject is published already.
-            PublishOutdatedError: it has rows, and the source was resized or moved since it was made
-                without a cut.
-            ConfigError, HiddenTakenError: another job has filled it, or fills it.
-            KeylaneError: what the metaserver answers, or that it does not answer.
+            PublishError: the hidden subject is already published.
+            PublishError: it has rows, was created without a cut, and the source was resized
+                or moved since.
+            ConfigError, PublishError: another job has filled it, or fills it.
+            KeylaneError: the metaserver refuses, or does not answer.
         """
         view, older = self._call(output, lambda subject: subject.cut())
         return self._unused(output, view.route.subject_id), older
 
     def rows(self, manifest: Manifest) -> HiddenRows:
-        """What the tasks have to know."""
+        """Return what the tasks need to know of the hidden subject."""
         return HiddenRows(
             options=replace(self.options, order="none"),
             subject=_output(manifest).hidden,
@@ -101,16 +103,17 @@ class JobTarget:
 
     def checked(self, manifest: Manifest) -> Manifest:
         """
-        The manifest of the complete job, which says where its rows are.
+        Count the rows of a complete job, and return its manifest with the places of the rows.
 
         Raises:
-            RowsDifferError: the hidden subject has other rows than those of the pieces.
-            RowsRemovedError: retention has removed some of them.
+            RowsError: the hidden subject does not have exactly the rows of the pieces.
+            RowsError: retention has removed some of them.
         """
         stored = self._call(_output(manifest), lambda subject: subject.kept())
         if sum(stored.values()) != manifest.rows_out:
             output = _output(manifest)
-            raise RowsDifferError(
+            raise RowsError(
+                Reason.ROWS_DIFFER,
                 f"{output.hidden} has {sum(stored.values())} messages, and the job has written "
                 f"{manifest.rows_out}: delete it "
                 "with `keylane subject delete`, and run the same command again",
@@ -118,8 +121,8 @@ class JobTarget:
         return changed(manifest, output=changed(_output(manifest), messages=stored))
 
     def publish(self, manifest: Manifest) -> None:
-        """Publish the rows unless the job leaves that to others; a repeat changes nothing.  Raises
-        what `publish` raises.
+        """Publish the rows if the options say so; a repeat changes nothing.  Raises the errors of
+        `HiddenSubject.publish`.
         """
         if self.options.publish:
             output = _output(manifest)
@@ -127,13 +130,13 @@ class JobTarget:
 
     def is_there(self, done: Manifest) -> bool:
         """
-        Whether the rows of a complete job are there, published if that is wanted; False: they have
-        to be written again.
+        Publish the rows of a complete job if the options say so, and return True; return False if
+        they are gone and must be written again.
 
         Raises:
-            RowsDifferError: the hidden subject has got messages of another hand since the job was
+            RowsError: others have stored messages in the hidden subject since the job was
                 complete.
-            RowsRemovedError: retention has removed some of its rows since.
+            RowsError: retention has removed some of its rows since.
         """
         try:
             if not self._has_rows(done):
@@ -156,19 +159,21 @@ class JobTarget:
             return True
         try:
             self._call(output, lambda subject: subject.make())
-        except PublishTargetError as error:
+        except PublishError as error:
+            if error.reason is not Reason.PUBLISH_TARGET:
+                raise
             known = output.subject_id and error.published_id
             return not known or error.published_id == output.subject_id
         return False
 
     def _has_rows(self, done: Manifest) -> bool:
         """
-        Whether the hidden subject is the one that the job filled; one that was made since under its
+        Return True if the hidden subject is the one that the job filled; a later subject of its
         name has other partitions.
 
         Raises:
             SubjectUnknownError: there is none.
-            RowsDifferError, RowsRemovedError: it has not the rows that it had.
+            RowsError, RowsError: it does not have the rows that it had.
         """
         output = _output(done)
         before = output.messages or {}
@@ -179,8 +184,8 @@ class JobTarget:
         return True
 
     def _unused(self, output: SubjectOutput, subject_id: int) -> SubjectOutput:
-        """The output with the id of its hidden subject; one with an id that is new to the job has
-        to be empty.
+        """Return the output with the id of its hidden subject; a subject that is new to the job
+        must be empty.
         """
         if output.subject_id != subject_id:
             stored = self._call(output, lambda subject: subject.stored())
@@ -208,7 +213,9 @@ class JobTarget:
 
 
 def _with_id(output: SubjectOutput, subject_id: int) -> SubjectOutput:
-    """The output with the id of its hidden subject; another subject of its name lacks the rows."""
+    """Return the output with the id of its hidden subject; a later subject of its name has no
+    rows.
+    """
     if output.subject_id == subject_id:
         return output
     return changed(output, subject_id=subject_id, messages=UNSET)

@@ -1,11 +1,11 @@
-"""What a task of a job does: reads the missing pieces of one partition, calls the function, writes
+"""Runs a task of a job: it reads the missing pieces of one partition, calls the function and writes
 its rows.
 
 Invariants
     A task reads its pieces in the order of offsets, and the function gets each piece as one table,
-    in order. A piece has the same rows whenever it is done again, if the function gives the same
-    rows for the same table. Messages are parked one by one: the function has failed for each of
-    them alone.
+    in order.
+    A repeated piece has the same rows, if the function returns the same rows for the same table.
+    A message is parked only after the function has failed for this message alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ...arrow.planner import PlannedRange
 from ...arrow.schema import arrow_schema
 from ...arrow.selection import ReadOptions
 from ...arrow.task_reader import read_task
-from ...protocol.errors import JobFailedError, KeylaneError
+from ...protocol.errors import JobError, KeylaneError, Reason
 from ...protocol.reprocess.manifest import JobPiece
 from ..failure import readable_errors
 from .digest import table_digest
@@ -29,11 +29,11 @@ from .messages import REPLAY, messages_of
 from .rows_stored import HiddenRows, store_rows
 
 PARKED_MAX = 1_000
-"""Of one piece: a function that fails for more is broken itself, and each costs a score of
-calls.
+"""Limit for the parked messages of one piece: a function that fails for more is itself broken, and
+each failure costs some twenty calls.
 """
 ERROR = "error"
-"""The column of parked messages that says how the function failed."""
+"""The column of parked messages with the error of the function."""
 ERROR_CHARS = 1_000
 DONE_SCHEMA = "partition_id long, rows long"
 
@@ -48,15 +48,15 @@ class JobTask:
     hidden: HiddenRows | None = None
     """The hidden subject that gets the rows; None: they become Parquet files."""
     park: bool = False
-    """Messages for which the function fails are set aside, and the others go on; False: the job
-    ends.
+    """True: messages for which the function fails are set aside, and the others are processed;
+    False: the job fails.
     """
 
 
 def task_runner(
     job: Job, tasks: Sequence[JobTask]
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """A function for `mapInArrow` over the numbers of tasks."""
+    """Return a function for `mapInArrow` over the numbers of tasks."""
 
     def run(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in numbers:
@@ -73,18 +73,18 @@ def task_runner(
 
 def run_piece(job: Job, task: JobTask, planned: PlannedRange) -> int:
     """
-    Read a piece, call the function and store its rows; returns how many.
+    Read a piece, call the function, store its rows and return their number.
 
     Raises:
-        JobFailedError: the function raised, or gave something that is no table; with `park`, it
-            failed for too many.
-        KeylaneError: what reading raises.
+        JobError: the function raised an error, or returned no table; with `park`, it failed
+            for too many messages.
+        KeylaneError: an error of reading.
     """
     read = list(read_task(task.options, [planned]))
     messages = pa.Table.from_batches(read, arrow_schema(task.options.columns))
     parked = messages.slice(0, 0)
     if task.park:
-        rows, parked = made_of_good(job, messages, planned)
+        rows, parked = call_without_bad(job, messages, planned)
     else:
         rows = called(job.name, job.function, messages, planned)
     folder = OutputFolder(task.folder)
@@ -108,7 +108,9 @@ def run_piece(job: Job, task: JobTask, planned: PlannedRange) -> int:
     return piece.rows
 
 
-def made_of_good(job: Job, messages: pa.Table, planned: PlannedRange) -> tuple[pa.Table, pa.Table]:
+def call_without_bad(
+    job: Job, messages: pa.Table, planned: PlannedRange
+) -> tuple[pa.Table, pa.Table]:
     """
     The rows of the messages for which the function does not fail, and the other messages, each with
     its error.
@@ -116,40 +118,46 @@ def made_of_good(job: Job, messages: pa.Table, planned: PlannedRange) -> tuple[p
     A table for which it fails is halved, until each message that it fails for is alone.
 
     Raises:
-        JobFailedError: it gave something that is no table, or tables that do not go together; or
+        JobError: it gave something that is no table, or tables that do not go together; or
             fails for too many.
     """
-    made: list[pa.Table] = []
+    results: list[pa.Table] = []
     parked: list[pa.Table] = []
-    waits = [messages]
-    while waits:
-        table = waits.pop()
+    pending = [messages]
+    while pending:
+        table = pending.pop()
         try:
-            made.append(called(job.name, job.function, table, planned))
-        except JobFailedError as error:
+            results.append(called(job.name, job.function, table, planned))
+        except JobError as error:
             cause, half = error.__cause__, table.num_rows // 2
             if cause is None:
                 raise
             if half:
-                waits += [table.slice(half), table.slice(0, half)]
+                pending += [table.slice(half), table.slice(0, half)]
             elif table.num_rows:
                 if len(parked) == PARKED_MAX:
-                    raise JobFailedError(
+                    raise JobError(
+                        Reason.JOB_FAILED,
                         f"{error.message}; it fails for over {PARKED_MAX} messages of this piece",
                         **error.details,
                     ) from cause
                 text = f"{type(cause).__name__}: {cause}"[:ERROR_CHARS]
                 text = text.encode(errors="replace").decode()
                 parked.append(table.append_column(ERROR, pa.array([text], pa.string())))
-    if not made:
-        made.append(_without_rows(job, messages, planned))
+    if not results:
+        results.append(_without_rows(job, messages, planned))
     try:
-        rows = made[0] if len(made) == 1 else pa.concat_tables(made, promote_options="default")
+        rows = (
+            results[0]
+            if len(results) == 1
+            else pa.concat_tables(results, promote_options="default")
+        )
     except pa.ArrowException as error:
-        raise JobFailedError(
+        raise JobError(
+            Reason.JOB_FAILED,
             f"job {job.name} at [{planned.start}, {planned.end}) of partition "
-            f"{planned.partition_id} gave tables of several "
-            f"schemas, when bad messages were left out: {error}",
+            f"{planned.partition_id} returned tables with different schemas, when bad messages "
+            f"were left out: {error}",
             job=job.name,
             partition_id=planned.partition_id,
             start=planned.start,
@@ -158,17 +166,17 @@ def made_of_good(job: Job, messages: pa.Table, planned: PlannedRange) -> tuple[p
 
 
 def _without_rows(job: Job, messages: pa.Table, planned: PlannedRange) -> pa.Table:
-    """What the function makes of no message, or a table of its own kind where it fails for that
-    too.
+    """Return the function's result for an empty table, or an empty table of values if it fails for
+    that too.
     """
     try:
         return called(job.name, job.function, messages.slice(0, 0), planned)
-    except JobFailedError:
+    except JobError:
         return pa.table({"value": pa.array([], pa.binary())})
 
 
 def called(name: str, function: JobFunction, rows: pa.Table, planned: PlannedRange) -> pa.Table:
-    """The table that the function gives.  Raises JobFailedError."""
+    """Call the function and return its table; raise JobError if it fails."""
     where = f"[{planned.start}, {planned.end}) of partition {planned.partition_id}"
     details = {"job": name, "partition_id": planned.partition_id, "start": planned.start}
     try:
@@ -176,18 +184,20 @@ def called(name: str, function: JobFunction, rows: pa.Table, planned: PlannedRan
     except KeylaneError:
         raise
     except Exception as error:
-        raise JobFailedError(
-            f"job {name} at {where}: {type(error).__name__}: {error}", **details
+        raise JobError(
+            Reason.JOB_FAILED, f"job {name} at {where}: {type(error).__name__}: {error}", **details
         ) from error
     if isinstance(given, pa.RecordBatch):
         return pa.Table.from_batches([given])
     if not isinstance(given, pa.Table):
-        raise JobFailedError(
-            f"job {name} at {where} gave {type(given).__name__}, not a pyarrow.Table", **details
+        raise JobError(
+            Reason.JOB_FAILED,
+            f"job {name} at {where} gave {type(given).__name__}, not a pyarrow.Table",
+            **details,
         )
     return given
 
 
 def cut(planned: PlannedRange, start: int, end: int) -> PlannedRange:
-    """A part of a planned range."""
+    """Return a part of a planned range."""
     return replace(planned, start=start, end=end)

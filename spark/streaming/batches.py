@@ -1,14 +1,14 @@
-"""Where a stream begins, what its next batch is, and which ranges a batch has.  Pure.
+"""Decides where a stream begins, where its next batch ends, and which ranges a batch has.  Pure.
 
     parents  [0, 40) read in batch 4 ─▶ sealed end reached
     child                               [0, 10) offered in batch 5 ─▶ …
 
 Invariants
-    A partition is offered only in a batch after the one that read the last message of everything
-    that it continues. The ranges of a batch follow from its two offsets: a batch that is replayed
-    has the same. Rows that took the place of messages are not offered to a stream that had all of
-    these. Without new messages the next offset is the one that was given; the end of batch 0 alone
-    says where it began.
+    A partition is offered only after the batch that read the last message of all its ancestors.
+    The ranges of a batch follow from its two offsets, so a batch that is replayed has the same.
+    Rows that replaced messages are not offered to a stream that has read all of these messages.
+    Without new messages the next offset equals the start; only the end of batch 0 also says where
+    it began.
 
 Source: Spark runs the batches of a query one after another.
 """
@@ -24,12 +24,12 @@ from .lineage import Branch, View
 from .offset import StreamOffset
 
 PARTS_MAX = 16
-"""A seal ends no batch before such a part of all messages."""
+"""A batch that ends at a seal has at least all messages divided by this number."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRange:
-    """The offsets `[start, end)` of a partition, in one batch."""
+    """The offsets `[start, end)` of a partition in one batch."""
 
     partition_id: int
     start: int
@@ -38,23 +38,23 @@ class BatchRange:
 
 @dataclass(frozen=True, slots=True)
 class LostRange:
-    """The offsets `[start, end)` of a partition that are removed and were not read."""
+    """The offsets `[start, end)` of a partition that were removed before they were read."""
 
     partition_id: int
     start: int
     end: int | None
-    """None: where the partition ended is not known."""
+    """The end; None if it is not known where the partition ended."""
 
 
 def first_offset(
     view: View, begins: Mapping[int, int], subjects: Mapping[str, int]
 ) -> StreamOffset:
     """
-    Where batch 0 begins.
+    Return the offset at which batch 0 begins.
 
     Args:
-        begins: partition id → the first offset to read, of each partition that is not gone.
-        subjects: subject → its id.
+        begins: the first offset to read of each partition that is not gone, by partition id.
+        subjects: the ids of the subjects, by name.
     """
     lineage = view.lineage
     starts = {
@@ -76,13 +76,13 @@ def next_offset(
     rows_max: int | None = None,
 ) -> StreamOffset:
     """
-    The end of the batch that begins at `start`.
+    Return the end of the batch that begins at `start`.
 
     Args:
-        ends: partition id → where the stream ends; other partitions are not read.  None: it does
-            not end.
-        rows_max: the most messages of the batch; None: no limit.  `_up_to_a_seal` may hold back
-            more.
+        ends: the end of the stream by partition id; other partitions are not read.  None: the
+            stream does not end.
+        rows_max: the limit for the messages of the batch; None: no limit.  `_limit_to_a_seal` may
+            lower it.
     """
     origin = replace(start, initial=False) if start.initial else None
     done = finished(view, start)
@@ -101,8 +101,8 @@ def next_offset(
     if not counts:
         return start if origin is None else replace(origin, origin=origin)
     offsets = dict(start.offsets)
-    behind = _behind(view, waiting, counts.keys(), done)
-    limits = [rows_max, _up_to_a_seal(counts, behind)]
+    behind = _waiting_behind(view, waiting, counts.keys(), done)
+    limits = [rows_max, _limit_to_a_seal(counts, behind)]
     rows_max = min((limit for limit in limits if limit is not None), default=None)
     turn = sum(start.offsets.values())
     for number, count in shares(counts, rows_max, turn=turn, behind=behind).items():
@@ -122,14 +122,16 @@ def everything(
     view: View, subjects: Mapping[str, int], origin: StreamOffset | None
 ) -> StreamOffset:
     """
-    The end of a batch of everything that is stored, whatever its start: for a Spark that does not
-    tell the start.
+    Return the end of a batch of everything that is stored, for versions of Spark that do not pass
+    the start of the batch.
 
-    It has children beside their parents: `lineage_groups` puts these into one task.
+    The batch may contain children together with their parents; `lineage_groups` puts them into one
+    task.
 
     Args:
-        subjects: subject → its id.
-        origin: where the stream begins if it has no checkpoint; None: that is gone.
+        subjects: the ids of the subjects, by name.
+        origin: where the stream begins if it has no checkpoint; None if messages there were
+            removed.
     """
     return StreamOffset(
         subjects=subjects,
@@ -139,8 +141,8 @@ def everything(
 
 
 def passed(view: View, offset: StreamOffset) -> set[int]:
-    """The partitions that were read to their end, and are no longer in the offset: what continues
-    them is.
+    """Return the partitions that were read to their end and are no longer in the offset, because
+    their children are.
     """
     read: set[int] = set()
     for number in reversed(view.lineage.branches):
@@ -151,8 +153,8 @@ def passed(view: View, offset: StreamOffset) -> set[int]:
 
 
 def finished(view: View, offset: StreamOffset) -> set[int]:
-    """The partitions of which nothing is left to read; those without messages only after everything
-    before them.
+    """Return the partitions that have nothing left to read; partitions without messages only if
+    their ancestors have nothing left either.
     """
     done = passed(view, offset)
     for number, branch in view.lineage.branches.items():
@@ -166,8 +168,8 @@ def finished(view: View, offset: StreamOffset) -> set[int]:
 
 
 def _was_read(view: View, offset: StreamOffset, partition_id: int) -> bool:
-    """True if the stream had all messages, whose place the rows of this partition took before it
-    went on behind them.
+    """Return True if the rows of this partition replace messages that the stream has read
+    completely, before it continued after them.
     """
     replaced = view.lineage.replaced.get(partition_id, frozenset())
     if not replaced or partition_id in offset.offsets or partition_id in offset.waiting:
@@ -175,8 +177,8 @@ def _was_read(view: View, offset: StreamOffset, partition_id: int) -> bool:
     read = passed(view, offset)
 
     def had_all(number: int) -> bool:
-        """True if nothing of a partition is left; one without messages is never in an offset, and
-        what it continues is.
+        """Return True if a partition was read completely; one without messages is never in an
+        offset, but its parents are.
         """
         end = view.end_of(number)
         if end == 0:
@@ -189,7 +191,9 @@ def _was_read(view: View, offset: StreamOffset, partition_id: int) -> bool:
 
 
 def batch_ranges(view: View, start: StreamOffset, end: StreamOffset) -> list[BatchRange]:
-    """The ranges of a batch, parents before their children; of batch 0 those of its first run."""
+    """Return the ranges of a batch, parents before their children; a repeated batch 0 has those of
+    its first run.
+    """
     if start.initial and end.origin is not None:
         start = end.origin
     done = passed(view, start)
@@ -202,7 +206,7 @@ def batch_ranges(view: View, start: StreamOffset, end: StreamOffset) -> list[Bat
 
 
 def lost_ranges(view: View, offset: StreamOffset) -> Iterator[LostRange]:
-    """What is removed of the messages that the stream has not read."""
+    """Yield the ranges that were removed before the stream has read them."""
     done = passed(view, offset)
     for number, branch in view.lineage.branches.items():
         at, stored = offset.at(number), view.stored.get(number)
@@ -215,8 +219,8 @@ def lost_ranges(view: View, offset: StreamOffset) -> Iterator[LostRange]:
 
 
 def lineage_groups(view: View, ranges: Sequence[BatchRange]) -> list[list[BatchRange]]:
-    """The ranges of each group of partitions that continue each other, parents first: a task reads
-    a group in order.
+    """Return the ranges of each group of connected parents and children, parents first: one task
+    reads a group in order.
     """
     group_of: dict[int, list[BatchRange]] = {}
     for each in ranges:
@@ -234,11 +238,11 @@ def task_ranges(
     view: View, ranges: Sequence[BatchRange], *, rows_max: int
 ) -> list[list[BatchRange]]:
     """
-    The ranges of each task: groups that continue each other stay together, and small ones share a
-    task up to `rows_max`.
+    Return the ranges of each task: groups of parents and children stay together, and small groups
+    share a task of up to `rows_max` rows.
 
-    A sink knows rows again by the number of their task, so tasks are made of all that the batch had
-    at first: what retention has removed since moves no other rows into another task.
+    A sink recognizes rows by the number of their task.  So tasks are made of all ranges that the
+    batch had at first: rows that retention has removed since do not move others into another task.
     """
     tasks: list[list[BatchRange]] = []
     rows_of_last = 0
@@ -261,15 +265,15 @@ def shares(
     behind: Mapping[int, int] = MappingProxyType({}),
 ) -> dict[int, int]:
     """
-    The messages that a batch takes of each partition: by how many there are, at least one,
-    `rows_max` together at most.
+    Return the number of messages that a batch takes of each partition: in proportion to their
+    number, at least one, and together at most `rows_max`.
 
-    Where there are more partitions than rows, `turn` says whose turn it is.
+    If there are more partitions than rows, `turn` rotates which partitions are read.
 
     Args:
-        behind: partition id → messages that wait until it is read.  They count for its share: else
-            partitions without any would be read up to now while others are days behind, whose rows
-            a watermark then drops.
+        behind: the number of messages that wait until a partition is read, by its id.  They count
+            for its share: otherwise partitions without descendants would be read to the end while
+            others lag days behind, and a watermark would then drop the rows of those.
     """
     weights = {number: count + behind.get(number, 0) for number, count in counts.items()}
     total = sum(weights.values())
@@ -279,8 +283,8 @@ def shares(
     if rows_max < len(numbers):
         first = turn % len(numbers)
         return dict.fromkeys((numbers[first:] + numbers[:first])[:rows_max], 1)
-    # After one message of each, the others are divided in proportion; what rounding leaves goes by
-    # remainder.
+    # After one message of each, the others are divided in proportion; the largest remainders get
+    # what rounding leaves.
     spare, rest = rows_max - len(numbers), total - len(numbers)
     parts = {number: divmod(spare * (weights[number] - 1), rest) for number in numbers}
     taken = {number: 1 + whole for number, (whole, _) in parts.items()}
@@ -290,14 +294,14 @@ def shares(
     return {number: min(count, counts[number]) for number, count in taken.items()}
 
 
-def _up_to_a_seal(counts: Mapping[int, int], behind: Mapping[int, int]) -> int | None:
+def _limit_to_a_seal(counts: Mapping[int, int], behind: Mapping[int, int]) -> int | None:
     """
-    The most messages of a batch of partitions some of which have messages behind them; None: no
-    limit.
+    Return the limit for the messages of a batch in which some partitions have messages waiting
+    behind them; None: no limit.
 
-    A watermark drops what is older than the rows of the batch before the last one.  So the batch
-    ends, in all partitions in proportion, where the first of them is read whole; a sixteenth of all
-    at least, so that a long lineage has few batches.
+    A watermark drops rows that are older than those of the batch before the last one.  So the batch
+    ends, in all partitions in proportion, where the first of them is read completely.  It has at
+    least a sixteenth of all messages, so that a long lineage does not need many batches.
     """
     weights = {number: count + behind.get(number, 0) for number, count in counts.items()}
     total = sum(weights.values())
@@ -309,17 +313,17 @@ def _up_to_a_seal(counts: Mapping[int, int], behind: Mapping[int, int]) -> int |
     return max(min(parts), total // PARTS_MAX, len(counts)) if parts else None
 
 
-def _behind(
+def _waiting_behind(
     view: View, waiting: Mapping[int, int], read: Collection[int], done: Collection[int]
 ) -> dict[int, int]:
     """
-    The messages that wait behind each partition, in any number of steps; those behind several are
-    divided among them.
+    Return the number of messages that wait behind each partition, directly or indirectly; messages
+    behind several partitions are divided among them.
 
     Args:
-        waiting: partition id → messages, of partitions that may not begin.
-        read: the partitions that this batch reads: they wait for none.
-        done: those of which nothing is left: none waits for them.
+        waiting: the number of messages of partitions that may not begin yet, by partition id.
+        read: the partitions that this batch reads; they wait for none.
+        done: the partitions with nothing left to read; none waits for them.
     """
     behind: dict[int, int] = {}
     if not waiting:
@@ -335,12 +339,12 @@ def _behind(
 
 
 def _may_begin(view: View, offset: StreamOffset, partition_id: int, done: set[int]) -> bool:
-    """True if a partition is being read, or everything before it is."""
+    """Return True if a partition is already being read, or all its ancestors were read."""
     return partition_id in offset.offsets or view.lineage.before(partition_id) <= done
 
 
 def _without_passed(view: View, offsets: Mapping[int, int], done: set[int]) -> dict[int, int]:
-    """The offsets without the partitions that are finished, and have a child there."""
+    """Return the offsets without finished partitions that have a child among them."""
     return {
         number: at
         for number, at in offsets.items()
@@ -349,8 +353,8 @@ def _without_passed(view: View, offsets: Mapping[int, int], done: set[int]) -> d
 
 
 def _end_of_gone(branch: Branch) -> int:
-    """Where a partition ended whose data is gone; an offset beyond every other where it is lost and
-    not known.
+    """Return where a partition whose data is gone ended; an offset beyond all others if it is lost
+    and its end is not known.
     """
     if branch.end is None:
         return PARTITION_MESSAGES_MAX if branch.lost else 0

@@ -1,12 +1,12 @@
-"""Where a stream begins that goes on behind a backfill.
+"""Finds where a stream begins that continues after a backfill.
 
-    start="manifest:DIR" ─▶ of each partition of the backfill its end, of one that was opened later
-        its first message,
-                            of one with rows of messages that the backfill has its end
+    start="manifest:DIR" ─▶ a partition of the backfill: the backfill's end
+                            a partition that was opened later: its first message
+                            a partition of rows that replace messages of the backfill: its end
 
 Invariants
-    What was stored behind the backfill and is removed before the stream has read it is told as
-    lost.
+    Messages that were stored after the backfill, and removed before the stream has read them, are
+    reported as lost.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ...arrow.selection import ReadBound, ReadOptions
-from ...protocol.errors import ManifestError
+from ...protocol.errors import JobError, Reason
 from ...protocol.reprocess.manifest import group_start_of
 from ...protocol.reprocess.replaced import behind_rows
 from ..reprocess.folder import MANIFEST, OutputFolder
@@ -23,12 +23,12 @@ from .batches import LostRange
 from .lineage import View
 
 
-def behind_backfill(options: ReadOptions) -> ReadOptions:
+def after_backfill(options: ReadOptions) -> ReadOptions:
     """
     The options with the ends of the backfill that their start names; others as they are.  Blocks.
 
     Raises:
-        ManifestError: there is no manifest, it is not complete, or it is of another subject.
+        JobError: there is no manifest, it is not complete, or it is of another subject.
     """
     if not options.start.manifest:
         return options
@@ -36,17 +36,17 @@ def behind_backfill(options: ReadOptions) -> ReadOptions:
     folder = OutputFolder(options.start.manifest)
     manifest = folder.read(MANIFEST)
     if manifest is None:
-        raise ManifestError(f"{folder.path} has no manifest", path=str(folder.path))
+        raise JobError(Reason.MANIFEST, f"{folder.path} has no manifest", path=str(folder.path))
     ends = group_start_of(manifest, subject=subject, where=str(folder.path)).cursors or {}
     return replace(options, start=replace(options.start, by_partition=ends))
 
 
-def rows_behind(view: View, start: ReadBound) -> dict[int, int]:
+def rows_to_skip(view: View, start: ReadBound) -> dict[int, int]:
     """
     Partition of rows → its end, of rows that took the place of messages that the backfill has.
 
     Raises:
-        ManifestError: a partition has rows of such messages and of others.
+        JobError: a partition has rows of such messages and of others.
     """
     if not start.manifest:
         return {}
@@ -60,7 +60,7 @@ def rows_behind(view: View, start: ReadBound) -> dict[int, int]:
     return behind_rows(lineage.replaced, lineage.parents, ends, cursors)
 
 
-def lost_behind(view: View, start: ReadBound) -> Iterator[LostRange]:
+def lost_after_start(view: View, start: ReadBound) -> Iterator[LostRange]:
     """What is removed with its partition, of what a start asks for by offsets: a backfill's end, or
     the option itself.
     """
@@ -68,8 +68,8 @@ def lost_behind(view: View, start: ReadBound) -> Iterator[LostRange]:
     replaced = frozenset().union(*view.lineage.replaced.values()) if start.manifest else frozenset()
     for number, branch in view.lineage.branches.items():
         # What was opened after the backfill continues something that the backfill has.
-        asked = number in named or (start.manifest and named & view.lineage.ancestors(number))
-        if not branch.gone or not asked or number in replaced:  # its rows are there
+        requested = number in named or (start.manifest and named & view.lineage.ancestors(number))
+        if not branch.gone or not requested or number in replaced:  # its rows are there
             continue
         begin = start.by_partition.get(number, 0)
         # What a time or a group's cursor means there is not known.

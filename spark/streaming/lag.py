@@ -1,10 +1,9 @@
-"""How far streams are behind what is stored, from the progress that Spark tells listeners.  Needs
-pyspark.
+"""Computes the lag of streams from the progress that Spark reports to listeners.  Needs pyspark.
 
     lag = StreamLag(print)
     spark.streams.addListener(lag)
 
-Source: Spark asks Python sources for no metrics; the lag follows from the two offsets in the
+Source: Spark does not ask Python sources for metrics; the lag follows from the two offsets in the
 progress of a query.
 """
 
@@ -29,28 +28,28 @@ from .offset import from_json
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryLag:
-    """How many messages a query has not read, after one of its batches."""
+    """The number of messages that a query has not read, after one of its batches."""
 
     query_id: str
     name: str | None
     batch_id: int
     by_partition: Mapping[int, int]
-    """Partition id → messages that are stored and not read, of the partitions that are not read to
-    their end.
+    """The number of messages that are stored and not read, by partition id; partitions that were
+    read to their end are left out.
     """
 
     @property
     def messages(self) -> int:
-        """The messages of all partitions."""
+        """The total lag of all partitions, in messages."""
         return sum(self.by_partition.values())
 
 
 class StreamLag(StreamingQueryListener):
     """
-    The lag of each query that streams a subject, after its last batch; of other queries none.
+    The lag of each query that streams a subject, after its last batch; other queries are ignored.
 
     Args:
-        tell: called with the lag after each batch, in Spark's listener thread.
+        tell: is called with the lag after each batch, in Spark's listener thread.
     """
 
     def __init__(self, tell: Callable[[QueryLag], object] = lambda _: None) -> None:
@@ -58,13 +57,13 @@ class StreamLag(StreamingQueryListener):
         self._lags: dict[str, QueryLag] = {}
 
     def of(self, query_id: str) -> QueryLag | None:
-        """The lag of the query with this id (`str(query.id)`); None before its first batch, and
-        after its end.
+        """Return the lag of the query with this id (`str(query.id)`); None before its first batch
+        and after its end.
         """
         return self._lags.get(query_id)
 
-    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802 - a name of PySpark
-        """Take the lag after a batch."""
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802 - PySpark's name
+        """Note the lag after a batch."""
         progress = event.progress
         offsets = [(source.endOffset, source.latestOffset) for source in progress.sources]
         by_partition = lag_by_partition(offsets)
@@ -79,27 +78,28 @@ class StreamLag(StreamingQueryListener):
         self._lags[lag.query_id] = lag
         self._tell(lag)
 
-    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802 - a name of PySpark
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802 - PySpark's name
         """Forget a query that has ended."""
         self._lags.pop(str(event.id), None)
 
-    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - a name of PySpark
-        """Nothing is known yet."""
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - PySpark's name
+        """Do nothing, because the lag is not known yet."""
 
-    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802 - a name of PySpark
-        """The lag stays what it was."""
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802 - PySpark's name
+        """Do nothing, because the lag does not change."""
 
 
 def lag_by_partition(offsets: Iterable[tuple[str | None, str | None]]) -> dict[int, int] | None:
     """
-    Partition id → messages behind, over the sources of a query.
+    Return the lag by partition id, over the sources of a query.
 
     Args:
-        offsets: of each source the end of its last batch and the end of what is stored, as JSON.
+        offsets: for each source, the end of its last batch and the end of the stored messages, as
+            JSON.
 
     Returns:
-        None if no source is a stream of keylane that says what is stored; before PySpark 4.2 none
-        does.
+        None if no source is a stream of keylane that reports the stored end, as it does from
+        PySpark 4.2 on.
     """
     lags: dict[int, int] | None = None
     for end, latest in offsets:
@@ -108,10 +108,10 @@ def lag_by_partition(offsets: Iterable[tuple[str | None, str | None]]) -> dict[i
         except CheckpointMismatchError:
             continue
         lags = lags or {}
-        for number, upto in stored.offsets.items():
-            # Of two streams of one partition, as in a join of a subject with itself, the slower one
-            # counts.
-            lags[number] = max(lags.get(number, 0), upto - read.at(number))
+        for number, stored_end in stored.offsets.items():
+            # If two streams read one partition, as in a join of a subject with itself, the slower
+            # one counts.
+            lags[number] = max(lags.get(number, 0), stored_end - read.at(number))
     return lags
 
 

@@ -1,7 +1,6 @@
-"""What PySpark asks of a stream about limits, in its versions: 4.2 brought read limits and
-Trigger.AvailableNow.
+"""PySpark's classes for read limits and Trigger.AvailableNow, which exist from version 4.2 on.
 
-Older versions ask for the latest offset without saying where the batch begins, and run
+Older versions ask for the latest offset without passing the start of the batch, and run
 Trigger.AvailableNow as one batch.
 """
 
@@ -18,16 +17,16 @@ except ImportError:  # PySpark 4.0 and 4.1
     LIMITED = False
 
     class ReadLimit:  # type: ignore[no-redef]
-        """Stands for the class of PySpark 4.2."""
+        """A stand-in for the class of PySpark 4.2."""
 
     class ReadAllAvailable(ReadLimit):  # type: ignore[no-redef]
-        """Stands for the class of PySpark 4.2."""
+        """A stand-in for the class of PySpark 4.2."""
 
     class ReadMaxRows(ReadLimit):  # type: ignore[no-redef]
-        """Stands for the class of PySpark 4.2."""
+        """A stand-in for the class of PySpark 4.2."""
 
     class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
-        """Stands for the class of PySpark 4.2."""
+        """A stand-in for the class of PySpark 4.2."""
 else:
     LIMITED = True
 

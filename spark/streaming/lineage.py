@@ -1,6 +1,6 @@
-"""The partitions that a stream reads, and which of them come before which.  Pure.
+"""The partitions that a stream reads, and the order in which it has to read them.  Pure.
 
-A partition that the stream does not read is passed over: its children come after its parents.
+A partition that the stream does not read is skipped: its children follow its parents.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ class Branch:
     subject: str
     partition: Partition
     epoch: int = 0
-    """Depth in the lineage of its subject: 0 without parents, else one more than theirs."""
+    """Depth in the lineage of its subject: 0 without parents, otherwise one more than theirs."""
     end: int | None = None
-    """Where it ends; None: it is open, or its end is not known."""
+    """The offset after the last message; None while it is open, or if its end is not known."""
     abandoned: bool = False
-    """Its children were opened while its broker was silent."""
+    """True if its children were opened while its broker did not answer."""
     lost: bool = False
-    """Its loss was accepted."""
+    """True if an operator has accepted its loss."""
 
     @property
     def gone(self) -> bool:
-        """Nothing of it can be read any more."""
+        """True if none of its messages can be read any more."""
         return self.lost or self.partition.state is PartitionState.EXPIRED
 
 
 @dataclass(frozen=True, slots=True)
 class StoredOffsets:
-    """What a broker stores of a partition: the offsets `[first, end)`."""
+    """The offsets `[first, end)` of a partition that its broker stores."""
 
     first: int
     end: int
     sealed: bool = False
-    """No message will follow."""
+    """True if no message will follow."""
 
 
 class Lineage:
@@ -51,7 +51,7 @@ class Lineage:
 
     Args:
         branches: every partition of the subjects.
-        wanted: says which of them the stream reads.
+        wanted: returns True for the partitions that the stream reads.
     """
 
     def __init__(
@@ -62,9 +62,9 @@ class Lineage:
             {number: branch.partition.parents for number, branch in every.items()}
         )
         self.branches: dict[int, Branch] = {}
-        """By partition id, parents before their children."""
+        """The branches by partition id, parents before their children."""
         self.parents: dict[int, frozenset[int]] = {}
-        """Partition id → the partitions that it continues."""
+        """The partitions that a partition continues, by its id."""
         self.children: dict[int, set[int]] = {}
         above: dict[int, frozenset[int]] = {}
         for number in map(int, order.static_order()):
@@ -81,13 +81,13 @@ class Lineage:
                 parents = frozenset({number})
             above[number] = parents
         self.replaced = self._replaced(every)
-        """Partition of rows that took the place of messages → the partitions that had these; see
-        `ReplacingRows`.
+        """For each partition of rows that replaced messages, the partitions that had these
+        messages; see `ReplacingRows`.
         """
 
     def _replaced(self, every: Mapping[int, Branch]) -> dict[int, frozenset[int]]:
-        """By what partitions continue at once: past one that is not read, a partition continues
-        more than it does at once.
+        """Find replaced partitions by direct parents: where a partition in between is not read,
+        `self.parents` has more than these.
         """
         parents = {number: branch.partition.parents for number, branch in every.items()}
         read = self.branches.keys()
@@ -99,10 +99,9 @@ class Lineage:
 
     def before(self, partition_id: int) -> frozenset[int]:
         """
-        The partitions that have to be read before this one.
+        Return the partitions that have to be read before this one.
 
-        Instead of a parent that was abandoned, and whose end is not known, they are its own
-        parents.
+        A parent that was abandoned, and whose end is not known, is replaced by its own parents.
         """
         numbers: set[int] = set()
         for parent in self.parents[partition_id]:
@@ -110,12 +109,12 @@ class Lineage:
         return frozenset(numbers)
 
     def is_passed_by(self, partition_id: int) -> bool:
-        """True if its children do not wait for it."""
+        """Return True if the children of the partition do not wait for it."""
         branch = self.branches[partition_id]
         return branch.abandoned and branch.end is None
 
     def passed_by(self, partition_id: int) -> frozenset[int]:
-        """The partitions that this one continues, and does not wait for."""
+        """Return the partitions that this one continues, but does not wait for."""
         numbers: set[int] = set()
         for parent in self.parents[partition_id]:
             if self.is_passed_by(parent):
@@ -123,7 +122,7 @@ class Lineage:
         return frozenset(numbers)
 
     def ancestors(self, partition_id: int) -> frozenset[int]:
-        """Every partition that this one continues, directly or not."""
+        """Return all partitions that this one continues, directly or indirectly."""
         numbers: set[int] = set()
         left = [partition_id]
         while left:
@@ -134,7 +133,7 @@ class Lineage:
 
 
 def branches_of(subject: str, history: Collection[PartitionHistory]) -> list[Branch]:
-    """The partitions that a subject ever had."""
+    """Return all partitions that a subject ever had."""
     epochs: dict[int, int] = {}
     parents = {int(past.partition.partition_id): past.partition.parents for past in history}
     for number in TopologicalSorter(parents).static_order():
@@ -155,16 +154,16 @@ def branches_of(subject: str, history: Collection[PartitionHistory]) -> list[Bra
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What there is to read, at one moment."""
+    """The readable messages at one moment."""
 
     lineage: Lineage
     stored: Mapping[int, StoredOffsets] = field(default_factory=dict)
-    """Partition id → what its broker stores; not of partitions that are gone, or were abandoned and
-    are silent.
+    """The stored offsets by partition id; partitions that are gone, or were abandoned and do not
+    answer, are missing.
     """
 
     def end_of(self, partition_id: int) -> int | None:
-        """Where a partition ends; None: it does not yet, or its end is not known."""
+        """Return the end of a partition; None while it is open, or if its end is not known."""
         stored = self.stored.get(partition_id)
         if stored is not None and stored.sealed:
             return stored.end

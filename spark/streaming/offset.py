@@ -1,25 +1,26 @@
-"""The offset of a stream, as Spark writes it to its checkpoint: partition id → next offset, and
-what waits.  Pure.
+"""The offset of a stream, in the form in which Spark writes it to its checkpoint.  Pure.
 
     {"keylane": 2, "subjects": {"flights": 7}, "keys": "", "offsets": {"3": 120, "4": 80},
     "waiting": {"9": 5}}
 
-    keylane    version of this form; 1: an earlier keylane wrote it, without `keys`
-    subjects   subject → its id, which tells it from another subject of the same name
-    keys       of which order keys messages are read: how many, and a digest of them; "": of all
-    offsets    partitions that are read: the first offset that is not read
-    waiting    partitions that existed when the stream began, and are read from there once their parents are
+    keylane    version of this form; 1 has no `keys`
+    subjects   ids of the subjects, which distinguish a subject from a later one of the same name
+    keys       the order keys whose messages are read: their number and a digest; "": all keys
+    offsets    for partitions that are being read: the first offset that was not read
+    waiting    for partitions that existed when the stream began: the offset from which they are
+               read after their parents
     initial    true: the start of batch 0, which Spark asks for again when it replays that batch
     origin     in the end of batch 0: where that batch began
 
-A partition that is in neither map is read from its first message once its parents are, or was read
-to its end: then one of its children, or of theirs, is in `offsets`.
+A partition that is in neither map is read from its first message after its parents, or was read to
+its end: then one of its descendants is in `offsets`.
 
 Invariants
-    The same offset is the same text: Spark compares texts.
-    An offset counts messages of all keys, also where some are read: to others it would say that
-    theirs were read. The end of batch 0 says where the batch began, so that "latest" means the same
-    when the batch is replayed.
+    Equal offsets have equal texts, because Spark compares texts.
+    An offset counts messages of all keys, even if only some keys are read: a stream of other keys
+    would take its messages as read.
+    The end of batch 0 says where the batch began, so that "latest" means the same when the batch is
+    replayed.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ VERSION, WITHOUT_KEYS = 2, 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOffset:
-    """How far a stream is; see the drawing of the module."""
+    """The progress of a stream; see the head of the module."""
 
     subjects: Mapping[str, int]
     offsets: Mapping[int, int] = field(default_factory=dict)
@@ -48,17 +49,17 @@ class StreamOffset:
     initial: bool = False
     origin: StreamOffset | None = None
     keys: str | None = None
-    """As `keys_text` says; None: an earlier version has not written it, and any keys fit."""
+    """The result of `keys_text`; None in an offset without it, which fits any keys."""
 
     def at(self, partition_id: int) -> int:
-        """The next offset of a partition that is not read to its end."""
+        """Return the next offset of a partition that was not read to its end."""
         begin = self.waiting.get(partition_id, 0)
         return self.offsets.get(partition_id, begin)
 
 
 def to_json(offset: StreamOffset) -> dict[str, Any]:
-    """The offset as Spark takes it: a dict of numbers, texts and flags; fields that say nothing are
-    left out.
+    """Return the offset in the form that Spark takes: a dict of numbers, texts and flags, without
+    empty fields.
     """
     version = WITHOUT_KEYS if offset.keys is None else VERSION
     form: dict[str, Any] = {"keylane": version, "subjects": dict(sorted(offset.subjects.items()))}
@@ -74,10 +75,10 @@ def to_json(offset: StreamOffset) -> dict[str, Any]:
 
 def from_json(form: object) -> StreamOffset:
     """
-    The offset that Spark has read from its checkpoint.
+    Return the offset that Spark has read from its checkpoint.
 
     Raises:
-        CheckpointMismatchError: it is of another source, or of a newer version of keylane.
+        CheckpointMismatchError: another source, or a newer version of keylane, has written it.
     """
     if not isinstance(form, Mapping) or "keylane" not in form:
         raise CheckpointMismatchError(
@@ -101,7 +102,7 @@ def from_json(form: object) -> StreamOffset:
 
 
 def keys_text(keys: Collection[bytes] | None) -> str:
-    """How an offset names the order keys that are read; None: all."""
+    """Return the text by which an offset names the order keys that are read; "" for all keys."""
     if keys is None:
         return ""
     digest = xxhash.xxh3_64()
@@ -111,15 +112,14 @@ def keys_text(keys: Collection[bytes] | None) -> str:
 
 
 def check_keys(offset: StreamOffset, keys: str) -> None:
-    """Raises CheckpointMismatchError: the offset is of other order keys than these, as `keys_text`
-    names them.
+    """Raise CheckpointMismatchError if the offset has other order keys; `keys` is the result of
+    `keys_text`.
     """
     if offset.keys is not None and offset.keys != keys:
         raise CheckpointMismatchError(
             f"the checkpoint is of {offset.keys or 'all keys'}, and the stream reads "
-            f"{keys or 'all keys'}: it counts the messages "
-            "of every key as read, so give it the option `keys` of before, or a "
-            "checkpointLocation of its own",
+            f"{keys or 'all keys'}: the checkpoint counts the messages of every key as read, so "
+            "use the same option `keys` as before, or another checkpointLocation",
             checkpoint_of=offset.keys or "all keys",
             reads=keys or "all keys",
         )
@@ -130,10 +130,10 @@ def check_subjects(offset: StreamOffset, subjects: Mapping[str, int]) -> None:
     Check that the offset is of these subjects.
 
     Args:
-        subjects: subject → its id; 0: not known.
+        subjects: ids of the subjects by name; 0: not known.
 
     Raises:
-        CheckpointMismatchError: it is of others, or one was deleted and made anew.
+        CheckpointMismatchError: it is of other subjects, or one was deleted and created again.
     """
     if offset.subjects.keys() != subjects.keys():
         raise CheckpointMismatchError(
@@ -146,9 +146,8 @@ def check_subjects(offset: StreamOffset, subjects: Mapping[str, int]) -> None:
         known = offset.subjects[subject]
         if known and subject_id and known != subject_id:
             raise CheckpointMismatchError(
-                f"the checkpoint is of an earlier subject {subject}, which was deleted: "
-                f"its id was {known}, "
-                f"and this one's is {subject_id}",
+                f"the checkpoint is of an earlier subject {subject}, which was deleted: its id was "
+                f"{known}, and the present subject has id {subject_id}",
                 checkpoint_of=f"{subject} {known}",
                 reads=f"{subject} {subject_id}",
             )

@@ -1,10 +1,11 @@
-"""The cursors of a consumer group that follow a stream, for those who watch its lag and for
-retention.  Network only.
+"""Moves the cursors of a consumer group along with a stream, for lag monitoring and for retention.
+Network only.
 
-    Spark asks for the batch behind `start`  ═  the sink has committed everything before it  ─▶  cursors of the group
+    Spark asks for the batch after `start`  ─▶  the sink has committed everything before `start`
+                                            ─▶  set the cursors of the group
 
-Spark has the progress; the group is told of it.  It is set as an operator sets it (`keylane group
-reset`), so no lock is taken, and a group with live consumers is refused.
+Spark keeps the progress, and the group follows it.  The cursors are set as an operator sets them
+(`keylane group reset`), so no lock is taken, and a group with live consumers is refused.
 
 Invariants
     A cursor is never ahead of what the sink has committed, and never goes back.
@@ -18,7 +19,7 @@ from collections.abc import Mapping
 
 from ...protocol import endpoints
 from ...protocol.clock import Clock
-from ...protocol.errors import GroupBusyError, KeylaneError, RetryRule
+from ...protocol.errors import KeylaneError, RetryRule
 from ...protocol.progress import ResetGroup, ResetTo
 from ...rpc.client import MetaClient
 from .batches import finished
@@ -28,12 +29,12 @@ from .offset import StreamOffset
 log = logging.getLogger("keylane.spark")
 
 COMMIT_MS = 1_000
-"""The least time between two settings while batches follow each other."""
+"""Shortest time in milliseconds between two updates while batches follow each other."""
 
 
 def committed(view: View, offset: StreamOffset) -> dict[int, int]:
-    """Partition id → the first message that a stream at this offset has not read, of partitions
-    that a group can be at.
+    """Return, by partition id, the first message that a stream at this offset has not read; removed
+    partitions are left out.
     """
     if offset.initial:
         return {}
@@ -56,12 +57,12 @@ class GroupProgress:
         self._group = group
         self._clock = clock
         self._set: dict[int, int] | None = None
-        """Partition id → its cursor, as far as it is known."""
+        """The cursors by partition id, as far as they are known; None before `begin`."""
         self._at_ms = 0
 
     async def begin(self, view: View, offset: StreamOffset) -> None:
         """
-        Learn where the group is; once.
+        Read the cursors of the group, unless they are known.
 
         Raises:
             GroupUnknownError: there is no such group.
@@ -80,13 +81,13 @@ class GroupProgress:
 
     async def note(self, view: View, offset: StreamOffset, *, idle: bool) -> None:
         """
-        Have the group follow, at most once in COMMIT_MS unless the stream is `idle`.
+        Set the cursors of the group, at most once in COMMIT_MS unless the stream is `idle`.
 
-        A server that does not answer, and consumers in the group, are logged: the next call sets
-        what this one has not.
+        If a server does not answer, or the group has consumers, this is logged, and the next call
+        tries again.
 
         Raises:
-            KeylaneError: the group, or the subject, is gone.
+            KeylaneError: the group or the subject was deleted.
         """
         assert self._set is not None
         now_ms = self._clock.boot_ms()
@@ -107,7 +108,7 @@ class GroupProgress:
                     group=self._group,
                 )
             except KeylaneError as error:
-                if error.retry is RetryRule.NEVER and not isinstance(error, GroupBusyError):
+                if error.retry is RetryRule.NEVER:
                     raise
                 log.warning(
                     "commitGroup: cannot set group %s of %s: %s",
@@ -120,7 +121,7 @@ class GroupProgress:
 
 
 def _by_subject(view: View, cursors: Mapping[int, int]) -> dict[str, dict[int, int]]:
-    """Subject → its part of the cursors."""
+    """Divide the cursors by subject."""
     parts: dict[str, dict[int, int]] = defaultdict(dict)
     for number, at in cursors.items():
         branch = view.lineage.branches.get(number)

@@ -1,12 +1,12 @@
 """Streams a subject: offsets and batches for Spark's driver, ranges for its tasks.  Needs pyspark.
 
-    driver   initialOffset ─▶ latestOffset(start) ─▶ checkpoint ─▶ partitions(start, end) ─▶ … latestOffset(end) …
+    driver   initialOffset ─▶ latestOffset(start) ─▶ checkpoint ─▶ partitions(start, end) ─▶ …
     tasks                                                            read(StreamTask)
 
 Invariants
-    What a batch reads follows from its two offsets, which Spark has in its checkpoint.
-    Reading changes nothing at the broker: no lock, no ack; progress is Spark's own.
-    A reader that is made, pickled and not called opens nothing: Spark makes one only to pickle
+    The rows of a batch follow from its two offsets, which Spark has in its checkpoint.
+    Reading changes nothing at the broker: no lock, no ack; Spark keeps the progress.
+    A reader opens no connection before its first call, because Spark creates readers only to pickle
     `read`.
 """
 
@@ -27,8 +27,8 @@ from ...arrow.selection import Edge, ReadOptions
 from ...protocol.errors import (
     CheckpointMismatchError,
     DataLossError,
+    JobError,
     KeylaneError,
-    ManifestError,
     NotSentError,
     OffsetOutOfRangeError,
     PartitionUnknownError,
@@ -47,7 +47,7 @@ from .batches import (
     next_offset,
     task_ranges,
 )
-from .handover import lost_behind, rows_behind
+from .handover import lost_after_start, rows_to_skip
 from .limits import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from .lineage import View
 from .offset import StreamOffset, check_keys, check_subjects, from_json, keys_text, to_json
@@ -58,10 +58,10 @@ from .watch import Watch
 log = logging.getLogger("keylane.spark")
 
 POLL_S = 0.1
-"""Between two looks that find nothing: Spark asks every 10 ms."""
+"""Seconds between two looks that find nothing; Spark itself asks every 10 ms."""
 TASK_ROWS = 32_768
-"""Small ranges share a task up to this number of rows, which takes about as long to read as a task
-takes to start.
+"""Number of rows up to which small ranges share a task; to read them takes about as long as to
+start a task.
 """
 T = TypeVar("T")
 TaskReader = Callable[[ReadOptions, Sequence[PlannedRange]], Iterator[pa.RecordBatch]]
@@ -69,13 +69,13 @@ TaskReader = Callable[[ReadOptions, Sequence[PlannedRange]], Iterator[pa.RecordB
 
 @dataclass
 class StreamTask(InputPartition):
-    """One task of a batch: the ranges that it reads, one after another."""
+    """One task of a batch, with the ranges that it reads one after another."""
 
     ranges: tuple[PlannedRange, ...]
 
 
 class KeylaneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The stream of one query; see the module."""
+    """The stream of one query; see the head of the module."""
 
     def __init__(
         self, options: ReadOptions, settings: StreamSettings, read_task: TaskReader
@@ -91,15 +91,15 @@ class KeylaneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ── on the driver ─────────────────────────────────────────────────────────────────────────────
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - a name of PySpark
         """
-        Where batch 0 begins; the same in each call of one reader.
+        Return the offset at which batch 0 begins, which is the same in each call of one reader.
 
-        What stands against the start is raised when a batch is asked for behind it: a batch 0 that
-        is replayed begins where its checkpoint says.
+        An error of the start is raised only when a batch after it is requested: a batch 0 that is
+        replayed begins where the checkpoint says.
         """
         return self._call(lambda driver: driver.initial())
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - a name of PySpark
-        """The option `maxRowsPerTrigger`."""
+        """Return the limit of the option `maxRowsPerTrigger`."""
         rows_max = self._settings.rows_max
         return ReadAllAvailable() if rows_max is None else ReadMaxRows(rows_max)
 
@@ -107,10 +107,11 @@ class KeylaneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
     ) -> dict[str, Any]:
         """
-        The end of the next batch; `start` itself if there is nothing to read, after a short wait.
+        Return the end of the next batch; after a short wait `start` itself if there is nothing to
+        read.
 
         Args:
-            start, limit: None before PySpark 4.2, where the batch has everything.
+            start, limit: None before PySpark 4.2, where a batch reads everything that is stored.
         """
         rows_max = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         if start is None:
@@ -118,21 +119,21 @@ class KeylaneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._call(lambda driver: driver.latest(start, rows_max))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - a name of PySpark
-        """The end of everything that is stored and not read, for the progress of the query."""
+        """Return the end of the stored messages, for the progress of the query."""
         return None if self._driver is None else self._driver.stored_ends
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - a name of PySpark
-        """Fix where the run ends: at what is stored now."""
+        """Fix the end of the run: it reads the messages that are stored now."""
         self._call(lambda driver: driver.fix_target())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[StreamTask]:
-        """The tasks of a batch: the same for the same two offsets, but for the addresses of
-        brokers.
+        """Return the tasks of a batch, which depend only on the two offsets, apart from the
+        addresses of brokers.
         """
         return self._call(lambda driver: driver.tasks(start, end))
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing: progress is Spark's own."""
+        """Do nothing, because Spark keeps the progress."""
 
     def stop(self) -> None:
         """Close the connections."""
@@ -150,14 +151,16 @@ class KeylaneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # ── in tasks ──────────────────────────────────────────────────────────────────────────────────
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one task, range by range."""
+        """Yield the rows of one task, range by range."""
         assert isinstance(partition, StreamTask)
         with readable_errors():
             yield from self._read_task(self._options, partition.ranges)
 
 
 class _Driver:
-    """What a reader has open in the driver's process, which lives as long as the query."""
+    """The connections and the state of a reader in the driver's process, which live as long as the
+    query.
+    """
 
     def __init__(self, options: ReadOptions, settings: StreamSettings) -> None:
         self._options = options
@@ -168,13 +171,13 @@ class _Driver:
         self._progress: GroupProgress | None = None
         self._initial: dict[str, Any] | None = None
         self._start_error: KeylaneError | None = None
-        """Why no batch can begin where the options ask for."""
-        self._asked_for_everything = False
+        """The reason why no batch can begin at the start of the options."""
+        self._everything_requested = False
         self._view: View | None = None
         self._ends: dict[int, int] | None = None
         self._target: dict[int, int] | None = None
         self._idle = False
-        self._told: set[LostRange] = set()
+        self._logged: set[LostRange] = set()
         self.stored_ends: dict[str, Any] | None = None
         try:
             self.run(self._open())
@@ -183,7 +186,7 @@ class _Driver:
             raise
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do the work in the event loop of this driver."""
+        """Run the work in the event loop of this driver."""
         return self._runner.run(work)
 
     def close(self) -> None:
@@ -200,16 +203,16 @@ class _Driver:
 
     async def initial(self) -> dict[str, Any]:
         """
-        Where batch 0 begins.
+        Return the offset at which batch 0 begins.
 
         Raises:
-            DataLossError, ManifestError, PartitionUnknownError, OffsetOutOfRangeError: what the
-                options ask for is not there, and a Spark that tells no start has a new batch 0 for
-                it.
+            DataLossError, JobError, PartitionUnknownError, OffsetOutOfRangeError: the start of
+                the options is not stored, and this version of Spark, which passes no start, begins
+                a new batch 0.
         """
         if self._initial is None:
             await self._fix_initial()
-        if self._start_error is not None and self._asked_for_everything:
+        if self._start_error is not None and self._everything_requested:
             raise self._start_error
         assert self._initial is not None
         return self._initial
@@ -221,7 +224,7 @@ class _Driver:
             begins = await self._begins(view)
         except (
             DataLossError,
-            ManifestError,
+            JobError,
             PartitionUnknownError,
             OffsetOutOfRangeError,
         ) as error:
@@ -232,21 +235,21 @@ class _Driver:
         return to_json(replace(offset, keys=self._keys))
 
     def _read(self, form: dict[str, Any]) -> StreamOffset:
-        """The offset, which has to be of the keys that are read.  Raises
-        CheckpointMismatchError.
+        """Return the offset; raise CheckpointMismatchError if it is of other keys than the
+        stream's.
         """
         offset = from_json(form)
         check_keys(offset, self._keys)
         return offset
 
     async def _begins(self, view: View) -> dict[int, int]:
-        """The start that the options ask for, which has to be stored."""
+        """Return the start of the options in each partition; it must be stored."""
         for number in sorted(self._options.partitions or ()):
             branch = view.lineage.branches.get(number)  # none where the keys lie in others
             if branch is not None and branch.gone:
                 raise self._watch.no_data("partitions", number)
         begins = await self._watch.places(view, self._options.start)
-        for lost in lost_behind(view, self._options.start):
+        for lost in lost_after_start(view, self._options.start):
             self._lose(view, lost)
         for number, begin in begins.items():
             stored = view.stored.get(number)
@@ -264,10 +267,10 @@ class _Driver:
                     next_offset=stored.end,
                 )
             begins[number] = max(begin, stored.first)
-        return begins | rows_behind(view, self._options.start)
+        return begins | rows_to_skip(view, self._options.start)
 
     async def latest(self, start: dict[str, Any], rows_max: int | None) -> dict[str, Any]:
-        """The end of the batch that begins at `start`."""
+        """Return the end of the batch that begins at `start`."""
         offset = self._read(start)
         if offset.initial and self._start_error is not None:
             raise self._start_error
@@ -289,8 +292,8 @@ class _Driver:
         return start if end is offset else self._written(end)
 
     async def everything(self) -> dict[str, Any]:
-        """The end of a batch of all that is stored, for a Spark that does not tell where it
-        begins.
+        """Return the end of a batch of everything that is stored, for a Spark that does not pass
+        the start.
         """
         origin = await self._origin()
         if self._idle:
@@ -303,8 +306,8 @@ class _Driver:
         ]
         if silent:
             raise NotSentError(
-                f"the broker of partition {silent[0]} does not answer, which this version of "
-                f"PySpark cannot pass over",
+                f"the broker of partition {silent[0]} does not answer, and with this version of "
+                "PySpark no partition can be skipped",
                 partition_id=silent[0],
             )
         end = self._written(everything(view, self._watch.subjects, origin))
@@ -314,24 +317,24 @@ class _Driver:
 
     async def _origin(self) -> StreamOffset | None:
         """
-        Where batch 0 begins, for a Spark that asks for its end first; None: what the options ask
-        for is removed.
+        Return the offset at which batch 0 begins, for a Spark that asks for its end first; None if
+        messages at the start of the options were removed.
 
-        A stream that goes on from its checkpoint needs it no more.  Of another one Spark asks for
-        it next: `initial` raises.
+        A stream that continues from its checkpoint does not need it.  For another stream, Spark
+        asks for it next, and `initial` raises the error.
         """
         if self._initial is None:
             await self._fix_initial()
-        self._asked_for_everything = True
+        self._everything_requested = True
         return None if self._start_error is not None else from_json(self._initial)
 
     async def fix_target(self) -> None:
-        """Fix where a run with Trigger.AvailableNow ends."""
+        """Fix the end of a run with Trigger.AvailableNow."""
         view = await self._watch.look()
         self._target = {number: each.end for number, each in view.stored.items()}
 
     async def _bounds(self) -> dict[int, int] | None:
-        """Where the stream ends, in each partition that it reads; None: it does not."""
+        """Return the end of the stream in each partition that it reads; None if it does not end."""
         if self._settings.bounded and self._ends is None:
             self._ends = await self._watch.places(await self._watch.look(), self._options.end)
         if self._ends is None or self._target is None:
@@ -340,13 +343,13 @@ class _Driver:
 
     async def _look(self, offset: StreamOffset, *, reached: StreamOffset) -> View:
         """
-        What there is to read behind `offset`.
+        Return what there is to read after `offset`.
 
         Raises:
-            SubjectDeletedError: a subject that the stream has read is gone.
+            SubjectDeletedError: a subject that the stream has read was deleted.
             CheckpointMismatchError: the checkpoint, which has `reached`, is of other subjects; or a
-                broker stores less, and for READ_GIVE_UP_MS has not stored more: it stands on an
-                older copy of its data folder.
+                broker has stored less for READ_GIVE_UP_MS, because it runs on an older copy of its
+                data folder.
         """
 
         def too_little(view: View) -> CheckpointMismatchError | None:
@@ -354,19 +357,18 @@ class _Driver:
             return _too_little(view, reached)
 
         try:
-            return await self._watch.look_behind(offset, too_little)
+            return await self._watch.look_until(offset, too_little)
         except (SubjectDeletedError, SubjectUnknownError) as error:
             if error.subject not in reached.subjects:
                 raise
             raise SubjectDeletedError(
                 f"subject {error.subject!r}, which this stream has read, was deleted: a stream of "
-                f"a later subject of this name "
-                "needs a checkpointLocation of its own",
+                "a later subject of this name needs another checkpointLocation",
                 subject=error.subject,
             ) from error
 
     def _lose(self, view: View, lost: LostRange) -> None:
-        """Raises DataLossError, or logs the loss once where the options allow it."""
+        """Raise DataLossError, or log the loss once if the options allow it."""
         subject = view.lineage.branches[lost.partition_id].subject
         count = None if lost.end is None else lost.end - lost.start
         what = (
@@ -375,8 +377,8 @@ class _Driver:
             else f"{count} messages, [{lost.start}, {lost.end}),"
         )
         text = (
-            f"{what} of partition {lost.partition_id} of {subject} are removed, and the stream had "
-            f"not read them"
+            f"{what} of partition {lost.partition_id} of {subject} were removed before the stream "
+            "had read them"
         )
         if self._options.fail_on_data_loss:
             raise DataLossError(
@@ -387,13 +389,13 @@ class _Driver:
                 lost_until=lost.end,
                 rows=count,
             )
-        if lost not in self._told:
-            self._told.add(lost)
+        if lost not in self._logged:
+            self._logged.add(lost)
             log.warning("%s", text)
 
     # ── batches ───────────────────────────────────────────────────────────────────────────────────
     async def tasks(self, start: dict[str, Any], end: dict[str, Any]) -> list[StreamTask]:
-        """The tasks of the batch between two offsets."""
+        """Return the tasks of the batch between two offsets."""
         if start == end:
             return []
         begin, stop = self._read(start), self._read(end)
@@ -411,12 +413,12 @@ class _Driver:
         return [StreamTask(self._planned(view, task)) for task in tasks]
 
     def _planned(self, view: View, task: Sequence[BatchRange]) -> tuple[PlannedRange, ...]:
-        """What is stored of the ranges of a task."""
+        """Plan the stored parts of the ranges of a task."""
         kept = (self._kept(view, each) for each in task)
         return tuple(_planned(view, each) for each in kept if each is not None)
 
     def _kept(self, view: View, wanted: BatchRange) -> BatchRange | None:
-        """What is stored of a range; None: nothing."""
+        """Return the part of a range that is stored; None if nothing is."""
         if view.lineage.branches[wanted.partition_id].gone:
             self._lose(view, LostRange(wanted.partition_id, wanted.start, wanted.end))
             return None
@@ -433,8 +435,8 @@ class _Driver:
 
 
 def _too_little(view: View, reached: StreamOffset) -> CheckpointMismatchError | None:
-    """The error of the first partition that stores less than the stream has reached; None: there is
-    none.
+    """Return the error of the first partition that stores less than the stream has read; None if
+    there is none.
     """
     for number, at in reached.offsets.items():
         stored = view.stored.get(number)
@@ -450,7 +452,7 @@ def _too_little(view: View, reached: StreamOffset) -> CheckpointMismatchError | 
 
 
 def _check_read(view: View, ranges: Sequence[BatchRange]) -> None:
-    """Raises CheckpointMismatchError: a range is of a partition that the stream does not read."""
+    """Raise CheckpointMismatchError if the stream does not read the partition of a range."""
     for wanted in ranges:
         if wanted.partition_id not in view.lineage.branches:
             raise CheckpointMismatchError(

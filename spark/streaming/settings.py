@@ -1,11 +1,13 @@
-"""What a stream is asked for beside what it reads, and what cannot be streamed.  Pure.
+"""The options of a stream besides what it reads, and the check of options that cannot be streamed.
+Pure.
 
-maxRowsPerTrigger   the most rows of a batch                     no limit; PySpark 4.2
-end                 where the stream ends: as of a batch         it does not end; PySpark 4.2
-commitGroup         a group whose cursors follow the sink         no cursor moves; PySpark 4.2
+    option              meaning                                    default
+    maxRowsPerTrigger   limit for the rows of a batch              no limit
+    end                 where the stream ends, as in a batch       it does not end
+    commitGroup         a group whose cursors follow the sink      no cursor moves
 
-Older versions of PySpark do not tell where a batch begins, so it cannot be limited, and what the
-sink has is not known.
+All three need PySpark 4.2.  Older versions do not pass the start of a batch, so a batch cannot be
+limited, and the progress of the sink is not known.
 """
 
 from __future__ import annotations
@@ -14,20 +16,20 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from ...arrow.selection import ReadOptions
-from ...protocol.errors import KeylaneError, NotStreamableError
+from ...protocol.errors import InvalidRequestError, KeylaneError, Reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSettings:
-    """What a stream is asked for, beside what it reads."""
+    """The options of a stream besides what it reads."""
 
     rows_max: int | None = None
-    """The most rows of a batch."""
+    """Limit for the rows of a batch; None: no limit."""
     bounded: bool = False
-    """The option `end` was given."""
+    """True if the option `end` was given."""
     refused: KeylaneError | None = None
-    """Why this cannot be streamed: raised by the first call, because PySpark hides what
-    `streamReader` raises.
+    """The reason why this cannot be streamed.  The first call raises it, because PySpark hides an
+    error of `streamReader`.
     """
 
 
@@ -35,14 +37,14 @@ def stream_settings(
     options: ReadOptions, given: Collection[str], *, limited: bool
 ) -> StreamSettings:
     """
-    The settings of a stream.
+    Return the settings of a stream.
 
     Args:
-        given: names of the options that were given.
-        limited: this PySpark has read limits.
+        given: names of the given options.
+        limited: True if this PySpark has read limits.
 
     Raises:
-        NotStreamableError: an option needs a newer PySpark.
+        InvalidRequestError: an option needs a newer PySpark.
     """
     bounded = "end" in {name.lower() for name in given}
     rows_max = options.max_rows_per_trigger
@@ -53,15 +55,19 @@ def stream_settings(
     }
     for option, wanted in limits.items():
         if wanted and not limited:
-            raise NotStreamableError(
-                f"the option {option} of a stream needs PySpark 4.2 or newer", option=option
+            raise InvalidRequestError(
+                Reason.NOT_STREAMABLE,
+                f"the option {option} of a stream needs PySpark 4.2 or newer",
+                option=option,
             )
     for option, wanted in (
         ("minPartitions", options.min_partitions is not None),
         ("taskBytes", options.task_bytes is not None),
     ):
         if wanted:
-            raise NotStreamableError(
-                f"the option {option} is of a batch: a stream cuts no partition", option=option
+            raise InvalidRequestError(
+                Reason.NOT_STREAMABLE,
+                f"the option {option} is valid only for a batch: a stream cuts no partitions",
+                option=option,
             )
     return StreamSettings(rows_max=rows_max, bounded=bounded)

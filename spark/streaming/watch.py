@@ -1,8 +1,8 @@
-"""Looks at the partitions of a stream: their lineage at the metaserver, what is stored at the
-brokers.  Network only.
+"""Watches the partitions of a stream: it asks the metaserver for their lineage, and the brokers for
+their stored offsets.  Network only.
 
-The lineage is asked for again only after a partition was sealed or a call failed: what is new
-continues something sealed.
+The lineage is read again only after a partition was sealed or a call failed, because every new
+partition continues a sealed one.
 """
 
 from __future__ import annotations
@@ -40,23 +40,25 @@ from .progress import GroupProgress
 log = logging.getLogger("keylane.spark")
 
 PATIENCE_MS = 60_000
-"""How long a metaserver or a broker may be away before the query fails."""
+"""Milliseconds that a metaserver or a broker may be unreachable before the query fails."""
 LINEAGE_MS = 1_000
-"""The least time between two questions for what continues the same sealed partitions."""
+"""Shortest time in milliseconds between two requests for the children of the same sealed
+partitions.
+"""
 _PAUSES = Backoff(first_ms=100, max_ms=2_000)
 T = TypeVar("T")
 
 
 class Watch:
     """
-    The partitions of a stream, as the cluster has them.
+    The partitions of a stream, as the cluster reports them.
 
-    Each method tries again for PATIENCE_MS while a server is away.
+    Each method retries for PATIENCE_MS while a server is unreachable.
 
     Raises:
-        UnreachableError: it was away for longer.
-        SubjectUnknownError, PartitionUnknownError: there is no such subject, or no such partition
-            in the options.
+        UnreachableError: a server was unreachable for longer.
+        SubjectUnknownError, PartitionUnknownError: a subject or a partition of the options does not
+            exist.
     """
 
     def __init__(self, options: ReadOptions, *, environment: Environment | None = None) -> None:
@@ -67,20 +69,20 @@ class Watch:
         self._pauses = _PAUSES.pauses(self._environment.new_rng())
         self._lineage: Lineage | None = None
         self._every: set[int] = set()
-        """The partitions that the subjects ever had, also those that the stream does not read."""
+        """All partitions that the subjects ever had, also those that the stream does not read."""
         self._continued: set[int] = set()
-        """Partitions that have children, which are open or were."""
+        """Partitions whose children are open, or were."""
         self._unknown: set[int] = set()
-        """Sealed partitions whose continuation was asked for after they were seen sealed, and was
-        not known.
+        """Sealed partitions without known children, although the lineage was read after they were
+        sealed.
         """
         self._learnt_ms = 0
         self.subjects: dict[str, int] = {}
-        """Subject → its id; known after a look."""
+        """Ids of the subjects by name; known after the first look."""
 
     def open(self) -> None:
-        """Open the connections in the running event loop.  Raises ConfigError: a file of the TLS or
-        the token.
+        """Open the connections in the running event loop; raise ConfigError if a file of TLS or
+        with a token cannot be used.
         """
         network = self._environment.network
         if network is None:
@@ -89,7 +91,7 @@ class Watch:
         self._meta = MetaClient(self._connections.open(), self._options.meta)
 
     async def close(self) -> None:
-        """Close every connection; a cancellation is raised when that is done."""
+        """Close all connections; a cancellation is raised after that."""
         await clean_up(self._end)
 
     async def _end(self) -> None:
@@ -101,10 +103,10 @@ class Watch:
 
     async def look(self, offset: StreamOffset | None = None) -> View:
         """
-        What there is to read now.
+        Return what there is to read now.
 
         Args:
-            offset: partitions that it has finished are not asked for.
+            offset: partitions that were read to their end at this offset are left out.
         """
         view = await self.patiently(lambda: self._look(offset))
         missing = sorted((self._options.partitions or set()) - self._every)
@@ -112,15 +114,14 @@ class Watch:
             raise self._no_partition("partitions", missing[0])
         return view
 
-    async def look_behind(
+    async def look_until(
         self, offset: StreamOffset, check: Callable[[View], KeylaneError | None]
     ) -> View:
         """
-        As `look`, again and again for READ_GIVE_UP_MS while `check` says that a broker stores too
-        little.
+        Repeat `look` for READ_GIVE_UP_MS, until `check` returns no error.
 
         Raises:
-            KeylaneError: what `check` says still.
+            KeylaneError: the error that `check` still returns after that time.
         """
         until_ms = self._clock.boot_ms() + READ_GIVE_UP_MS
         while True:
@@ -135,12 +136,12 @@ class Watch:
             await asyncio.sleep(self._pauses.next_ms() / 1000)
 
     async def places(self, view: View, bound: ReadBound) -> dict[int, int]:
-        """The offset that a bound means in each partition of a view whose data is not gone; times
+        """Return the offset of a bound in each partition of a view whose data is not gone; times
         are placed in order.
         """
         lineage = view.lineage
-        # The options may leave out partitions that a backfill has, or that a bound names: keys may
-        # lie in others.
+        # A backfill or a bound may name partitions that the options exclude because they hold none
+        # of the keys.
         unknown = sorted(bound.by_partition.keys() - self._every)
         if unknown:
             option = "start" if bound is self._options.start else "end"
@@ -158,11 +159,13 @@ class Watch:
         return places | place_in_order(own, lineage.parents)
 
     def progress_of(self, group: str) -> GroupProgress:
-        """The cursors of a group that follow this stream; call it when it is open."""
+        """Return the progress of a group that follows this stream; call it after `open`."""
         return GroupProgress(self._meta, group, self._clock)
 
     async def patiently(self, call: Callable[[], Awaitable[T]]) -> T:
-        """The result of a call, which is tried again for PATIENCE_MS while a server is away."""
+        """Return the result of a call, which is retried for PATIENCE_MS while a server is
+        unreachable.
+        """
         since: int | None = None
         while True:
             try:
@@ -210,9 +213,9 @@ class Watch:
         return self._lineage
 
     def _excluded(self, route: Route, branches: Iterable[Branch]) -> set[int]:
-        """The ids of the partitions of the route's subject that the stream does not read."""
+        """Return the ids of the partitions of the route's subject that the stream does not read."""
         only = self._options.partitions
-        # Of a best_tried subject that is not static a keyed message may lie in any partition.
+        # In a best_tried subject that is not static, a keyed message may be in any partition.
         keys = None if route.may_leave else self._options.keys
         wanted = None if keys is None else {int(logical_partition(key)) for key in keys}
         return {
@@ -226,9 +229,7 @@ class Watch:
         }
 
     def no_data(self, option: str, partition_id: int) -> PartitionUnknownError:
-        """The error of a stream that is to begin in a partition whose data is gone; `option` names
-        it.
-        """
+        """Return the error of a stream whose `option` names a partition without data."""
         subjects = ", ".join(self._options.subjects)
         return PartitionUnknownError(
             f"{option}: subject {subjects} has no data in partition {partition_id}",
@@ -265,17 +266,17 @@ class Watch:
     async def _stored(
         self, lineage: Lineage, offset: StreamOffset | None, known: dict[int, StoredOffsets]
     ) -> dict[int, StoredOffsets]:
-        """What the brokers store of each partition that is neither gone nor finished, beside what
-        is known.
+        """Ask the brokers for the stored offsets of each partition that is neither gone, nor
+        finished, nor known already.
         """
         done = set() if offset is None else finished(View(lineage), offset)
-        asked = [
+        numbers = [
             number
             for number, branch in lineage.branches.items()
             if number not in done and number not in known and not branch.gone
         ]
-        answers = await in_turns(self._status, [lineage.branches[number] for number in asked])
-        statuses = zip(asked, answers, strict=True)
+        answers = await in_turns(self._status, [lineage.branches[number] for number in numbers])
+        statuses = zip(numbers, answers, strict=True)
         return known | {
             number: StoredOffsets(
                 status.first_offset, status.next_offset, status.state is PartitionState.SEALED
@@ -285,7 +286,9 @@ class Watch:
         }
 
     async def _status(self, branch: Branch) -> PartitionStatus | None:
-        """None: the partition was abandoned, and its broker is silent still."""
+        """Return the status of a partition; None if it was abandoned and its broker does not
+        answer.
+        """
         try:
             return await self._broker(branch.partition).control(
                 endpoints.PARTITION, id=branch.partition.partition_id
@@ -295,7 +298,7 @@ class Watch:
                 return None
             raise
         except PartitionUnknownError:
-            await self._learn()  # a deleted subject says so
+            await self._learn()  # raises a clearer error if the subject was deleted
             raise
 
     def _broker(self, partition: Partition) -> BrokerClient:
@@ -327,7 +330,7 @@ class Watch:
 
 
 def _holds(partition: Partition, logical_partitions: set[int]) -> bool:
-    """True if one of these logical partitions is in the partition's range."""
+    """Return True if one of these logical partitions is in the partition's range."""
     return any(
         partition.range_start <= number < partition.range_end for number in logical_partitions
     )

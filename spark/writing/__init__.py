@@ -1,1 +1,1 @@
-"""Spark writes subjects: each row once, in the order of its key, whatever is tried again."""
+"""Writes from Spark to subjects: each row once, in the order of its key, in spite of retries."""

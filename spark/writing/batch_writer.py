@@ -1,12 +1,12 @@
-"""`df.write.format("keylane")`: tasks fill a hidden subject, the driver's commit publishes it.
+"""`df.write.format("keylane")`: tasks fill a hidden subject, and the driver's commit publishes it.
 Needs pyspark.
 
-writer()   driver   the hidden subject is made
-write()    tasks    rows of the task, numbered; a retry or a second attempt stores nothing twice
-commit()   driver   as many messages as rows: published in the target, once
-abort()    driver   the hidden subject is deleted
+    writer()   driver   creates the hidden subject
+    write()    tasks    store numbered rows; a retry or a second attempt stores nothing twice
+    commit()   driver   checks that there are as many messages as rows, and publishes once
+    abort()    driver   deletes the hidden subject
 
-A job with a name that is published already (`once.py`) goes the same way, and stores nothing.
+A job with a name that is already published (`once.py`) takes the same steps, and stores nothing.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ log = logging.getLogger("keylane.spark")
 
 @dataclass
 class TaskDone(WriterCommitMessage):
-    """What a successful attempt tells the driver."""
+    """The message of a successful attempt to the driver."""
 
     report: TaskReport
 
 
 class KeylaneBatchWriter(DataSourceArrowWriter):
-    """Writes one job.  It travels to the tasks and back to the driver as it is made."""
+    """Writes one job; Spark pickles it to send it to the tasks and back to the driver."""
 
     def __init__(self, options: WriteOptions, *, job: str, started_at_ns: int) -> None:
         self.options = options
@@ -62,27 +62,26 @@ class KeylaneBatchWriter(DataSourceArrowWriter):
         self._started_at_ns = started_at_ns
         self._subject_id = 0
         self._is_published = False
-        """An earlier run of the job has published its rows."""
+        """True if an earlier run of the job has published its rows."""
 
     @classmethod
     def begin(
         cls, given: Mapping[str, str], schema: StructType, *, overwrite: bool
     ) -> KeylaneBatchWriter:
         """
-        Check the options and the columns, and make the hidden subject.  Blocks.
+        Check the options and the columns, and create the hidden subject; this blocks.
 
         Raises:
-            ConfigError, RowsInvalidError, RowOrderError: the write cannot work.
-            HiddenTakenError: another job fills the hidden subject that the options name.
-            KeylaneError: what the metaserver answers.
+            ConfigError, RowsError, RowsError: the options or the columns are invalid.
+            PublishError: another job fills the hidden subject that the options name.
+            KeylaneError: the metaserver refuses, or does not answer.
         """
         options = parse_write_options(given)
         if overwrite:
             raise ConfigError(
-                'mode "overwrite" would delete what is stored, with the progress of consumers: use '
-                'mode("append"); to '
-                'replace a subject, write with option("publish", "false") and option("hidden", '
-                "NAME), look at it, then "
+                'mode "overwrite" would delete the stored messages, and the progress of '
+                'consumers: use mode("append"); to replace a subject, write with '
+                'option("publish", "false") and option("hidden", NAME), check the rows, then run '
                 "keylane subject publish NAME SUBJECT --replace"
             )
         check_columns(schema)
@@ -147,7 +146,7 @@ class KeylaneBatchWriter(DataSourceArrowWriter):
             return TaskDone(run_with_network(work, self.options.secured))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Publish what the tasks have written; a repeat changes nothing."""
+        """Publish the rows that the tasks have written; a repeat changes nothing."""
         if self._is_published:
             return
         reports = [each.report for each in messages if isinstance(each, TaskDone)]
@@ -168,7 +167,7 @@ class KeylaneBatchWriter(DataSourceArrowWriter):
             run_with_network(work, self.options.secured)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Delete what the tasks have written."""
+        """Delete the rows that the tasks have written."""
         if self._is_published:
             return
 
@@ -179,7 +178,7 @@ class KeylaneBatchWriter(DataSourceArrowWriter):
             run_with_network(work, self.options.secured)
 
     def _filled(self, network: Network) -> HiddenSubject:
-        """The hidden subject that was made for this job, and none that another one has made since
-        under its name.
+        """Return the hidden subject that was created for this job, and not a later one of the same
+        name.
         """
         return HiddenSubject(network, self.options, self.hidden, subject_id=self._subject_id)

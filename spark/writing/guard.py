@@ -1,9 +1,9 @@
-"""Refuses rows of a key whose offsets do not rise in their source partition: their order would be
-lost.  Pure.
+"""Refuses rows of a key whose offsets do not rise in their source partition, because their order
+would be lost.  Pure.
 
-The columns `partition` (or `queue`) and `offset` (or `logic_offset`) say where a row was read; with
-several subjects `subject` as well.  Offsets have to rise within each source partition and logical
-partition of a task: that keeps each key in order, and `keylane.spark.ordered` gives the logical
+The columns `partition` (or `queue`) and `offset` (or `logic_offset`), and with several subjects
+`subject`, say where a row was read.  Offsets must rise within each source partition and logical
+partition of a task.  That keeps each key in order; `keylane.spark.ordered` returns the logical
 partitions of a source partition one after another.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ...protocol.errors import RowOrderError
+from ...protocol.errors import Reason, RowsError
 from ...protocol.limits import LOGICAL_PARTITIONS
 from .job import Order
 
@@ -27,20 +27,23 @@ PAIRS = (
     ("queue", "offset"),
 )
 _NO_KEY = LOGICAL_PARTITIONS
-"""In the place of the logical partition of a row without a key."""
+"""The number that rows without a key have in place of a logical partition."""
 
 
 def guarded_columns(
     names: Sequence[str], order: Order, *, key_was_read: bool = False
 ) -> tuple[str, str] | None:
     """
-    The columns to look at, None if there is nothing to look at.
+    Return the columns to check; None if nothing has to be checked.
 
     Args:
-        key_was_read: the column `key` is that of a subject, so its rows had an order.
+        names: the columns of the rows.
+        order: the option of the write.
+        key_was_read: True if the column `key` was read from a subject, so that its rows had an
+            order.
 
     Raises:
-        RowOrderError: they are not there and have to be.
+        RowsError: columns are missing that have to be checked.
     """
     if order == "none":
         return None
@@ -48,31 +51,32 @@ def guarded_columns(
         if set(pair) <= set(names):
             return pair
     if order == "required" or {name for pair in PAIRS for name in pair} & set(names):
-        raise RowOrderError(
-            f"the columns partition and offset are wanted, and there are {', '.join(names)}"
+        raise RowsError(
+            Reason.ROW_ORDER,
+            f"the columns partition and offset are needed, and there are {', '.join(names)}",
         )
     if key_was_read:
-        raise RowOrderError(
-            "the column key was read from a subject, and the columns partition and offset, which "
-            "show that the order of "
-            "each key is kept, were dropped: keep them, or set order=none where the rows of a key "
-            "have no order"
+        raise RowsError(
+            Reason.ROW_ORDER,
+            "the column key was read from a subject, but the columns partition and offset, which "
+            "show that the order of each key is kept, were dropped: keep them, or set order=none "
+            "if the rows of a key have no order",
         )
     return None
 
 
 class OrderGuard:
-    """Looks at the rows of one task, in their order."""
+    """Checks the rows of one task, in their order."""
 
     def __init__(self, columns: tuple[str, str], *, task: int) -> None:
         self._partition, self._offset = columns
         self._task = task
         self._latest: dict[str, npt.NDArray[np.int64]] = {}
-        """Source partition → the last offset of each logical partition; -1: none."""
+        """The last offset of each logical partition, by source partition; -1: none."""
 
     @property
     def sources(self) -> dict[str, int]:
-        """As in TaskReport."""
+        """The logical partitions of each source partition; see TaskReport."""
         return {
             source: int.from_bytes(np.packbits(latest[:_NO_KEY] >= 0, bitorder="little"), "little")
             for source, latest in self._latest.items()
@@ -86,15 +90,15 @@ class OrderGuard:
         first_row: int,
     ) -> None:
         """
-        Look at the next rows.
+        Check the next rows.
 
         Args:
-            logical: their logical partitions.
-            keyed: whether each has a key: tasks cannot break an order of rows without one.
-            first_row: the number of the first one, for the error.
+            logical: the logical partition of each row.
+            keyed: whether each row has a key; rows without one have no order to break.
+            first_row: the number of the first row, for the error.
 
         Raises:
-            RowOrderError
+            RowsError: an offset does not rise.
         """
         if not batch.num_rows:
             return
@@ -134,8 +138,8 @@ class OrderGuard:
     def _follow(
         self, source: str, firsts: Any, lasts: Any, offsets: Any, logical: Any, rows: Any
     ) -> None:
-        """Check that the groups of a source partition, one of each logical partition, go on behind
-        those before.
+        """Check that the groups of a source partition, one for each logical partition, begin after
+        the earlier rows of their logical partition.
         """
         latest = self._latest.get(source)
         if latest is None:
@@ -150,11 +154,14 @@ class OrderGuard:
     def _numbers(self, batch: pa.RecordBatch, name: str) -> Any:
         column = batch.column(name)
         if column.null_count or not pa.types.is_integer(column.type):
-            raise RowOrderError(f"column {name} holds something else than whole numbers")
+            raise RowsError(
+                Reason.ROW_ORDER, f"column {name} has values that are not whole numbers"
+            )
         return column.to_numpy(zero_copy_only=False).astype(np.int64)
 
-    def _wrong(self, source: str, row: int, offset: int, before: int) -> RowOrderError:
-        return RowOrderError(
+    def _wrong(self, source: str, row: int, offset: int, before: int) -> RowsError:
+        return RowsError(
+            Reason.ROW_ORDER,
             f"row {row} of task {self._task} has offset {offset} of {self._partition} {source}, "
             f"after offset {before}",
             task=self._task,

@@ -1,7 +1,7 @@
-"""The hidden subject of a job: made, counted, published or deleted.  Network only.
+"""Creates, counts, publishes and deletes the hidden subject of a job.  Network only.
 
-Each call is tried again until the metaserver answers, for the time that the options say: it may be
-started anew meanwhile.
+Each call is retried for the time of the options until the metaserver answers, because it may be
+restarting.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ from ...protocol.clock import Clock, SystemClock
 from ...protocol.control import DeleteSubject, PartitionStatus, SubjectView
 from ...protocol.endpoints import CAPABILITY
 from ...protocol.errors import (
-    AccessOffError,
-    CommitUnknownError,
+    InvalidRequestError,
     KeylaneError,
     NotSentError,
-    OperationRunningError,
-    PublishOutdatedError,
+    PublishError,
+    Reason,
     RetryRule,
-    RowsRemovedError,
+    RowsError,
     SubjectDeletedError,
     SubjectUnknownError,
 )
@@ -56,10 +55,9 @@ class HiddenSubject:
     The hidden subject `name` of a job.
 
     Args:
-        subject_id: its id, once it is made: another subject of its name is not counted, published
-            or deleted.  0: not known.
-        filled_by: the job that fills it, for people; the one of another job is refused when it is
-            made.
+        subject_id: its id after it was created, so that a later subject of its name is not counted,
+            published or deleted; 0: not known.
+        filled_by: the text that names the job; a hidden subject of another job is refused.
     """
 
     def __init__(
@@ -83,18 +81,18 @@ class HiddenSubject:
 
     async def make(self, *, cut: bool = False) -> SubjectView:
         """
-        Make it; again changes nothing.
+        Create it; a repeated call changes nothing.
 
         Args:
-            cut: also begin to continue the target behind it; see `cut`.
+            cut: also begin to cut the target; see `cut`.
 
         Raises:
-            PublishOutdatedError: the target's partitions have changed since it was made, so they
+            PublishError: the target's partitions have changed since it was created, so they
                 cannot be cut.
-            HiddenTakenError: another job fills it.
-            SubjectUnknownError: the target does not exist, and the options do not say to create it.
-            AccessDeniedError: the job has not all rights; names each that it will need.
-            KeylaneError: what the metaserver answers, or that it does not answer.
+            PublishError: another job fills it.
+            SubjectUnknownError: the target does not exist, and the options do not create it.
+            AccessDeniedError: the job lacks rights; the error names all that it needs.
+            KeylaneError: the metaserver refuses, or does not answer.
         """
         await self._check_rights()
         ask = HideSubject(
@@ -106,12 +104,14 @@ class HiddenSubject:
         return await self._trying(lambda: self._meta.hide_subject(self._options.subject, ask))
 
     async def _check_rights(self) -> None:
-        """Look at the rights that the whole job needs: else a grant that lacks is told when rows
-        are made already.
+        """Check the rights that the whole job needs, so that a missing grant is reported before any
+        row is written.
         """
         try:
             shown = await self._trying(lambda: self._meta.call(CAPABILITY, AskCapability()))
-        except AccessOffError:
+        except InvalidRequestError as error:
+            if error.reason is not Reason.ACCESS_OFF:
+                raise
             return
         may, _, _ = parts_of(shown.bearer)
         target = self._options.subject
@@ -124,26 +124,30 @@ class HiddenSubject:
 
     async def cut(self) -> tuple[SubjectView, frozenset[int]]:
         """
-        Make it, and continue the target behind it: what it is made of is sealed, and what is sent
-        now lies behind both.
+        Create it, seal the target's partitions, and let new partitions of the target follow both.
 
-        One without messages is made anew if the target's partitions have changed before the cut;
-        another one that was made under its name meanwhile stays.
+        If it has no messages, and the target's partitions have changed before the cut, it is
+        created again; a later subject of its name is kept.
 
         Returns:
-            The hidden subject, and the ids of all partitions of the target that lie before the cut
-            and have data.
+            The hidden subject, and the ids of all partitions of the target before the cut that have
+            data.
 
         Raises:
-            What `make` raises; NotSentError: the cut is not done in time.
+            NotSentError: the cut was not done in time.
+            The errors of `make`.
         """
         left, view = CUTS_MAX, None
         while view is None:
             left -= 1
             try:
                 view = await self.make(cut=True)
-            except PublishOutdatedError:
-                if not left or not await self._delete_empty():
+            except PublishError as error:
+                if (
+                    error.reason is not Reason.PUBLISH_OUTDATED
+                    or not left
+                    or not await self._delete_empty()
+                ):
                     raise
         parents = {parent for each in view.route.partitions for parent in each.parents}
         first = min(each.partition_id for each in view.route.partitions)
@@ -161,14 +165,12 @@ class HiddenSubject:
             if self._clock.boot_ms() >= until:
                 raise NotSentError(
                     f"partitions of {self._options.subject!r} are not sealed yet; `keylane "
-                    f"operations` says why"
+                    "operations` shows why"
                 )
             await asyncio.sleep(POLL_S)
 
     async def _delete_empty(self) -> bool:
-        """Delete the one that has the name, of which the messages are counted; False: it has
-        some.
-        """
+        """Delete the hidden subject if it has no messages; return False if it has some."""
         try:
             route = await self._trying(lambda: self._meta.route(self.name))
             check_same(route, self._subject_id)
@@ -189,11 +191,11 @@ class HiddenSubject:
 
     async def kept(self) -> dict[int, int]:
         """
-        As `stored`, if all of them are still there.
+        Return the result of `stored`, after checking that no message was removed.
 
         Raises:
-            RowsRemovedError: retention has removed some, as it may where the target's retention is
-                TIME.
+            RowsError: retention has removed some, which can happen if the target's retention
+                is TIME.
         """
         statuses = await self._statuses()
         for partition_id, status in statuses.items():
@@ -202,11 +204,12 @@ class HiddenSubject:
 
     async def stored(self) -> dict[int, int]:
         """
-        Partition id → messages, removed ones too.
+        Return the number of messages by partition id, removed ones included.
 
         Raises:
             UnreachableError: a broker does not answer.
-            SubjectUnknownError, SubjectDeletedError: it is gone, or another one has its name.
+            SubjectUnknownError, SubjectDeletedError: it was deleted, or another subject has its
+                name.
         """
         return _stored(await self._statuses())
 
@@ -229,21 +232,23 @@ class HiddenSubject:
         return await self._trying(ask)
 
     async def continues_target(self) -> bool:
-        """Whether the target exists: the partitions are children of its partitions."""
+        """Return True if the target exists, so that the partitions are children of its
+        partitions.
+        """
         route = await self._trying(lambda: self._meta.route(self.name))
         check_same(route, self._subject_id)
         return any(partition.parents for partition in route.partitions)
 
     async def publish(self, *, replace: bool = False) -> Publication:
         """
-        Publish it, and wait until the route has changed; again changes nothing.
+        Publish it, and wait until the route has changed; a repeated call changes nothing.
 
         Raises:
-            CommitUnknownError: the metaserver has not answered in time.
-            PublishOutdatedError: the target's partitions were changed, or the publication was
+            PublishError: the metaserver has not answered in time.
+            PublishError: the target's partitions were changed, or the publication was
                 canceled.
             SubjectDeletedError: another subject has the name, or was published under it.
-            KeylaneError: the metaserver's refusal; nothing is published.
+            KeylaneError: the metaserver refuses; nothing is published.
         """
         ask = PublishSubject(
             target=self._options.subject, replace=replace, subject_id=self._subject_id
@@ -262,14 +267,16 @@ class HiddenSubject:
         except KeylaneError as error:
             if error.retry is RetryRule.NEVER:
                 raise
-            raise CommitUnknownError(
+            raise PublishError(
+                Reason.COMMIT_UNKNOWN,
                 f"{self.name!r} may be published in {self._options.subject!r} or not: "
                 f"{error.message}",
                 subject=self.name,
                 target=self._options.subject,
             ) from error
         if answer.state is OperationState.CANCELED:
-            raise PublishOutdatedError(
+            raise PublishError(
+                Reason.PUBLISH_OUTDATED,
                 f"the publication of {self.name!r} was canceled: its rows are not in "
                 f"{self._options.subject!r}, write them again",
                 subject=self.name,
@@ -278,7 +285,7 @@ class HiddenSubject:
         return answer
 
     async def delete(self) -> None:
-        """Delete it unless it is published or gone; a repeat changes nothing."""
+        """Delete it unless it is published or deleted; a repeat changes nothing."""
         try:
             ask = DeleteSubject(force=True, subject_id=self._subject_id)
             await self._trying(
@@ -288,7 +295,9 @@ class HiddenSubject:
             return
 
     async def abandon(self) -> None:
-        """Delete one whose making has failed, which the metaserver would go on with; asks once."""
+        """Delete it after its creation has failed, which the metaserver would otherwise complete;
+        try once.
+        """
         with suppress(KeylaneError):
             await self._meta.call(
                 endpoints.DELETE_SUBJECT, DeleteSubject(force=True), subject=self.name
@@ -301,23 +310,18 @@ class HiddenSubject:
             try:
                 return await ask()
             except KeylaneError as error:
-                passes = error.retry is not RetryRule.NEVER or isinstance(
-                    error, OperationRunningError
-                )
-                if not passes or self._clock.boot_ms() >= until:
+                if error.retry is RetryRule.NEVER or self._clock.boot_ms() >= until:
                     raise
             await asyncio.sleep(pauses.next_ms() / 1000)
 
 
 def check_kept(hidden: str, partition_id: int, first_offset: int) -> None:
-    """Raises RowsRemovedError: the partition of the hidden subject begins behind its first row, as
-    retention has removed some.
-    """
+    """Raise RowsError if retention has removed rows of the hidden subject's partition."""
     if first_offset:
-        raise RowsRemovedError(
+        raise RowsError(
+            Reason.ROWS_REMOVED,
             f"retention has removed {counted(first_offset, 'row')} of partition {partition_id} of "
-            f"{hidden!r} before their "
-            "publication",
+            f"{hidden!r} before their publication",
             subject=hidden,
             partition_id=partition_id,
             rows=first_offset,

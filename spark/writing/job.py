@@ -1,12 +1,13 @@
-"""What a write is: its options, its tasks' reports, and whether a job may be published.  Pure.
+"""The options of a write, the reports of its tasks, and the check before a job is published.  Pure.
 
-    tasks: rows ─▶ hidden subject;  each task ends with a TaskReport ─▶ driver: check_job ─▶
-        publish, once
+    tasks: rows ─▶ hidden subject;  each task ends with a TaskReport
+    driver: check_job ─▶ publish, once
 
 Invariants
     A job is published only if the hidden subject has exactly the rows of one successful attempt of
-    each task. Of two tasks with rows of one source partition, none has a logical partition of the
-    other: else a key's rows could be stored in any order.
+    each task.
+    Two tasks with rows of the same source partition have no logical partition in common: otherwise
+    the rows of a key could be stored in any order.
 """
 
 from __future__ import annotations
@@ -21,13 +22,7 @@ import xxhash
 
 from ...arrow.secured import PLAIN, Secured
 from ...protocol.address import addresses_of
-from ...protocol.errors import (
-    ConfigError,
-    KeylaneError,
-    RowOrderError,
-    RowsDifferError,
-    SubjectDeletedError,
-)
+from ...protocol.errors import ConfigError, KeylaneError, Reason, RowsError, SubjectDeletedError
 from ...protocol.ids import Subject, check_name
 from ...protocol.limits import PARTITIONS_MAX
 from ...protocol.routing import Route
@@ -48,11 +43,10 @@ NAMES = (
     *SECURING,
 )
 SPARK_ADDS = ("path", "checkpointlocation", "provider", "owner", "querycontext")
-"""Options that Spark hands over and that are not ours; and every one that begins with `option.`."""
+"""Options that Spark adds, besides those that begin with `option.`."""
 SQL_WRITES = (
-    "INSERT and CREATE TABLE … AS SELECT of SQL hand a write no options, also not "
-    "those of the table: "
-    'write by frame.write.format("keylane")'
+    "INSERT and CREATE TABLE … AS SELECT in SQL pass no options to a write, not even those of the "
+    'table: use frame.write.format("keylane")'
 )
 ONCE_CHARS_MAX = 100
 _ONCE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)/([0-9]+)")
@@ -65,17 +59,21 @@ class WriteOptions:
     """
     The options of a write.
 
-        meta        host:port of a metaserver, several by comma                            required
-        subject     the subject to write to                                                required
-        partitions  create the subject with this many partitions if it does not exist        it must exist
-        order       auto: rows with columns partition (or queue) and offset have to rise   auto
-                    and a key that was read has to come with them
-                    required: they have to be there; none: they are not looked at
-        once        name and number of a batch job, as landing/17: published once, however often it is run
-        hidden      name of the hidden subject that a batch job fills                      SUBJECT.hidden-<id>
-        publish     false: fill `hidden`, and leave it hidden                              true
-        timeoutMs   how long a task, or the commit, waits for a broker or the metaserver   120000
-        tlsCa, tlsCert, tlsKey, tokenFile   see securing.py                               as the environment says
+        option      meaning                                                         default
+        meta        host:port of a metaserver; several, separated by commas         required
+        subject     the subject to write to                                         required
+        partitions  create the subject with this many partitions if it does not     it must exist
+                    exist
+        order       auto: if there are columns partition (or queue) and offset,     auto
+                    offsets must rise, and a key that was read must have them;
+                    required: the columns must exist; none: they are not checked
+        once        name and number of a batch job, for example landing/17, which
+                    is published once, however often it runs
+        hidden      name of the hidden subject that a batch job fills               chosen
+        publish     false: fill `hidden`, and leave it hidden                       true
+        timeoutMs   milliseconds that a task, or the commit, waits for a broker     120000
+                    or the metaserver
+        tlsCa, tlsCert, tlsKey, tokenFile   see securing.py                         environment
     """
 
     meta: tuple[str, ...]
@@ -83,7 +81,7 @@ class WriteOptions:
     partitions: int = 0
     order: Order = "auto"
     once: str = ""
-    """The job that the option names, as a part of the name of its hidden subject."""
+    """The name of the job, in the form that is part of the name of its hidden subject."""
     hidden: str = ""
     publish: bool = True
     timeout_ms: int = TIMEOUT_MS
@@ -92,10 +90,10 @@ class WriteOptions:
 
 def parse_write_options(given: Mapping[str, str]) -> WriteOptions:
     """
-    Read options as Spark hands them over: text to text, names in any case.
+    Parse options as Spark passes them: names and values are texts, names in any case.
 
     Raises:
-        ConfigError: lists every option that is unknown, missing, or has a value that cannot be.
+        ConfigError: it lists every option that is unknown or missing, or has an invalid value.
     """
     options = {str(name).lower(): str(value).strip() for name, value in given.items()}
     problems: dict[str, str] = {}
@@ -133,31 +131,31 @@ def parse_write_options(given: Mapping[str, str]) -> WriteOptions:
 
 def _whole(text: str, low: int, high: int) -> int:
     if not text.isascii() or not text.isdigit() or not low <= int(text[:20]) <= high:
-        raise ValueError(f"a whole number from {low} to {high} is wanted, not {text!r:.80}")
+        raise ValueError(f"give a whole number from {low} to {high}, not {text!r:.80}")
     return int(text)
 
 
 def _order(text: str) -> str:
     if text.lower() not in {"auto", "required", "none"}:
-        raise ValueError(f"auto, required or none is wanted, not {text!r:.80}")
+        raise ValueError(f"give auto, required or none, not {text!r:.80}")
     return text.lower()
 
 
 def _job_of(once: str) -> str:
-    """The job that the option `once` names: of `landing/17` it is `landing-17`."""
+    """Return the job that the option `once` names: for `landing/17` it is `landing-17`."""
     match = _ONCE.fullmatch(once)
     if match is None or len(once) > ONCE_CHARS_MAX:
         # Without a number all batches of a query would be one job, of which the first alone is
         # published.
         raise ValueError(
-            f"a name and the number of the batch are wanted, as landing/17, not {once!r:.80}"
+            f"give a name and the number of the batch, for example landing/17, not {once!r:.80}"
         )
     return f"{match[1]}-{int(match[2])}"
 
 
 def _flag(text: str) -> bool:
     if text.lower() not in {"true", "false"}:
-        raise ValueError(f"true or false is wanted, not {text!r:.80}")
+        raise ValueError(f"give true or false, not {text!r:.80}")
     return text.lower() == "true"
 
 
@@ -179,11 +177,11 @@ _PARSERS: Mapping[str, Callable[[str], object]] = {
 
 def check_unused(hidden: str, subject: str, stored: Mapping[int, int]) -> None:
     """
-    Check that a job may fill the hidden subject that its options name: a job that fails deletes
-    what it has filled.
+    Check that a job may fill the hidden subject that its options name; the job would delete it if
+    it failed.
 
     Args:
-        stored: partition id of the hidden subject → messages.
+        stored: the number of messages by partition id of the hidden subject.
 
     Raises:
         ConfigError: another job has filled it.
@@ -191,8 +189,8 @@ def check_unused(hidden: str, subject: str, stored: Mapping[int, int]) -> None:
     if count := sum(stored.values()):
         problem = (
             f"{hidden!r} has {count} messages of another job: publish them (keylane subject "
-            f"publish {hidden} {subject}), "
-            f"delete them (keylane subject delete {hidden}), or give another name"
+            f"publish {hidden} {subject}), delete them (keylane subject delete {hidden}), or give "
+            "another name"
         )
         raise ConfigError(f"the options cannot work: hidden: {problem}")
 
@@ -202,7 +200,7 @@ def check_same(route: Route, subject_id: int) -> None:
     Check that a route is that of the subject that a job began to fill.
 
     Args:
-        subject_id: its id; 0: not known.
+        subject_id: the id of the subject; 0: not known.
 
     Raises:
         SubjectDeletedError: it was deleted, and another subject has its name.
@@ -210,14 +208,14 @@ def check_same(route: Route, subject_id: int) -> None:
     if subject_id and route.subject_id and route.subject_id != subject_id:
         raise SubjectDeletedError(
             f"subject {route.subject!r} with id {subject_id} was deleted, and another one has its "
-            f"name: it is not of this job",
+            "name, which does not belong to this job",
             subject=str(route.subject),
         )
 
 
 def producer_id(*parts: object) -> int:
-    """The id under which the rows of a task are numbered: the same for each attempt of the same
-    task.
+    """Return the id under which the rows of a task are numbered, which is the same for each attempt
+    of the task.
     """
     text = "\0".join(map(str, parts)).encode()
     return xxhash.xxh3_64_intdigest(text) >> 1 | 1
@@ -225,36 +223,37 @@ def producer_id(*parts: object) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskReport:
-    """What an attempt of a task has stored, as it says itself."""
+    """The report of an attempt of a task about the rows that it has stored."""
 
     task: int
     rows: Mapping[int, int] = field(default_factory=dict)
-    """Partition id → rows of the task."""
+    """The number of rows by partition id."""
     sources: Mapping[str, int] = field(default_factory=dict)
-    """Source partition → the logical partitions of its rows that have a key, bit by bit."""
+    """The logical partitions of the rows with a key as a bit set, by source partition."""
 
 
 def check_job(reports: Sequence[TaskReport | None], stored: Mapping[int, int]) -> int:
     """
-    Check that a job may be published; returns its rows.
+    Check that a job may be published, and return its number of rows.
 
     Args:
-        reports: one of each task; None: the attempt has said nothing, as one that has no rows may.
-        stored: partition id of the hidden subject → messages.
+        reports: a report of each task; None for an attempt without rows that has sent none.
+        stored: the number of messages by partition id of the hidden subject.
 
     Raises:
-        RowOrderError: two tasks may have written rows of one key.
-        RowsDifferError: there are other rows than those of the tasks.
+        RowsError: two tasks may have written rows of the same key.
+        RowsError: the hidden subject does not have exactly the rows of the tasks.
     """
-    said = [report for report in reports if report is not None]
-    check_sources(said)
+    received = [report for report in reports if report is not None]
+    check_sources(received)
     wanted: Counter[int] = Counter()
-    for report in said:
+    for report in received:
         wanted.update(report.rows)
     for partition_id in sorted({*wanted, *stored}):
         there = stored.get(partition_id, 0)
         if there != wanted[partition_id]:
-            raise RowsDifferError(
+            raise RowsError(
+                Reason.ROWS_DIFFER,
                 f"partition {partition_id} has {there} messages, and the tasks have written "
                 f"{wanted[partition_id]}",
                 partition_id=partition_id,
@@ -263,17 +262,17 @@ def check_job(reports: Sequence[TaskReport | None], stored: Mapping[int, int]) -
 
 
 def check_sources(reports: Sequence[TaskReport]) -> None:
-    """Raises RowOrderError if rows of one source partition and one logical partition are in two
-    tasks.
+    """Raise RowsError if two tasks have rows of the same source partition and logical
+    partition.
     """
     seen: dict[str, int] = {}
     for report in reports:
         for source, logical in report.sources.items():
             if seen.get(source, 0) & logical:
-                raise RowOrderError(
+                raise RowsError(
+                    Reason.ROW_ORDER,
                     f"rows of one key of source partition {source} may be in task {report.task} "
-                    f"and in another one: "
-                    "tasks run at the same time",
+                    "and in another one, and tasks run at the same time",
                     task=report.task,
                 )
             seen[source] = seen.get(source, 0) | logical

@@ -1,23 +1,25 @@
-"""Sends the rows of one task: a lane for each partition, in numbered batches that brokers know
-again.
+"""Sends the rows of one task: a lane for each partition, with batches that brokers recognize.
 
-    rows ─by range─▶ lanes ─cut─▶ batches: producer id of (job, task, partition, range), sequence =
-        number of the row ─▶ broker
-                       │ sealed: rows that it has not stored
-                       └▶ lanes of its children, numbered anew
+    rows ─by range─▶ lanes ─cut─▶ batches: producer id of (job, task, partition, range),
+                       │                   sequence = number of the row ─▶ broker
+                       │ sealed: rows that the partition has not stored
+                       └▶ lanes of its children, with new numbers
 
-A task begins with the oldest partitions that have data, sealed ones too: an earlier attempt may
-have stored rows there.  A sealed partition answers "duplicate" for what it has, and refuses the
-rest, which goes to its children.  So an attempt gives the rows of a lane the same numbers, also
-behind partitions that have expired between two attempts without rows of the first: lanes end where
-the ranges of expired partitions end, which the history of the subject tells. Where they had some,
-the lanes behind them get other rows than before, which their brokers refuse.
+A task begins with the oldest partitions that have data, sealed ones included, because an earlier
+attempt may have stored rows there.  A sealed partition answers "duplicate" for rows that it has,
+and refuses the others, which go to its children.  So each attempt gives the rows of a lane the same
+numbers.  This holds even if partitions without rows of the task have expired between two attempts:
+lanes also end where the ranges of expired partitions end, which are in the history of the subject.
+If an expired partition had rows of the task, the lanes of its children get other rows than before,
+and their brokers refuse them.
 
 Invariants
-    Each row has a lane: lanes cover all logical partitions, whichever of a partition's parents have
-    expired. The rows of a lane are stored in their order; a row is stored once, however often the
-    task is repeated. A lane gives its rows to the children of its partition only after every
-    earlier batch is answered.
+    Each row has a lane: lanes cover all logical partitions, whichever parents of a partition have
+    expired.
+    The rows of a lane are stored in their order, and each row once, however often the task is
+    repeated.
+    A lane gives its rows to the children of its partition only after every earlier batch was
+    answered.
 """
 
 from __future__ import annotations
@@ -38,8 +40,9 @@ from ...protocol.errors import (
     KeylaneError,
     NotSentError,
     PartitionUnknownError,
+    Reason,
     RetryRule,
-    RowsDifferError,
+    RowsError,
     SequenceGapError,
     SequenceReusedError,
     StaleRouteError,
@@ -57,7 +60,7 @@ from .shares import PastRanges, RangeShare, oldest_shares
 
 CALL_TIMEOUT_MS = 10_000
 QUEUE_MAX = 16
-"""Batches of a lane that wait or are in flight; then the task waits."""
+"""Number of batches of a lane, waiting or in flight, above which the task waits."""
 T = TypeVar("T")
 _BACKOFF = Backoff()
 _MOVED = (PartitionUnknownError, WrongBrokerError)
@@ -68,11 +71,12 @@ class TaskSender:
     Sends rows of a task to a subject.
 
     Args:
-        identity: what the task is known by, the same for each attempt: job or query and batch, then
-            the task's number.
-        sent_at_ns: the time of rows that have none.
-        timeout_ms: how long one batch waits for its broker.
-        subject_id: the subject's id: another one of its name gets no row.  0: the one of this name.
+        identity: the identity of the task, the same for each attempt: job, or query and batch, then
+            the number of the task.
+        sent_at_ns: the time of rows that have none, in nanoseconds since 1970.
+        timeout_ms: milliseconds that one batch waits for its broker.
+        subject_id: the id of the subject, so that a later subject of its name gets no rows; 0: the
+            present subject of this name.
     """
 
     def __init__(
@@ -89,13 +93,18 @@ class TaskSender:
         rng: random.Random,
         subject_id: int = 0,
     ) -> None:
-        self.network, self.meta, self.subject = network, meta, subject
+        self.network = network
+        self.meta = meta
+        self.subject = subject
         self.subject_id = subject_id
-        self.identity, self.task = tuple(identity), task
-        self.sent_at_ns, self.timeout_ms = sent_at_ns, timeout_ms
-        self.clock, self.rng = clock, rng
+        self.identity = tuple(identity)
+        self.task = task
+        self.sent_at_ns = sent_at_ns
+        self.timeout_ms = timeout_ms
+        self.clock = clock
+        self.rng = rng
         self.stored: Counter[int] = Counter()
-        """Partition id → rows of the task that are stored there."""
+        """The number of stored rows of the task, by partition id."""
         self._roots: list[Lane] = []
         self._lanes: list[Lane] = []
         self._route: Route | None = None
@@ -103,7 +112,7 @@ class TaskSender:
         self._brokers: dict[str, BrokerClient] = {}
 
     async def open(self) -> Route:
-        """Ask for the route; again until the metaserver answers or the time is over."""
+        """Ask for the route, until the metaserver answers or the time is over, and create lanes."""
         route, shares = await self.trying(lambda: self._shares((0, LOGICAL_PARTITIONS)))
         self._roots = self.lanes(shares)
         return route
@@ -111,10 +120,10 @@ class TaskSender:
     async def _shares(
         self, bounds: tuple[int, int], *, behind: int = 0
     ) -> tuple[Route, list[RangeShare]]:
-        """The route, and the shares of the logical partitions [start, end) in it."""
+        """Return the route, and its shares of the logical partitions [start, end)."""
         route = await self._ask()
         self._past.learn(route.partitions)
-        if self._past.lacks(route.partitions):  # what was merged and has expired still cuts lanes
+        if self._past.lacks(route.partitions):  # merged and expired partitions still cut lanes
             history = await self.meta.call(endpoints.HISTORY, subject=self.subject)
             self._past.learn_history(
                 [each.partition for each in history.partitions], route.partitions
@@ -128,7 +137,7 @@ class TaskSender:
         return route
 
     async def trying(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Await `ask()` until it is answered; errors that do not pass are raised, and the last one
+        """Repeat `ask()` until it is answered; raise an error that cannot pass, or the last one
         after `timeout_ms`.
         """
         until = self.clock.boot_ms() + self.timeout_ms
@@ -142,27 +151,29 @@ class TaskSender:
             await asyncio.sleep(pauses.next_ms() / 1000)
 
     def lanes(self, shares: Sequence[RangeShare]) -> list[Lane]:
-        """A lane for each share."""
-        made = [Lane(self, each.partition, (each.start, each.end)) for each in shares]
-        self._lanes += made
-        return made
+        """Create a lane for each share."""
+        lanes = [Lane(self, each.partition, (each.start, each.end)) for each in shares]
+        self._lanes += lanes
+        return lanes
 
     async def put(self, rows: RowColumns) -> None:
-        """Take the next rows; returns when there is room for more."""
+        """Take the next rows, and wait until there is room for more."""
         spread(Span(rows, 0, len(rows)), self._roots)
         for lane in list(self._lanes):
             await lane.room()
 
     async def finish(self) -> None:
-        """Send what is left, and wait until all rows are stored."""
+        """Send the remaining rows, and wait until all rows are stored."""
         done = 0
-        while done < len(self._lanes):  # lanes that are refused make others
+        while done < len(self._lanes):  # refused lanes create others
             lane = self._lanes[done]
             await lane.finish()
             done += 1
 
     def broker_of(self, partition: Partition) -> BrokerClient:
-        """The broker of a partition, as the newest route says it.  Raises NotSentError."""
+        """Return the broker of a partition in the newest route; raise NotSentError if it has
+        none.
+        """
         assert self._route is not None
         for each in self._route.partitions:
             if each.partition_id == partition.partition_id:
@@ -174,13 +185,13 @@ class TaskSender:
         return self._brokers[partition.address]
 
     async def refresh(self) -> None:
-        """Ask for the route; without an answer it stays as it is."""
+        """Ask for the route; keep the old one if no metaserver answers."""
         with suppress(KeylaneError):
             await self._ask()
 
-    async def shares_behind(self, sealed: Partition, bounds: tuple[int, int]) -> list[RangeShare]:
-        """What continues a sealed partition in the logical partitions [start, end); waits until the
-        route has all of it.
+    async def shares_after(self, sealed: Partition, bounds: tuple[int, int]) -> list[RangeShare]:
+        """Return the shares of a sealed partition's children in the logical partitions [start,
+        end); wait until the route has all of them.
         """
         _, shares = await self.trying(lambda: self._shares(bounds, behind=int(sealed.partition_id)))
         return shares
@@ -197,7 +208,7 @@ class TaskSender:
 
 
 def spread(span: Span, lanes: Sequence[Lane]) -> None:
-    """Give each lane its rows, in order; each row has a lane."""
+    """Give each lane its rows, in order."""
     left = span.end - span.start
     for number, mine in span.by_bounds([lane.bounds for lane in lanes]):
         left -= mine.end - mine.start
@@ -206,19 +217,19 @@ def spread(span: Span, lanes: Sequence[Lane]) -> None:
 
 
 class _Batch:
-    """A batch that is not answered: its bytes and its rows."""
+    """The bytes and the rows of a batch that was not answered yet."""
 
     __slots__ = ("count", "data", "sequence", "spans")
 
     def __init__(self, body: Body, data: bytes, sequence: int) -> None:
-        self.spans, self.count = body.spans, body.count
-        self.data, self.sequence = data, sequence
+        self.spans = body.spans
+        self.count = body.count
+        self.data = data
+        self.sequence = sequence
 
 
 class Lane:
-    """The rows of a task that go to one partition, and from there, once it is sealed, to its
-    children.
-    """
+    """The rows of a task that go to one partition, and after it is sealed to its children."""
 
     def __init__(
         self,
@@ -231,22 +242,21 @@ class Lane:
         self._sender = sender
         self._partition = partition
         whole = bounds == (partition.range_start, partition.range_end)
-        # Not by the partitions that the rows have passed: one that has expired is not passed again.
+        # The name does not include partitions that the rows have passed: a repeated attempt does
+        # not pass partitions that have expired.
         self._name = (int(partition.partition_id), *(() if whole else bounds))
         self._producer_id = producer_id(*sender.identity, *self._name)
         self._sequence = 0
         self._digest = 0
         self._cutter = BatchCutter()
         self._batches: deque[_Batch] = deque()
-        """Not answered, the oldest first."""
-        self._sent = 0
-        """How many of them are in flight."""
+        """Batches that were not answered yet, the oldest first."""
         self._children: list[Lane] | None = None
-        # Each is cleared by the one that waits for it, and by nothing else.
+        # Only the method that waits for an event clears it.
         self._work = asyncio.Event()
-        """There is a batch to send, or a call has ended; `_stream` waits for it."""
+        """Set when there is a batch to send, or a call has ended; `_stream` waits for it."""
         self._progress = asyncio.Event()
-        """Batches were answered or handed down; `room` and `finish` wait for it."""
+        """Set when batches were answered or given to children; `room` and `finish` wait for it."""
 
     # ── filling ───────────────────────────────────────────────────────────────────────────────────
     def add(self, span: Span) -> None:
@@ -278,15 +288,15 @@ class Lane:
         self._work.set()
 
     async def room(self) -> None:
-        """Wait until few batches are left.  Raises what ended the lane."""
+        """Wait until few batches are left; raise the error that has ended the lane."""
         while len(self._batches) > QUEUE_MAX and self._children is None:
             await self._wait()
         if self.task is not None and self.task.done():
             self.task.result()
 
     async def finish(self) -> None:
-        """Send the rest, and wait until every batch is answered; the rest of a sealed partition is
-        its children's.
+        """Send the remaining rows, and wait until every batch is answered, or given to the children
+        of a sealed partition.
         """
         if self._children is None and (rest := self._cutter.rest()):
             self._queue(rest)
@@ -313,7 +323,9 @@ class Lane:
 
     # ── sending ───────────────────────────────────────────────────────────────────────────────────
     async def _run(self) -> None:
-        """Send until the partition refuses the rows, which its children then get."""
+        """Send until the partition refuses rows because it is sealed; its children then get
+        them.
+        """
         pauses = _BACKOFF.pauses(self._sender.rng)
         failing_since: int | None = None
         while True:
@@ -335,15 +347,16 @@ class Lane:
 
     def _check(self, error: KeylaneError, waited_ms: int, *, again: bool) -> None:
         """
-        Raise what does not pass.
+        Raise an error that cannot pass, or has lasted too long.
 
         Args:
-            again: the batch that was refused was the first to be sent.  One that was sent behind
-                others may have been refused before these were stored.
+            again: True if the refused batch was the first to be sent.  A later batch may have been
+                refused because those before it were not stored yet.
         """
         where = {"task": self._sender.task, "partition_id": self._partition.partition_id}
         if isinstance(error, SequenceReusedError):
-            raise RowsDifferError(
+            raise RowsError(
+                Reason.ROWS_DIFFER,
                 f"task {self._sender.task} was run before, and had other rows for partition "
                 f"{self._partition.partition_id}",
                 **where,
@@ -360,8 +373,8 @@ class Lane:
             raise error
 
     async def _stream(self) -> None:
-        """Send batches, several at a time, for ever; after a failure wait for all calls under way,
-        then raise it.
+        """Send batches, several at a time, until the first failure; then wait for all pending
+        calls, and raise the failure.
         """
         channel = await self._sender.broker_of(self._partition).channel()
         calls: deque[asyncio.Task[None]] = deque()
@@ -399,10 +412,10 @@ class Lane:
         self._progress.set()
 
     async def _hand_down(self) -> None:
-        """Give the rows that the sealed partition has not stored to its children, and all that come
-        from now on.
+        """Give the rows that the sealed partition has not stored, and all later rows, to its
+        children.
         """
-        shares = await self._sender.shares_behind(self._partition, self.bounds)
+        shares = await self._sender.shares_after(self._partition, self.bounds)
         lanes = self._sender.lanes(shares)
         for span in chain(*(batch.spans for batch in self._batches), self._cutter.rest()):
             spread(span, lanes)

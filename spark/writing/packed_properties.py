@@ -1,12 +1,13 @@
-"""A column of properties as messages have them, in MessagePack: no Python object a row.  Pure.
+"""Packs a column of properties into MessagePack, as messages have it, without a Python object per
+row.  Pure.
 
-    maps ─▶ one list of pieces: head of the map, then of each entry head of the name, name, head of
-        the text, text
-         ─take─▶ their bytes one after another, and where those of each row begin
+    maps ─▶ a list of pieces: head of the map, then for each entry head of the name, name,
+            head of the text, text
+         ─take─▶ their concatenated bytes, and where those of each row begin
 
 Invariants
-    The bytes of a row are those of `pack_properties`; None where they cannot be, so that its caller
-    packs row by row.
+    The bytes of a row are those of `pack_properties`; if a row cannot be packed, the result is
+    None, and the caller packs row by row.
 """
 
 from __future__ import annotations
@@ -22,27 +23,27 @@ from ...protocol.limits import PROPERTIES_BYTES_MAX
 
 I64 = npt.NDArray[np.int64]
 HEADS = 1 << 16
-"""Lengths whose heads are kept; a longer text is over the limit of properties."""
+"""Number of lengths whose heads are kept; a longer text is over the limit of properties."""
 ENTRY_PIECES = 4
 _ENTRY = pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.string())])
 
 
 def packed_maps(maps: Any) -> Any | None:
     """
-    The packed properties of each row, as an array of bytes.
+    Return the packed properties of each row as an array of bytes.
 
     Args:
         maps: an array of maps of text to text, or nulls.
 
     Returns:
-        None if a text is missing or too long, or a name is there twice in a row.
+        None if a text is missing or too long, or a row has the same name twice.
     """
     try:
         entries = maps.cast(pa.map_(pa.string(), pa.string())).cast(pa.list_(_ENTRY))
     except pa.ArrowException:
         return None
     counts = np.diff(_numbers(entries.offsets))
-    if entries.null_count:  # `value_lengths` has nulls, and numpy gets those by way of pandas
+    if entries.null_count:  # `value_lengths` has nulls, for which numpy would import pandas
         missing = entries.is_null()
         bits = np.frombuffer(missing.buffers()[1], np.uint8)
         bits = np.unpackbits(bits, bitorder="little")[missing.offset :][: len(missing)]
@@ -63,8 +64,8 @@ def packed_maps(maps: Any) -> Any | None:
         texts.cast(pa.binary()),
     ]
     of_map, of_name = len(heads), len(heads) + most + 1
-    # A row has a piece for the head of its map, and four for each entry; rows without entries have
-    # the empty head.
+    # A row has a piece for the head of its map, and four for each entry; the head of a row without
+    # entries is empty.
     ends = np.cumsum(1 + ENTRY_PIECES * counts)
     begins = ends - (1 + ENTRY_PIECES * counts)
     pieces = np.empty(int(ends[-1]) if len(ends) else 0, np.int64)
@@ -83,7 +84,7 @@ def packed_maps(maps: Any) -> Any | None:
 
 
 def _twice(names: Any, counts: I64) -> bool:
-    """Whether a row has a name twice."""
+    """Return True if a row has the same name twice."""
     encoded = names.dictionary_encode()
     rows = np.repeat(np.arange(len(counts)), counts)
     pairs = rows * max(len(encoded.dictionary), 1) + _numbers(encoded.indices)
@@ -95,7 +96,7 @@ def _lengths(array: Any) -> I64:
 
 
 def _bytes_of(array: Any) -> tuple[I64, Any]:
-    """Where each text begins and the last one ends, and the bytes."""
+    """Return the edges of the texts, and their bytes."""
     _, edges, blob = array.buffers()
     if edges is None or not len(array):
         return np.zeros(len(array) + 1, np.int64), pa.py_buffer(b"")
@@ -118,7 +119,7 @@ def _array(numbers: I64) -> Any:
 
 @cache
 def _text_heads() -> Any:
-    """What stands before a text of each length."""
+    """Return the bytes before a text, for each length."""
     short = [bytes([0xA0 | length]) for length in range(32)]
     middle = [bytes([0xD9, length]) for length in range(32, 256)]
     long = [b"\xda" + length.to_bytes(2, "big") for length in range(256, HEADS)]
@@ -127,8 +128,8 @@ def _text_heads() -> Any:
 
 @cache
 def _map_heads() -> Any:
-    """What stands before the entries of a map of each size; a message without properties has no
-    bytes.
+    """Return the bytes before the entries of a map, for each size; a message without properties has
+    no bytes.
     """
     short = [b"", *(bytes([0x80 | size]) for size in range(1, 16))]
     long = [b"\xde" + size.to_bytes(2, "big") for size in range(16, HEADS)]

@@ -1,15 +1,15 @@
-"""Rows of a task as columns of bytes: checked, hashed, cut into batches that are the same each
-time.  No Python object a row.
+"""Checks and hashes the rows of a task, and cuts them into batches, the same at each attempt.
+There is no Python object per row.
 
-    record batch ─▶ rows: keys, values, properties, times, logical partitions ─sort─▶ spans of lanes
-        ─cut─▶ bodies of batches
+    record batch ─▶ columns of rows: keys, values, properties, times, logical partitions
+                 ─sort─▶ spans of lanes ─cut─▶ bodies of batches
 
 The bytes of a row are copied twice: when the rows are sorted by lane, and into the body of their
 batch.
 
 Invariants
-    Where batches are cut depends on the rows alone, not on the record batches in which Spark gives
-    them: a repeated task gives the same batches.
+    The cuts of batches depend only on the rows, not on the record batches in which Spark passes
+    them: a repeated task sends the same batches.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import xxhash
 from ...arrow.column_hash import hash_column
 from ...producer.tables.arrow import Column
 from ...protocol.batch import BYTES_PER_MESSAGE, join_columns
-from ...protocol.errors import InvalidRequestError, KeylaneError, RowsInvalidError
+from ...protocol.errors import InvalidRequestError, KeylaneError, Reason, RowsError
 from ...protocol.ids import MAX_I64
 from ...protocol.limits import KEY_BYTES_MAX, LOGICAL_PARTITIONS
 from ...protocol.message import check_own, pack_properties
@@ -38,15 +38,15 @@ from .packed_properties import packed_maps
 BATCH_ROWS = 8_192
 BATCH_BYTES = 256 << 10
 MICROS_MAX = MAX_I64 // 1_000
-"""The latest time of a message, in microseconds since 1970; with a minus sign the earliest."""
+"""The latest time of a message in microseconds since 1970; its negative is the earliest."""
 KEYLESS_RUN = 4_096
-"""Rows of a task in a row that go to one logical partition if they have no key."""
+"""Number of consecutive rows without a key that go to one logical partition."""
 I64: TypeAlias = npt.NDArray[np.int64]
 U16: TypeAlias = npt.NDArray[np.uint16]
 
 
 class RowColumns:
-    """Some rows, in order.  None: no row has a key, properties, a time."""
+    """Some rows, in order; a column is None if no row has a key, properties, or a time."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class RowColumns:
 
     @property
     def keyed(self) -> npt.NDArray[np.bool_]:
-        """Of each row whether it has a key."""
+        """An array that is True for each row with a key."""
         if self.keys is None:
             return np.zeros(len(self), np.bool_)
         keyed: npt.NDArray[np.bool_] = self.keys.lengths > 0
@@ -73,7 +73,7 @@ class RowColumns:
 
     @cached_property
     def sizes(self) -> I64:
-        """The bytes of all rows before each row in a batch, and those of all rows."""
+        """The total bytes of the rows before each row in a batch, and of all rows."""
         sizes: I64 = BYTES_PER_MESSAGE * np.arange(len(self) + 1)
         for column in (self.keys, self.values, self.properties):
             if column is not None:
@@ -81,7 +81,7 @@ class RowColumns:
         return sizes
 
     def take(self, rows: npt.NDArray[np.intp]) -> RowColumns:
-        """These rows, in their order."""
+        """Return these rows, in their order."""
         return RowColumns(
             None if self.keys is None else self.keys.take(rows),
             self.values.take(rows),
@@ -92,7 +92,7 @@ class RowColumns:
 
 
 class Span(NamedTuple):
-    """The rows [start, end) of some rows."""
+    """The rows [start, end) of a RowColumns."""
 
     rows: RowColumns
     start: int
@@ -100,11 +100,10 @@ class Span(NamedTuple):
 
     def by_bounds(self, bounds: Sequence[tuple[int, int]]) -> Iterator[tuple[int, Span]]:
         """
-        The rows of each of the ranges of logical partitions that has any, in their order, and the
-        number of the range.
+        Yield, for each range of logical partitions that has rows, its number and its rows in order.
 
         Args:
-            bounds: [start, end) each; no two have a logical partition in common.
+            bounds: ranges [start, end) that do not overlap.
         """
         range_of = np.full(LOGICAL_PARTITIONS, len(bounds), np.uint16)
         for number, (start, end) in enumerate(bounds):
@@ -123,16 +122,17 @@ class Span(NamedTuple):
 
 
 class Body:
-    """The body of a batch, and what its header says of it."""
+    """The body of a batch, and the facts for its header."""
 
     __slots__ = ("count", "data", "digest", "first_ns", "last_ns", "spans")
 
     def __init__(self, spans: Sequence[Span], *, sent_at_ns: int, before: int) -> None:
         """
-        Of the rows of the spans, one after another.
+        Join the rows of the spans.
 
         Args:
-            sent_at_ns: the time of rows that have none.
+            spans: the rows, one span after another.
+            sent_at_ns: the time of rows that have none, in nanoseconds since 1970.
             before: the digest of all rows of the lane before these.
         """
         self.spans = spans
@@ -159,8 +159,8 @@ class Body:
             properties=properties,
         )
         self.digest = crc32c.crc32c(memoryview(self.data)[8 * count :], before)
-        """Of all rows of the lane up to here, without their times: a repeated stream does not know
-        them again.
+        """The digest of all rows of the lane so far, without their times, which a repeated stream
+        does not reproduce.
         """
 
 
@@ -170,7 +170,7 @@ def _times(span: Span) -> bytes:
 
 
 def _pieces(parts: Sequence[tuple[Column | None, Span]]) -> tuple[bytes, list[memoryview]]:
-    """The lengths as a batch has them, and the bytes of each span."""
+    """Return the lengths in the form of a batch, and the bytes of each span."""
     lengths: list[bytes] = []
     blobs: list[memoryview] = []
     for column, (_, start, end) in parts:
@@ -183,8 +183,8 @@ def _pieces(parts: Sequence[tuple[Column | None, Span]]) -> tuple[bytes, list[me
 
 
 class BatchCutter:
-    """Cuts the rows of a lane into batches; a batch ends where a row would make it too large, or
-    with its number of rows.
+    """Cuts the rows of a lane into batches; a batch ends when a row would make it too large, or
+    when it has BATCH_ROWS rows.
     """
 
     def __init__(self) -> None:
@@ -192,25 +192,25 @@ class BatchCutter:
         self._count = self._size = 0
 
     def add(self, span: Span) -> Iterator[list[Span]]:
-        """Take the next rows; yields the batches that get no more."""
+        """Take the next rows, and yield the batches that are complete."""
         rows, at, end = span
         sizes = rows.sizes
         while at < end:
             room = BATCH_BYTES - self._size
             fits = int(np.searchsorted(sizes, sizes[at] + room, "right")) - 1
-            upto = min(fits, at + BATCH_ROWS - self._count, end)
+            cut = min(fits, at + BATCH_ROWS - self._count, end)
             if not self._count:
-                upto = max(upto, at + 1)
-            if upto > at:
-                self._open.append(Span(rows, at, upto))
-                self._count += upto - at
-                self._size += int(sizes[upto] - sizes[at])
-            if upto < end or self._count == BATCH_ROWS:
+                cut = max(cut, at + 1)
+            if cut > at:
+                self._open.append(Span(rows, at, cut))
+                self._count += cut - at
+                self._size += int(sizes[cut] - sizes[at])
+            if cut < end or self._count == BATCH_ROWS:
                 yield self.rest()
-            at = max(at, upto)
+            at = max(at, cut)
 
     def rest(self) -> list[Span]:
-        """The rows that are in no batch yet, which are in none from now on."""
+        """Remove and return the rows that are in no batch yet."""
         rest, self._open = self._open, []
         self._count = self._size = 0
         return rest
@@ -218,14 +218,14 @@ class BatchCutter:
 
 class RowReader:
     """
-    Makes rows of the record batches of a task.
+    Turns the record batches of a task into rows.
 
     Args:
-        salt: says which task of which job this is: its rows without a key go to the same partitions
-            each time.
-        message_bytes_max: the subject's limit.
-        task: number of the task, for errors.
-        of_a_job: properties of keylane's own are let through.
+        salt: identifies the task and its job, so that its rows without a key go to the same
+            partitions at each attempt.
+        message_bytes_max: the limit of the subject.
+        task: the number of the task, for errors.
+        of_a_job: allow properties with names that are reserved for keylane.
     """
 
     def __init__(
@@ -240,11 +240,11 @@ class RowReader:
 
     def read(self, batch: pa.RecordBatch) -> RowColumns:
         """
-        The rows of a record batch.
+        Return the rows of a record batch.
 
         Raises:
-            RowsInvalidError: a value is null or too large, a property is no text, or a time has no
-                nanoseconds of 64 bits.
+            RowsError: a value is null or too large, a property is no text, or a time does
+                not fit into 64 bits of nanoseconds.
         """
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         values = Column(columns["value"])
@@ -268,7 +268,7 @@ class RowReader:
         return np.where(keyless, self._keyless(count), logical) if keyless.any() else logical
 
     def _keyless(self, count: int) -> U16:
-        """Logical partitions of the next rows, if they have no key."""
+        """Return the logical partitions of the next rows, for those that have no key."""
         first, last = self.row // KEYLESS_RUN, (self.row + count) // KEYLESS_RUN
         of_run = [
             xxhash.xxh3_64_intdigest(self._salt + run.to_bytes(8, "little")) % LOGICAL_PARTITIONS
@@ -324,8 +324,9 @@ class RowReader:
                 f"key, value and properties have {sizes[row]} bytes, over {self._limit}",
             )
 
-    def _wrong(self, column: str, index: int, why: str) -> RowsInvalidError:
-        return RowsInvalidError(
+    def _wrong(self, column: str, index: int, why: str) -> RowsError:
+        return RowsError(
+            Reason.ROWS_INVALID,
             f"row {self.row + index} of task {self._task}, column {column}: {why}",
             column=column,
             row=self.row + index,
@@ -334,7 +335,9 @@ class RowReader:
 
 
 def _is_users(properties: Any) -> bool:
-    """Whether no name is keylane's own; of a slice it may be that of a row that is cut off."""
+    """Return True if no name is reserved for keylane; in a slice, names of rows outside count
+    too.
+    """
     try:
         check_own(pc.unique(properties.keys).to_pylist())
     except InvalidRequestError:

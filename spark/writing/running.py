@@ -1,4 +1,4 @@
-"""Runs a piece of asynchronous work with a network of its own, in a Python process of Spark."""
+"""Runs asynchronous work with a network of its own, in a Python process of Spark."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ T = TypeVar("T")
 
 
 def run_with_network(work: Callable[[Network], Awaitable[T]], secured: Secured = PLAIN) -> T:
-    """Run `work(network)` to its end, and close the network.  Blocks; needs a thread without event
-    loop.
+    """Run `work(network)` to its end, and close the network; this blocks, and needs a thread
+    without an event loop.
     """
 
     async def run() -> T:

@@ -1,4 +1,4 @@
-"""The columns that a DataFrame may have for a write, in Spark's words.  Pure."""
+"""The columns that a DataFrame may have for a write, with their Spark types.  Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from ...protocol.errors import RowsInvalidError
+from ...protocol.errors import Reason, RowsError
 
 _BYTES = (BinaryType, StringType)
 _NUMBERS = (IntegerType, LongType)
@@ -36,7 +36,7 @@ OF_SOURCE = {
     "stored": (TimestampType,),
     "producer": _BYTES,
 }
-"""Columns that say where a row was read.  They are looked at, and not stored."""
+"""Columns that say where a row was read; they are checked, and not stored."""
 
 
 def check_columns(schema: StructType) -> None:
@@ -44,7 +44,7 @@ def check_columns(schema: StructType) -> None:
     Check the columns of a write.
 
     Raises:
-        RowsInvalidError: names every column that is unknown, missing or of another type.
+        RowsError: it names every column that is unknown or missing, or has a wrong type.
     """
     problems = []
     if "value" not in schema.names:
@@ -60,10 +60,10 @@ def check_columns(schema: StructType) -> None:
             names = " or ".join(_TEXTS if kind is MapType else kind.typeName() for kind in wanted)
             problems.append(f"{each.name} is {each.dataType.simpleString()}, not {names}")
     if problems:
-        raise RowsInvalidError(
-            f"{'; '.join(problems)}.  A row has value (binary or string), and if wanted key "
-            f"(binary or string), "
-            "properties (map<string,string>) and timestamp"
+        raise RowsError(
+            Reason.ROWS_INVALID,
+            f"{'; '.join(problems)}.  A row has value (binary or string), and optionally key "
+            "(binary or string), properties (map<string,string>) and timestamp",
         )
 
 

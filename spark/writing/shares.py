@@ -1,17 +1,19 @@
-"""Which partition gets the rows of each logical partition first: the oldest one with data.  Pure.
+"""Decides which partition gets the rows of each logical partition first: the oldest one with data.
+Pure.
 
     1 [0, 512) expired ─┐
-    2 [512, 1024) ──────┴▶ 3 [0, 1024)        shares: 3 has [0, 512), 2 has [512, 1024), and behind 2 comes 3
+    2 [512, 1024) ──────┴▶ 3 [0, 1024)        shares: 3 has [0, 512); 2 has [512, 1024), then 3
 
-A share ends where the range of any older partition of the subject ends, an expired one too.  So 3
-always has two shares, and the rows of a share are the same whichever of the partitions before it
-have expired.
+A share ends where the range of any older partition of the subject ends, expired ones included.  So
+partition 3 always has two shares, and the rows of a share are the same, whichever of the partitions
+before it have expired.
 
 Invariants
-    Shares cover every logical partition that is asked for, once.
-    The shares of a partition follow from the partitions that were planned before it, and from no
-    state. Of one logical partition each partition continues one with a lower id: ids are given when
-    partitions are planned.
+    Shares cover every requested logical partition once.
+    The shares of a partition follow only from the partitions that were planned before it, not from
+    their states.
+    For each logical partition, a partition continues one with a lower id, because ids are given
+    when partitions are planned.
 """
 
 from __future__ import annotations
@@ -37,28 +39,26 @@ class RangeShare(NamedTuple):
 
 class PastRanges:
     """
-    The ranges of the partitions that a subject ever had, as far as they are known.
+    The ranges of all partitions that a subject ever had, as far as they are known.
 
-    A partition of a route may continue some that the route no longer has: `lacks` says whether to
-    ask for the history.
+    A partition of a route may continue partitions that the route no longer has; `lacks` returns
+    True if the history has to be read.
     """
 
     def __init__(self) -> None:
         self._ranges: dict[int, tuple[int, int]] = {}
-        self._untold: set[int] = set()
-        """Partitions that the history did not have, such as those that a hidden subject
-        continues.
-        """
+        self._not_in_history: set[int] = set()
+        """Parents that the history did not have, such as those of a hidden subject's partitions."""
 
     def learn(self, partitions: Iterable[Partition]) -> None:
-        """Note the ranges of partitions; one that is only planned may never open."""
+        """Note the ranges of partitions, except planned ones, which may never open."""
         for each in partitions:
             if each.state is not PartitionState.PLANNED:
                 self._ranges[int(each.partition_id)] = each.range_start, each.range_end
 
     def lacks(self, partitions: Iterable[Partition]) -> bool:
-        """Whether partitions continue one whose range is not known, and may be told."""
-        return bool(_parents(partitions) - self._ranges.keys() - self._untold)
+        """Return True if the range of a parent is not known, and the history may have it."""
+        return bool(_parents(partitions) - self._ranges.keys() - self._not_in_history)
 
     def learn_history(
         self, partitions: Collection[Partition], route: Collection[Partition]
@@ -67,21 +67,23 @@ class PastRanges:
         Note the ranges of all partitions that the subject ever had.
 
         Args:
-            route: partitions of the subject before the history was asked for.
+            partitions: the partitions of the history.
+            route: the partitions of the route that was read before the history.
 
         Raises:
-            StaleRouteError: the history lacks one of them: it is of another subject of the name.
+            StaleRouteError: the history lacks one of the route's partitions, so it is that of a
+                later subject of the name.
         """
-        told = {each.partition_id for each in partitions}
+        known = {each.partition_id for each in partitions}
         for each in route:
-            if each.partition_id not in told:
+            if each.partition_id not in known:
                 raise StaleRouteError(partition_id=each.partition_id)
         self.learn(partitions)
-        self._untold |= _parents(route) - self._ranges.keys()
+        self._not_in_history |= _parents(route) - self._ranges.keys()
 
     def borders(self) -> list[int]:
-        """Of each logical partition the lowest id of the partitions whose range begins or ends
-        there; `NO_BORDER` without one.
+        """Return, for each logical partition, the lowest id of the partitions whose range begins or
+        ends there; `NO_BORDER` if there is none.
         """
         lowest = [NO_BORDER] * (LOGICAL_PARTITIONS + 1)
         for partition_id, edges in self._ranges.items():
@@ -98,15 +100,15 @@ def oldest_shares(
     behind: int = 0,
 ) -> list[RangeShare]:
     """
-    The oldest partition with data of each logical partition in [start, end), by range, cut where
-    older ranges begin and end.
+    Return the oldest partition with data of each logical partition in [start, end), as ranges that
+    are cut where older ranges begin and end.
 
     Args:
-        past: the ranges of all partitions that these ones continue.
-        behind: only partitions with ids above this one.
+        past: the ranges of all ancestors of these partitions.
+        behind: only partitions with a higher id are used.
 
     Raises:
-        StaleRouteError: a logical partition has none: the route is about to change.
+        StaleRouteError: a logical partition has none, because the route is about to change.
     """
     start, end = bounds
     oldest: list[Partition | None] = [None] * (end - start)

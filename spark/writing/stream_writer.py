@@ -1,9 +1,9 @@
-"""`df.writeStream.format("keylane")`: rows of a micro-batch, stored once however often the batch is
+"""`df.writeStream.format("keylane")` stores the rows of a micro-batch once, however often it is
 replayed.  Needs pyspark.
 
-Spark runs a batch again after a crash, with the same query id, batch id and rows.  Each task
-numbers its rows under an id made of (query id, batch id, number of the task), so brokers know a row
-again.  Rows are visible as they are stored: the commit of a batch has nothing to publish.
+After a crash Spark runs a batch again, with the same query id, batch id and rows.  Each task
+numbers its rows under an id made of (query id, batch id, number of the task), so brokers recognize
+a row.  Rows are visible as soon as they are stored, so the commit of a batch publishes nothing.
 """
 
 from __future__ import annotations
@@ -57,23 +57,24 @@ class KeylaneStreamWriter(DataSourceStreamArrowWriter):
         cls, given: Mapping[str, str], schema: StructType, *, overwrite: bool
     ) -> KeylaneStreamWriter:
         """
-        Check the options, the columns and the subject.  Blocks.
+        Check the options, the columns and the subject; this blocks.
 
         Raises:
-            ConfigError, RowsInvalidError, RowOrderError: the write cannot work.
-            SubjectUnknownError, UnreachableError: what the metaserver answers, or that it does not.
+            ConfigError, RowsError, RowsError: the options or the columns are invalid.
+            SubjectUnknownError: the subject does not exist.
+            UnreachableError: no metaserver answers.
         """
         options = parse_write_options(given)
         wrong = [name for name in NOT_OF_STREAMS if name in {each.lower() for each in given}]
         if wrong:
             raise ConfigError(
-                f"the options cannot work: of batch writes only: {', '.join(wrong)}; a stream "
-                f"writes to a subject that exists"
+                f"the options cannot work: only batch writes have {', '.join(wrong)}; a stream "
+                "writes to a subject that exists"
             )
         if overwrite:
             raise ConfigError(
-                'a stream is written with outputMode("append"); rows that change, as counts by '
-                "key, are written by foreachBatch"
+                'a stream is written with outputMode("append"); write rows that change, such as '
+                "counts by key, with foreachBatch"
             )
         check_columns(schema)
         guarded_columns(schema.names, options.order, key_was_read=key_was_read(schema))
@@ -91,7 +92,7 @@ class KeylaneStreamWriter(DataSourceStreamArrowWriter):
         task = context.partitionId()
         query, batch = context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID)
         if query is None or batch is None:
-            raise ConfigError("Spark does not say which query and batch this task is of")
+            raise ConfigError("Spark does not pass the query and the batch of this task")
 
         async def work(network: Network) -> TaskReport:
             return await write_task(
@@ -110,13 +111,13 @@ class KeylaneStreamWriter(DataSourceStreamArrowWriter):
             return TaskDone(run_with_network(work, self._options.secured))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """End a batch: its rows are stored.  Raises RowOrderError if two tasks may have had rows of
-        one key.
+        """End a batch, whose rows are stored; raise RowsError if two tasks may have had rows of
+        the same key.
         """
         with readable_errors():
             check_sources([each.report for each in messages if isinstance(each, TaskDone)])
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """End a batch that failed: Spark runs it again, and what is stored of it is not stored
+        """Do nothing for a failed batch: Spark runs it again, and its stored rows are not stored
         twice.
         """

@@ -1,4 +1,6 @@
-"""One attempt of a task: record batches in, rows stored, a report out.  Network only."""
+"""Runs one attempt of a task: it stores the rows of record batches, and returns a report.  Network
+only.
+"""
 
 from __future__ import annotations
 
@@ -35,16 +37,16 @@ async def write_task(
     Write the rows of a task to a subject, and wait until they are stored.
 
     Args:
-        identity: the same for each attempt of the task, and of no other task.
-        sent_at_ns: the time of rows that have none.
-        subject_id: the subject's id; 0: of the one that has the name when the task begins.
-        of_a_job: the rows are those of `keylane spark reprocess`, which have properties of
-            keylane's own.
+        identity: the identity of the task, the same for each attempt, and different for each task.
+        sent_at_ns: the time of rows that have none, in nanoseconds since 1970.
+        subject_id: the id of the subject; 0: the subject that has the name when the task begins.
+        of_a_job: True for rows of `keylane spark reprocess`, which have properties with names that
+            are reserved for keylane.
 
     Raises:
-        RowsInvalidError, RowOrderError, RowsDifferError: the rows cannot be written, or an earlier
-            attempt had others.
-        KeylaneError: a broker or the metaserver refuses, or does not answer in time; another
+        RowsError, RowsError, RowsError: the rows cannot be written, or an earlier
+            attempt had other rows.
+        KeylaneError: a broker or the metaserver refuses, or does not answer in time; or another
             subject has the name.
     """
     sender = TaskSender(

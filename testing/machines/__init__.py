@@ -1,3 +1,3 @@
-"""What a simulated cluster runs on: an event loop in virtual time, machines, a network, disks, a
+"""The base of a simulated cluster: an event loop in virtual time, machines, a network, disks, a
 database.
 """

@@ -36,35 +36,37 @@ class ServerEnd(Protocol):
 
 
 class Carrier(Protocol):
-    """What a connection needs of the network that carries it."""
+    """The parts of the network that a connection uses."""
 
     loop: SimLoop
     messages: int
     on_frame: Callable[[Process, Request, bool], None]
 
     def delay(self) -> float:
-        """Seconds that a message takes."""
+        """Return the seconds that a message takes."""
         ...
 
     def delay_of_a_double(self) -> float:
-        """Seconds by which what haunts a server comes later."""
+        """Return the seconds by which calls of an ended connection reach a server late."""
         ...
 
     def lost(self) -> bool:
-        """Whether a message is lost."""
+        """Return whether a message is lost."""
         ...
 
     def is_haunted(self) -> bool:
-        """Whether a server reads what was under way when its connection ended."""
+        """Return whether a server reads the calls that were in flight when their connection
+        ended.
+        """
         ...
 
     def is_cut(self, source: str, target: str) -> bool:
-        """Whether nothing goes from one process to the other."""
+        """Return whether nothing passes from one process to the other."""
         ...
 
 
 class _Pipe:
-    """One direction.  `owed` frames have arrived at a cut and wait for its end."""
+    """One direction of a connection; `owed` frames have arrived at a cut and wait for its end."""
 
     def __init__(self, source: str, target: str) -> None:
         self.source = source
@@ -75,7 +77,7 @@ class _Pipe:
 
 
 class Connection:
-    """Between a client's channel and a listener; either end may be dead or paused."""
+    """A connection between a client's channel and a listener; either end may be dead or paused."""
 
     def __init__(self, internet: Carrier, client: Process, server: ServerEnd) -> None:
         self.client = client
@@ -86,10 +88,10 @@ class Connection:
         self._up = _Pipe(client.name, server.process.name)
         self._down = _Pipe(server.process.name, client.name)
         self.waits: dict[asyncio.Future[None], None] = {}
-        """What answers under way wait for."""
+        """Futures that answers in progress wait for."""
 
     def note(self, request: Request, *, sent: bool) -> None:
-        """The client makes a request; `sent`: the channel is open."""
+        """Note that the client makes a request; `sent`: the channel is open."""
         self._internet.on_frame(self.client, request, sent)
 
     def send_up(self, frame: bytes) -> None:
@@ -129,14 +131,14 @@ class Connection:
             post(self.client, self.channel.receive, frame)
 
     def flush(self) -> None:
-        """The cut has healed: what was owed arrives."""
+        """Deliver what was owed, because the cut has healed."""
         for pipe in (self._up, self._down):
             while pipe.owed and not self._internet.is_cut(pipe.source, pipe.target):
                 pipe.owed -= 1
                 self._deliver(pipe)
 
     def break_off(self) -> None:
-        """A reset: what is under way is gone, both ends hear of it."""
+        """Reset the connection: frames in flight are lost, and both ends learn of it."""
         if self.broken:
             return
         self.broken = True
@@ -154,7 +156,7 @@ class Connection:
         )
 
     def _haunt(self, frame: bytes) -> None:
-        """The server reads the calls that came before the end; its answers are lost."""
+        """Have the server read calls that were sent before the end; its answers are lost."""
         self._internet.loop.post(self.server.process, self._serve, frame)
 
     # ── in the server's process ───────────────────────────────────────────────────────────────────
@@ -165,7 +167,7 @@ class Connection:
         try:
             if not self.server.data_service.begin(request, payload, call):
                 self.serve_in_task(correlation_id, request, payload)
-        except Exception as error:  # noqa: BLE001 - told as the real server does
+        except Exception as error:  # noqa: BLE001 - refused in the same way by the real server
             call.refuse(error)
 
     def serve_in_task(self, correlation_id: int, request: Request, payload: memoryview) -> None:
@@ -179,7 +181,7 @@ class Connection:
         try:
             answer, data = await self.server.data_service.handle(request, payload)
             frame = encode_frame(correlation_id, answer, data)
-        except Exception as error:  # noqa: BLE001 - told as the real server does
+        except Exception as error:  # noqa: BLE001 - refused in the same way by the real server
             self.send_refusal(correlation_id, error)
         else:
             self.send_down(frame)
@@ -189,7 +191,7 @@ class Connection:
         self._send(self._down, frame)
 
     def send_refusal(self, correlation_id: int, error: BaseException) -> None:
-        """Answer with an error; what the real server logs is a find here."""
+        """Answer with an error; an error that the real server would log is a fault here."""
         if not isinstance(error, KeylaneError):
             self._internet.loop.faults.append(error)
             error = InternalError()
@@ -302,7 +304,7 @@ class SimChannel:
             call.unanswered(f"no answer from {self._address} in time")
 
     def receive(self, frame: bytes) -> None:
-        """Take a frame of the server."""
+        """Take a frame from the server."""
         if self._broken is not None:
             return
         correlation_id, answer, payload = decode_answer(frame)
@@ -316,7 +318,7 @@ class SimChannel:
             call.answered((answer, payload))
 
     def ended(self, reason: str) -> None:
-        """Fail the calls under way: the connection has ended."""
+        """Fail the calls in progress, because the connection has ended."""
         if self._broken is None:
             self._broken = reason
             waiting, self._waiting = self._waiting, {}

@@ -1,4 +1,4 @@
-"""The metaserver's database in memory: SQLite with the metaserver's schema, its SQL functions run
+"""The metaserver's database in memory: SQLite with the metaserver's schema; its SQL functions run
 in place.
 
 One connection serves every cluster of a process, one after another: SQLAlchemy compiles each
@@ -29,45 +29,45 @@ STATEMENTS_MAX = 5_000
 
 
 class BootClock(Protocol):
-    """The machine that has the database."""
+    """The clocks of the machine that has the database."""
 
     def boot_ms(self) -> int:
-        """Milliseconds since it started."""
+        """Return the milliseconds since it started."""
         ...
 
     def wall_ms(self) -> int:
-        """Milliseconds since 1970."""
+        """Return the milliseconds since 1970."""
         ...
 
 
 class ClockOfNow:
-    """The clock of the machine that has the database in this cluster; the connection outlives
-    clusters.
+    """The clock of the machine that has the database in the present cluster; the connection
+    outlives clusters.
     """
 
     def __init__(self) -> None:
         self.machine: BootClock | None = None
 
     def boot_ms(self) -> int:
-        """Milliseconds since the machine started."""
+        """Return the milliseconds since the machine started."""
         return 0 if self.machine is None else self.read(self.machine)
 
     def read(self, machine: BootClock) -> int:
-        """Return the machine's boot clock; looked up at each call, as the connection keeps the
-        bound `boot_ms`.
+        """Return the machine's boot clock.  It is looked up at each call, because the connection
+        keeps the bound `boot_ms`.
         """
         return machine.boot_ms()
 
     def boot_ns(self) -> int:
-        """Nanoseconds since the machine started."""
+        """Return the nanoseconds since the machine started."""
         return self.boot_ms() * 1_000_000
 
     def wall_ms(self) -> int:
-        """Milliseconds since 1970."""
+        """Return the milliseconds since 1970."""
         return 0 if self.machine is None else self.machine.wall_ms()
 
     def wall_ns(self) -> int:
-        """Nanoseconds since 1970."""
+        """Return the nanoseconds since 1970."""
         return self.wall_ms() * 1_000_000
 
 
@@ -81,8 +81,8 @@ class Connected(NamedTuple):
 
 
 def memory_engine(clock: Clock) -> tuple[sa.Engine, sqlite3.Connection]:
-    """An empty database in memory and its one connection, which is closed once the engine is gone:
-    SQLite warns otherwise.
+    """Return an empty database in memory and its one connection, which is closed together with the
+    engine, because SQLite would warn otherwise.
     """
     raw = sqlite3.connect(":memory:", check_same_thread=False, cached_statements=STATEMENTS_MAX)
     engine = sa.create_engine(
@@ -98,7 +98,7 @@ def memory_engine(clock: Clock) -> tuple[sa.Engine, sqlite3.Connection]:
 
 @cache
 def connected() -> Connected:
-    """The one connection of this process."""
+    """Return the one connection of this process."""
     clock = ClockOfNow()
     engine, raw = memory_engine(clock)
     with engine.begin() as connection:
@@ -107,7 +107,7 @@ def connected() -> Connected:
 
 
 def forget_database() -> None:
-    """Drop the connection after a run that was broken off: a transaction may still be open."""
+    """Drop the connection after an interrupted run, because a transaction may still be open."""
     connected.cache_clear()
 
 
@@ -140,12 +140,12 @@ class MemoryDatabase:
     write_first = renew = read = write
 
     async def problem(self) -> str:
-        """Why it cannot be written: it always can."""
+        """Return why it cannot be written; it always can."""
         return ""
 
     def on_new_connection(self, call: Callable[[], None]) -> None:
-        """It has none: it is in this process."""
+        """Do nothing: it makes no connections, because it is in this process."""
 
     def silence(self) -> str:
-        """For how long it has not answered: it always does."""
+        """Return for how long it has not answered; it always does."""
         return ""

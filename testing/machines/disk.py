@@ -1,9 +1,9 @@
-"""A disk in memory with a page cache: what was not synced may be lost, kept in part, or torn at a
-crash.
+"""A disk in memory with a page cache: data that was not synced may be lost, kept in part, or torn
+at a crash.
 
-It keeps the contract of `keylane.broker.storage.files.Files`.  `crash_at` numbers the operations
-that change something; `Crashed` rises in the middle of the chosen one, and `after_crash` is what
-the machine finds when it comes up again.
+It keeps the contract of `keylane.broker.storage.files.Files`.  `crash_at` is the number of the
+changing operation in which `Crashed` is raised, and `after_crash` returns what the machine finds
+when it starts again.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from ...protocol.errors import (
 )
 
 BLOCK_BYTES = 512
-"""What the disk writes whole or not at all, unless a test wants it torn finer."""
+"""Bytes that the disk writes completely or not at all, unless a test asks for smaller blocks."""
 
 
 class Crashed(SystemExit):
-    """The machine is gone: no code of ours catches this, and event loops let it through from any
+    """The machine is gone: no code of ours catches this, and event loops pass it on from any
     task.
     """
 
@@ -41,15 +41,15 @@ class _Content:
         self.synced = bytearray(data)
         self.written: list[tuple[int, bytes]] = []
         self.torn = False
-        """The last write has lost one of its blocks, and nothing else is missing."""
+        """True if the last write has lost one of its blocks, and nothing else is missing."""
         self.reserved_to = 0
-        """The end of the bytes that were reserved since the last sync; the disk notes all of them
-        or none.
+        """End of the bytes that were reserved since the last sync; the disk notes all of them or
+        none.
         """
 
     def sync(self) -> None:
-        """Only what was written since the last sync goes to the platter: a failed sync has lost it
-        from there.
+        """Bring to the platter only what was written since the last sync, because a failed sync has
+        lost its data.
         """
         platter = self.synced
         platter.extend(bytes(max(0, self.reserved_to - len(platter))))
@@ -61,7 +61,7 @@ class _Content:
         self.reserved_to = 0
 
     def crashed(self, rng: random.Random, block_bytes: int) -> bytes:
-        """The synced bytes and some of the blocks of what was written since."""
+        """Return the synced bytes, and some blocks of what was written since."""
         keep = 1.0 if self.torn else rng.choice((0.0, 0.5, 0.9, 1.0))
         survived = bytearray(self.synced)
         if self.reserved_to and rng.random() < keep:
@@ -135,7 +135,7 @@ class SimAppendFile:
         """See `AppendFile.fdatasync`."""
         self._disk.step("fdatasync")
         if self._disk.fail == "fdatasync":
-            # As Linux does: the pages are marked clean, and are not on the disk.
+            # Linux does the same: the pages are marked clean, but are not on the disk.
             self._content.written.clear()
             self._content.reserved_to = 0
             raise FlushFailedError(f"fdatasync {self._path}: Input/output error", path=self._path)
@@ -178,32 +178,33 @@ class SimDisk:
         self.contents: dict[str, _Content] = {}
         self.folders: set[str] = {""}
         self._named: dict[str, dict[str, _Content]] = {"": {}}
-        """Names that are durable, by folder."""
+        """Durable names by folder."""
         self.total = 1 << 41
         self.room: int | None = None
         """Bytes left; None: enough."""
         self.reserves = False
-        """True if files can reserve bytes behind their end."""
+        """True if files can reserve bytes after their end."""
         self.fail = ""
-        """"write", "fdatasync" or "remove": the operation that fails from now on."""
+        """Operation that fails from now on: "write", "fdatasync" or "remove"."""
         self.steps = 0
         self.syncs = 0
         self.crash_at: int | None = None
         self.tear_next = False
-        """The machine stops in the next write of several blocks, which loses one of them."""
+        """True if the machine stops in the next write of several blocks, which loses one of them.
+        """
         self.on_step: Callable[[str], None] = lambda _name: None
         self._locked = False
         self.protected: set[str] = set()
 
     def step(self, name: str) -> None:
-        """One operation that a crash may come in the middle of."""
+        """Count an operation, in the middle of which a crash may happen."""
         self.steps += 1
         self.on_step(name)
         if self.crash_at is not None and self.steps >= self.crash_at:
             raise Crashed(name)
 
     def after_crash(self, rng: random.Random) -> SimDisk:
-        """The disk as it is when the machine comes up again."""
+        """Return the disk as it is when the machine starts again."""
         disk = SimDisk(self.block_bytes)
         disk.reserves = self.reserves
         disk.folders = set(self.folders)
@@ -262,7 +263,7 @@ class SimDisk:
         """See `Files.open_append`."""
         if _folder(path) not in self.folders:
             raise StorageError(f"open {path}: No such file or directory", path=path)
-        if path in self.protected:  # as for a user who is not root
+        if path in self.protected:  # the answer for a user who is not root
             raise DataFolderError(f"open {path}: Permission denied", path=path)
         if path not in self.contents:
             self.step("create")
@@ -336,7 +337,7 @@ class SimDisk:
 
 
 def disk_of(files: Mapping[str, bytes]) -> SimDisk:
-    """A disk on which these files are durable."""
+    """Return a disk on which these files are durable."""
     disk = SimDisk()
     for path, data in files.items():
         disk.make_folder(_folder(path))

@@ -3,9 +3,9 @@ seed.
 
 A process is a context variable: the tasks, timers and callbacks that a process creates belong to
 it.  Within a process callbacks run first in, first out, as asyncio promises; between processes the
-random generator chooses.  Time stands still while anything can run and jumps to the next timer when
-nothing can.  A process's timers go at the rate of its clock; a paused process runs what was due
-when it is resumed; a dead one never runs again.
+random generator chooses.  Time stands still while anything can run, and jumps to the next timer
+when nothing can.  A process's timers run at the rate of its clock; a paused process runs what was
+due when it is resumed; a dead one never runs again.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from typing import Any
 
 PROCESS: contextvars.ContextVar[Process] = contextvars.ContextVar("process")
 STEPS_MAX = 200_000
-"""In one virtual second; several times what most seeds need in all: a loop that never lets time
-pass is a fault.
+"""Most steps in one virtual second, several times what most seeds need altogether: a loop that does
+not let time pass is a fault.
 """
 FAULTS_OF_CODE = (TypeError, AttributeError, NameError, ImportError, AssertionError)
-"""A task must not end with one of these, even if its result is never asked for."""
+"""Exceptions with which no task may end, even if nobody asks for its result."""
 
 
 class StuckError(Exception):
-    """No process can ever run again, or time does not pass any more."""
+    """No process can ever run again, or time no longer passes."""
 
 
 class Process:
@@ -42,15 +42,15 @@ class Process:
         self.name = name
         self.rate = rate
         self.owner: Any = None
-        """The host whose program it is, if it is one."""
+        """Host to which the program belongs, if any."""
         self.on_stop: dict[Callable[[], None], None] = {}
-        """What it does when it is told to stop."""
+        """Callbacks that ask it to stop."""
         self.alive = True
         self.paused = False
         self.loop: asyncio.AbstractEventLoop | None = None
-        """Which event loop its code runs in; None: that of the simulation."""
+        """Event loop in which its code runs; None: that of the simulation."""
         self.threads: list[Process] = []
-        """More threads of the same program; they end with it."""
+        """Other threads of the same program, which end with it."""
         self.ready: deque[events.Handle] = deque()
         self.queued = False
         """True while the loop has it in its list."""
@@ -58,17 +58,17 @@ class Process:
         self.context.run(PROCESS.set, self)
 
     def kill(self) -> None:
-        """End it: nothing of it runs any more."""
+        """End it, so that no callback of it runs any more."""
         for thread in self.threads:
             thread.kill()
         self.alive = False
         self.left = list(self.ready)
-        """Never run; kept, so that nothing of it is taken apart before the end."""
+        """Callbacks that never run; kept, so that none of them is destroyed before the end."""
         self.ready.clear()
 
 
 CANCELLATIONS_MAX = 200
-"""Of a coroutine that is ended; one that ignores them all is closed."""
+"""Cancellations of a coroutine that is ended; one that ignores all of them is closed."""
 
 
 def _end(coro: Any) -> None:
@@ -81,7 +81,7 @@ def _end(coro: Any) -> None:
                 return
             coro.throw(asyncio.CancelledError())
         coro.close()
-    except BaseException:  # noqa: BLE001 - what a half-ended coroutine says is of no interest
+    except BaseException:  # noqa: BLE001 - errors of a half-ended coroutine do not matter
         return
 
 
@@ -91,13 +91,13 @@ class SimLoop(asyncio.BaseEventLoop):
     def __init__(self, rng: random.Random) -> None:
         super().__init__()
         self.now = 0.0
-        """Seconds, true time."""
+        """True time in seconds."""
         self._second, self._second_steps = 0.0, 0
         self.steps = 0
         self.faults: list[BaseException | str] = []
         """Uncaught exceptions."""
         self.threads: list[asyncio.AbstractEventLoop] = []
-        """The event loops of processes' other threads."""
+        """Event loops of the processes' other threads."""
         self.world = Process("world")
         self.world.context.run(PROCESS.set, self.world)
         self._rng = rng
@@ -115,9 +115,9 @@ class SimLoop(asyncio.BaseEventLoop):
         if not unasked or isinstance(error, FAULTS_OF_CODE):
             self.faults.append(error or message)
 
-    # ── what asyncio asks of a loop ───────────────────────────────────────────────────────────────
+    # ── the methods of an asyncio loop ────────────────────────────────────────────────────────────
     def time(self) -> float:
-        """The time by the clock of the process that runs."""
+        """Return the time by the clock of the running process."""
         return self.now * self._current.rate
 
     def call_soon(  # type: ignore[override]
@@ -152,7 +152,7 @@ class SimLoop(asyncio.BaseEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., Any], *args: Any
     ) -> asyncio.Future[Any]:
-        """Run it in place: the simulation has no threads."""
+        """Run the function in place, because the simulation has no threads."""
         future = self.create_future()
         try:
             future.set_result(func(*args))
@@ -160,9 +160,9 @@ class SimLoop(asyncio.BaseEventLoop):
             future.set_exception(error)
         return future
 
-    # ── what the simulation asks ──────────────────────────────────────────────────────────────────
+    # ── the methods for the simulation ────────────────────────────────────────────────────────────
     def post(self, process: Process, callback: Callable[..., Any], *args: Any) -> None:
-        """Have a process run `callback` in its turn; nothing if it is dead."""
+        """Have a process run `callback` in its turn, unless it is dead."""
         if process.alive:
             self._queue(process, events.Handle(callback, args, self, process.context))
 
@@ -172,7 +172,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self._at(self.now + seconds, handle, self.world)
 
     def resume(self, process: Process) -> None:
-        """Let a paused process go on."""
+        """Let a paused process continue."""
         process.paused = False
         if process.ready and not process.queued and process.alive:
             process.queued = True
@@ -216,7 +216,7 @@ class SimLoop(asyncio.BaseEventLoop):
                 self.steps += 1
                 try:
                     handle._run()
-                except SystemExit as error:  # a process ended in the middle of what it did
+                except SystemExit as error:  # a process ended in the middle of its work
                     self.exited(process, error)
                     break
         self._current = self.world
@@ -226,10 +226,10 @@ class SimLoop(asyncio.BaseEventLoop):
             process.queued = True
             can_run.append(process)
         if self.steps - self._second_steps > STEPS_MAX:
-            raise StuckError("time does not pass any more")
+            raise StuckError("time no longer passes")
 
     def exited(self, process: Process, _error: SystemExit) -> None:
-        """Code of a process raised SystemExit; here only a machine that stops in the middle of a
+        """Note that a process raised SystemExit; here only a machine that stops in the middle of a
         write does.
         """
         assert not process.alive
@@ -250,10 +250,10 @@ class SimLoop(asyncio.BaseEventLoop):
     def dispose(self) -> None:
         """End every task where it stands, without running it further."""
         with warnings.catch_warnings():
-            # What is begun by something that ends here never runs.
+            # Coroutines that something begins while it ends here never run.
             warnings.simplefilter("ignore", RuntimeWarning)
             running = events._get_running_loop()
-            events._set_running_loop(self)  # else a clean-up would begin a loop of its own
+            events._set_running_loop(self)  # without it, a clean-up would begin its own loop
             for loop in (self, *self.threads):
                 ended: set[asyncio.Task[Any]] = set()
                 while left := asyncio.all_tasks(loop) - ended:  # a clean-up may begin further tasks

@@ -1,4 +1,4 @@
-"""A simulated machine: its clocks, which go wrong, and whether it is up."""
+"""A simulated machine with clocks that go wrong, which may be up or down."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from .loop import SimLoop
 
 class Machine:
     """
-    `rate` is how fast its clocks go: 1.05 gains five seconds in a hundred.  The boot clock never
-    jumps but at a boot; the calendar jumps when it is told to.
+    `rate` is the speed of its clocks: 1.05 gains five seconds in a hundred.  The boot clock jumps
+    only at a boot; the calendar jumps by `wall_jump_ms`.
     """
 
     def __init__(self, loop: SimLoop, name: str, *, rate: float, boot_s: float) -> None:
@@ -22,23 +22,23 @@ class Machine:
         self._zero = 0.0
 
     def boot_ns(self) -> int:
-        """Nanoseconds since it started."""
+        """Return the nanoseconds since it started."""
         return self._boot_ns + int((self.loop.now - self._zero) * self.rate * 1e9)
 
     def boot_ms(self) -> int:
-        """Milliseconds since it started."""
+        """Return the milliseconds since it started."""
         return self.boot_ns() // 1_000_000
 
     def wall_ms(self) -> int:
-        """Milliseconds since 1970, by its calendar."""
+        """Return the milliseconds since 1970, by its calendar."""
         return 1_700_000_000_000 + self.wall_jump_ms + int(self.loop.now * self.rate * 1000)
 
     def wall_ns(self) -> int:
-        """Nanoseconds since 1970, by its calendar."""
+        """Return the nanoseconds since 1970, by its calendar."""
         return self.wall_ms() * 1_000_000
 
     def reboot(self, boot_s: float) -> None:
-        """The boot clock begins anew."""
+        """Start the boot clock again."""
         self.boots += 1
         self._zero = self.loop.now
         self._boot_ns = int(boot_s * 1e9)

@@ -1,12 +1,13 @@
 """A network between simulated processes: delay, loss, late and doubled calls, one-way cuts, resets.
 
-    data plane     like TCP: in order until it breaks; a cut holds what is under way, healing delivers it or breaks it;
-                   a server may read what came on a connection after its client has given it up and
-                   opened another
-    control calls  each on its own: late, twice, lost on the way there, or lost on the way back, after their effect
+    data plane     like TCP: in order until it breaks; a cut holds what is in flight, and healing
+                   delivers it or breaks the connection; a server may read what arrived on a
+                   connection after its client has abandoned it and opened another
+    control calls  each on its own: late, twice, lost on the way there, or lost on the way back,
+                   after their effect
 
 Handlers are the real ones: `BrokerService.handle` for frames, the tables of `ControlRoute` for
-control calls; what crosses is bytes.
+control calls; bytes cross the network.
 """
 
 from __future__ import annotations
@@ -51,18 +52,18 @@ class Weather:
     loss_chance: float = 0.0
     twice_chance: float = 0.0
     ghost_chance: float = 0.0
-    """What was under way to a server when its connection ended is served all the same, perhaps much
-    later.
+    """Chance that calls in flight to a server when their connection ended are still served, perhaps
+    much later.
     """
     held_chance: float = 0.5
-    """What is under way when a link is cut arrives after the cut, instead of breaking its
+    """Chance that data in flight when a link is cut arrives after the cut, instead of breaking its
     connection.
     """
 
 
 @cache
 def _pattern(path: str) -> re.Pattern[str]:
-    """What a path looks like with the names in braces filled in."""
+    """Return a pattern that matches a path with the names in braces filled in."""
     return re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", path))
 
 
@@ -82,7 +83,7 @@ class Listener:
         self._routes = [(route, _pattern(route.endpoint.path)) for route in routes]
 
     def find(self, method: str, path: str) -> tuple[ControlRoute, dict[str, str]]:
-        """The route of a call, and the names in its path."""
+        """Return the route of a call, and the names in its path."""
         for route, pattern in self._routes:
             match = pattern.fullmatch(path)
             if match is not None and route.endpoint.method == method:
@@ -91,7 +92,9 @@ class Listener:
 
 
 class Internet:
-    """All links: which machines are cut off from which, and which process listens at an address."""
+    """All links: the machines that are cut off from each other, and the process behind each
+    address.
+    """
 
     def __init__(self, loop: SimLoop, rng: random.Random) -> None:
         self.loop = loop
@@ -99,16 +102,17 @@ class Internet:
         self.weather = Weather()
         self.listeners: dict[str, Listener] = {}
         self.machines: dict[str, Machine] = {}
-        """Of every address ever used."""
+        """Machine of every address ever used."""
         self.cut: set[tuple[str, str]] = set()
         self.connections: list[Connection] = []
         self.messages = 0
         self._held: list[tuple[str, str, Callable[[], None]]] = []
         self.on_call: Callable[[Process, str], None] = lambda _process, _call: None
-        """Told of each control call and of each new connection, as text, before it leaves."""
+        """Function that gets each control call and each new connection, as text, before it leaves.
+        """
         self.on_frame: Callable[[Process, Request, bool], None] = lambda *_: None
-        """Told of each request on a connection, and whether the connection is still there to carry
-        it.
+        """Function that gets each request on a connection, and whether the connection can still
+        carry it.
         """
 
     def listen(self, address: str, listener: Listener) -> None:
@@ -117,8 +121,8 @@ class Internet:
         self.machines[address] = listener.machine
 
     def gone(self, process: Process, *, machine_down: bool) -> None:
-        """A process ended: its address refuses calls and its connections break, unless its machine
-        fell silent.
+        """Note that a process ended: its address refuses calls and its connections break, unless
+        its machine fell silent.
         """
         for address, listener in list(self.listeners.items()):
             if listener.process is process:
@@ -130,7 +134,7 @@ class Internet:
         self.connections = [connection for connection in self.connections if not connection.broken]
 
     def delay(self) -> float:
-        """Seconds that a message takes."""
+        """Return the seconds that a message takes."""
         weather = self.weather
         wait = weather.delay_s * (0.2 + 1.6 * self.rng.random())
         if weather.late_chance and self.rng.random() < weather.late_chance:
@@ -138,21 +142,23 @@ class Internet:
         return wait
 
     def delay_of_a_double(self) -> float:
-        """How much later the second of two may come."""
+        """Return the seconds by which the second of two may be later."""
         return self.weather.late_s * self.rng.random()
 
     def is_haunted(self) -> bool:
-        """Whether a server reads what was under way when its connection ended."""
+        """Return whether a server reads the calls that were in flight when their connection
+        ended.
+        """
         chance = self.weather.ghost_chance
         return bool(chance) and self.rng.random() < chance
 
     def lost(self) -> bool:
-        """Whether a message is lost."""
+        """Return whether a message is lost."""
         chance = self.weather.loss_chance
         return bool(chance) and self.rng.random() < chance
 
     def is_cut(self, source: str, target: str) -> bool:
-        """Whether nothing goes from one process to the other."""
+        """Return whether nothing passes from one process to the other."""
         return (source, target) in self.cut
 
     def carry(self, source: str, target: str, arrive: Callable[[], None]) -> None:
@@ -169,11 +175,11 @@ class Internet:
             self.loop.after(self.delay(), arrived)
 
     def cut_link(self, source: str, target: str) -> None:
-        """Let nothing through in this direction."""
+        """Block all messages in this direction."""
         self.cut.add((source, target))
 
     def heal_link(self, source: str, target: str) -> None:
-        """Let everything through in this direction: what was held arrives, or breaks its
+        """Let messages through in this direction again: what was held arrives, or breaks its
         connection.
         """
         self.cut.discard((source, target))
@@ -191,14 +197,14 @@ class Internet:
                 self._held.append(call)
 
     def break_link(self, source: str, target: str) -> None:
-        """The cut heals, and no connection has outlived it."""
+        """Heal a link whose connections have not outlived the cut."""
         for connection in list(self.connections):
             if {connection.client.name, connection.server.process.name} == {source, target}:
                 connection.break_off()
         self.heal_link(source, target)
 
     def heal(self) -> None:
-        """Fine weather, no cuts."""
+        """End all faults and cuts."""
         for link in sorted(self.cut):
             self.heal_link(*link)
         weather = self.weather
@@ -297,7 +303,7 @@ class SimNetwork:
 class _ControlCall:
     """One control call on its way there and back."""
 
-    def __init__(  # noqa: PLR0917 - the parts of a call, in the order in which it has them
+    def __init__(  # noqa: PLR0917 - the parts of a call, in their order
         self,
         network: SimNetwork,
         method: str,
@@ -364,12 +370,12 @@ class _ControlCall:
             status, data = 400, encode_json(ErrorBody.of(InvalidRequestError(str(error))))
         except KeylaneError as error:
             status, data = status_of(error), encode_json(ErrorBody.of(error))
-        except Exception as error:  # noqa: BLE001 - what the real server logs is a find here
+        except Exception as error:  # noqa: BLE001 - an error that the real server logs is a fault
             self._internet.loop.faults.append(error)
             status, data = 500, encode_json(ErrorBody.of(InternalError()))
         self._reply(listener.process.name, status, data)
 
 
 def internet_task(work: Awaitable[None]) -> asyncio.Task[None]:
-    """A task of the process that runs now."""
+    """Return a task of the process that runs now."""
     return asyncio.ensure_future(work)

@@ -1,5 +1,5 @@
-"""SIGTERM for simulated processes: what `Consumer.run` waits for, without the signals of the
-process that simulates.
+"""SIGTERM for simulated processes: `Consumer.run` waits for it, without using signals of the
+simulating process.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from .loop import PROCESS, Process
 
 
 class SimStopSignals:
-    """In place of `keylane.rpc.stop_signals.StopSignals`: of the process that makes it."""
+    """Replaces `keylane.rpc.stop_signals.StopSignals`, for the process that makes it."""
 
     def __init__(self) -> None:
         self.event = asyncio.Event()
@@ -32,10 +32,10 @@ class SimStopSignals:
 
 
 def send_stop(process: Process) -> bool:
-    """Tell a process to stop; False if it does not listen: then the signal's default ends it at
+    """Ask a process to stop; False if it does not listen, so that the signal's default ends it at
     once.
     """
     listeners = list(process.on_stop)
-    for tell in listeners:
-        tell()
+    for stop in listeners:
+        stop()
     return bool(listeners)

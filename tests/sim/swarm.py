@@ -117,9 +117,7 @@ or a feature.
 
 
 def has_company(seed: int) -> bool:
-    """In some seeds a second consumer is in each consumer's process, and they share what waits at
-    the metaserver.
-    """
+    """In some seeds a second consumer, of another group, is in each consumer's process."""
     return seed in COMPANY_SEEDS and seed % COMPANY_EVERY == 3
 
 

@@ -37,7 +37,7 @@ SEEDS = 100
 OUTBOX_SEEDS = 10
 """With an outbox, from FIRST_SEED on; `make sim FIRST=1000000000` runs more."""
 SEEDS_SAMPLE = (2, 4, 6, 9, 10, 2_012)
-"""Quick ones; in the last two consumers in a process share heartbeats."""
+"""Quick ones; in the last two a process has two consumers."""
 COMPANY = (1_018, 2_208)
 """As the last of the sample."""
 FEATURES_SAMPLE = tuple(

@@ -13,10 +13,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from keylane import Admin, Consumer, Message, Producer
+from keylane import Admin, Consumer, ConsumerSettings, Message, Producer
 from keylane.arrow.selection import ReadOptions
 from keylane.cli.demo.source import flights_file, read_flights
-from keylane.errors import GroupExistsError, JobChangedError, ManifestError
+from keylane.errors import Reason
 from keylane.protocol.ids import Subject
 from keylane.spark.reprocess import folder as folders
 from keylane.spark.reprocess import run as runs
@@ -24,6 +24,7 @@ from keylane.spark.reprocess.comparing import KeyDifference
 from keylane.spark.reprocess.job import Job
 from keylane.spark.reprocess.outputs import compare_outputs
 from support.cluster import Cluster, eventually
+from support.raising import raises
 
 ROWS = 12_000
 SOURCE = [each for each in read_flights(flights_file(), ROWS * 2) if each.key][:ROWS]
@@ -86,7 +87,7 @@ async def handled_by(cluster: Cluster, subject: str, folder: str, count: int) ->
         group="live",
         handler=handle,
         start=f"manifest:{folder}",
-        ttl_ms=3_000,
+        settings=ConsumerSettings(ttl_ms=3_000),
     ):
         await eventually(lambda: len(got) >= count, what="the live messages")
         await asyncio.sleep(0.5)
@@ -145,7 +146,7 @@ def test_backfill_and_live_group_have_each_flight_once_in_order(spark, file_clus
         async with Admin(file_cluster.meta) as admin:
             await admin.create_group("moving", "live", start="latest")
 
-    with pytest.raises(GroupExistsError):
+    with raises(Reason.GROUP_EXISTS):
         asyncio.run(other_start())
 
 
@@ -171,7 +172,7 @@ def test_killed_job_is_finished_by_the_same_command(spark, file_cluster, tmp_pat
         (folder.path / piece.file).unlink()
     (folder.path / "_keylane" / folders.MANIFEST).unlink()
     asyncio.run(send(file_cluster, "killed", 8_000, 9_000))
-    with pytest.raises(ManifestError):
+    with raises(Reason.MANIFEST):
         asyncio.run(handled_by(file_cluster, "killed", str(folder.path), 1))
     failing.touch()
     with pytest.raises(Exception, match=r"KEYLANE_1322 .*the test lets it fail"):
@@ -193,7 +194,7 @@ def test_comparison_names_the_key_and_its_first_offset_when_code_changed(
     first = Job("same", same_rows(), "reprocess_jobs:same@1")
     second = Job("same", changed_rows(), "reprocess_jobs:upper@2")
     runs.run_job(spark, first, options, old)
-    with pytest.raises(JobChangedError):
+    with raises(Reason.JOB_CHANGED):
         runs.run_job(spark, second, options, old)
     runs.run_job(spark, second, options, new)
     assert compare_outputs("", str(old.path), old) == []

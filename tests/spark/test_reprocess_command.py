@@ -59,7 +59,7 @@ def test_command_plans_runs_once_and_compares(
 
     planned = command("keep", "one", "--plan")
     assert f"to do: {COUNT} rows" in planned
-    assert "not held yet: retention may remove some of them from" in planned
+    assert "not protected yet: retention may remove some of them from" in planned
     assert not (tmp_path / "one").exists()
     shown = command("keep", "one")
     assert f"{COUNT} messages of orders made {COUNT} rows in 2 pieces" in shown
@@ -85,7 +85,7 @@ def test_command_plans_runs_once_and_compares(
     assert "1 key with other rows" in text
     assert "k2" in text
     same = (*goal[:-1], str(tmp_path / "four"), "--hidden", "cleaned.again", "--compare")
-    assert "the output is that of" in command("drop", "four", *same, str(tmp_path / "three"))
+    assert "the output equals that of" in command("drop", "four", *same, str(tmp_path / "three"))
     with pytest.raises(AssertionError, match="is not complete"):
         command("drop", "five", "--compare", str(tmp_path / "nothing"))
     assert not (tmp_path / "five").exists()

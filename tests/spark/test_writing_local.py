@@ -19,14 +19,12 @@ from pyspark.sql import DataFrame, functions
 from keylane import Admin
 from keylane.protocol.errors import (
     ConfigError,
-    HiddenTakenError,
-    RowOrderError,
-    RowsDifferError,
-    RowsInvalidError,
+    Reason,
     SubjectUnknownError,
 )
 from keylane.spark import register
 from keylane.spark.failure import error_in
+from support.raising import is_a
 
 COUNT = 20_000
 
@@ -100,7 +98,7 @@ def test_rows_left_hidden_outlive_a_second_job_of_that_name(spark, file_cluster,
     with pytest.raises(AnalysisException) as caught:
         write(rows, "looked", partitions="2", hidden="looked.new", publish="false")
     error = error_in(str(caught.value))
-    assert isinstance(error, HiddenTakenError)
+    assert error.reason is Reason.HIDDEN_TAKEN
     assert "is filled by a write of Spark" in error.message
     assert numbers(spark, file_cluster.meta, "looked.new") == Counter(range(COUNT))
 
@@ -179,18 +177,18 @@ def test_replayed_batch_of_foreach_is_published_once_when_it_has_a_name(
 def test_wrong_write_says_so_before_it_runs(spark, file_cluster, rows, write):
     """Columns, mode, options, a subject that is not there, a column that was dropped."""
     for frame, mode, options, kind in (
-        (rows.drop("value"), "append", {}, RowsInvalidError),
-        (rows.withColumn("more", functions.lit(1)), "append", {}, RowsInvalidError),
-        (rows.withColumn("value", functions.lit(1)), "append", {}, RowsInvalidError),
+        (rows.drop("value"), "append", {}, Reason.ROWS_INVALID),
+        (rows.withColumn("more", functions.lit(1)), "append", {}, Reason.ROWS_INVALID),
+        (rows.withColumn("value", functions.lit(1)), "append", {}, Reason.ROWS_INVALID),
         (rows, "overwrite", {}, ConfigError),
         (rows, "append", {"keys": "1"}, ConfigError),
         (rows, "append", {}, SubjectUnknownError),
-        (rows.withColumn("offset", functions.lit(1)), "append", {}, RowOrderError),
-        (rows, "append", {"order": "required"}, RowOrderError),
+        (rows.withColumn("offset", functions.lit(1)), "append", {}, Reason.ROW_ORDER),
+        (rows, "append", {"order": "required"}, Reason.ROW_ORDER),
     ):
         with pytest.raises(AnalysisException) as caught:
             write(frame, "nowhere", mode, **options)
-        assert isinstance(error_in(str(caught.value)), kind)
+        assert is_a(error_in(str(caught.value)), kind)
 
 
 def test_shuffled_rows_are_refused(spark, file_cluster, rows, write):
@@ -203,7 +201,7 @@ def test_shuffled_rows_are_refused(spark, file_cluster, rows, write):
         write(frame.orderBy(functions.desc("offset")), "copy")
     write(frame.orderBy(functions.desc("offset")), "copy", order="none")
     assert numbers(spark, file_cluster.meta, "copy") == Counter(dict.fromkeys(range(COUNT), 2))
-    assert RowsDifferError.code == 1314
+    assert Reason.ROWS_DIFFER.code == 1314
 
 
 def test_write_without_the_columns_of_its_read_is_refused(spark, file_cluster, rows, write):
@@ -218,7 +216,7 @@ def test_write_without_the_columns_of_its_read_is_refused(spark, file_cluster, r
     for dropped in (frame.select("key", "value"), changed, counts, frame.drop("offset")):
         with pytest.raises(AnalysisException) as caught:
             write(dropped, "narrower", partitions="1")
-        assert isinstance(error_in(str(caught.value)), RowOrderError)
+        assert error_in(str(caught.value)).reason is Reason.ROW_ORDER
     write(changed, "narrower", partitions="1", order="none")
     made = frame.select(functions.lit("k").alias("key"), "value")
     write(made, "narrower")

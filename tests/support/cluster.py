@@ -18,7 +18,7 @@ from keylane import Admin
 from keylane.protocol import endpoints
 from keylane.protocol.batch import batch_starts, columns
 from keylane.protocol.control import CreateSubject, Retention, Route, SubjectView
-from keylane.protocol.errors import KeylaneError, NotEnoughBrokersError, UnreachableError
+from keylane.protocol.errors import KeylaneError, UnavailableError, UnreachableError
 from keylane.protocol.frames import Read
 from keylane.protocol.message import Message
 from keylane.protocol.operations import (
@@ -183,7 +183,7 @@ class Cluster:
                     if reported >= wanted:  # else which broker has the first partition is chance
                         view: SubjectView = await meta.create_subject(body)
                         return view.route
-                except NotEnoughBrokersError:
+                except UnavailableError:
                     pass
                 assert time.monotonic() < until, "the brokers did not report themselves"
                 await asyncio.sleep(0.05)
@@ -247,7 +247,7 @@ async def begun(meta: MetaClient, ask: Reshape) -> None:
             try:
                 await meta.call(endpoints.RESHAPE, ask)
                 return
-            except NotEnoughBrokersError:
+            except UnavailableError:
                 await asyncio.sleep(0.05)
 
 

@@ -13,6 +13,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from keylane.protocol.errors import KeylaneError
+
 LIFE_S = 90
 """A child whose test has failed ends by itself."""
 
@@ -62,9 +64,11 @@ class Child:
 
 
 def error_of(call: Callable[[], Any]) -> str:
-    """The name of the class of what `call` raises, "" if it returns."""
+    """The reason or the class of what `call` raises, by name, "" if it returns."""
     try:
         call()
+    except KeylaneError as error:
+        return error.reason.name if error.reason else type(error).__name__
     except Exception as error:  # noqa: BLE001 - it is looked at
         return type(error).__name__
     return ""

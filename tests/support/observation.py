@@ -124,9 +124,8 @@ class Telling:
             events.append(LetGo(body.session, body.partition_id, body.token))
         elif path == "/v1/consumers/leave":
             events.append(LetGo(body.session, 0, 0))
-        for heartbeat in getattr(body, "heartbeats", (body,)):
-            holding = getattr(heartbeat, "holding", None)
-            if holding is not None and self._held.get(heartbeat.session) != holding:
-                self._held[heartbeat.session] = holding
-                events.append(Holds(heartbeat.session, holding))
+        holding = getattr(body, "holding", None)
+        if holding is not None and self._held.get(body.session) != holding:
+            self._held[body.session] = holding
+            events.append(Holds(body.session, holding))
         return events

@@ -8,7 +8,11 @@ from keylane.protocol import errors
 from keylane.protocol.errors.base import Detail
 from tidy.tree import FILES
 
-KINDS = {kind.__name__: kind for kind in map(errors.kind_of, errors.codes()) if kind is not None}
+KINDS = {
+    name: kind
+    for name in errors.__all__
+    if isinstance(kind := getattr(errors, name), type) and issubclass(kind, errors.KeylaneError)
+}
 FREE = {"InvalidRequestError", "CorruptBatchError"}
 """Their details are whatever contradicts something else: no program asks for them by name."""
 
@@ -42,6 +46,28 @@ def test_errors_are_raised_with_declared_details():
         for place, kind, name in raised()
         if kind not in FREE and name not in declared(KINDS[kind])
     ]
+    assert not strange, "\n".join(strange)
+
+
+def named(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+def test_errors_are_raised_with_a_reason_of_their_class():
+    """A class without a code is always raised with one."""
+    strange = []
+    for source in FILES:
+        for node in source.nodes:
+            if not (isinstance(node, ast.Call) and named(node.func) in KINDS):
+                continue
+            kind, first = KINDS[named(node.func)], node.args[0] if node.args else None
+            reason = first.attr if isinstance(first, ast.Attribute) else None
+            if isinstance(first, ast.Attribute) and named(first.value) == "Reason":
+                fits = errors.Reason[first.attr].kind == kind.__name__
+            else:
+                fits = "code" in vars(kind)
+            if not fits:
+                strange.append(f"{source.name}:{node.lineno}: {kind.__name__} {reason}")
     assert not strange, "\n".join(strange)
 
 

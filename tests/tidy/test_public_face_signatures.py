@@ -87,7 +87,7 @@ def test_types_of_a_public_class_are_exported(name):
 
 @pytest.mark.parametrize("name", CLIENTS)
 def test_errors_in_the_docstrings_of_a_client_are_exported(name):
-    """So `except keylane.errors.GroupBusyError` needs no inner module."""
+    """So `except keylane.errors.BusyError` needs no inner module."""
     kind = CLASSES[name]
     texts = [kind.__doc__ or ""]
     texts += [inspect.getdoc(member) or "" for _, member in public_members(kind)]

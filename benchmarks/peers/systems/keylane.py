@@ -182,7 +182,7 @@ class KeylaneClient(Client):
                 done.set()
 
         handler = (
-            {"batch_handler": handle_batch, "max_records": 500}
+            {"batch_handler": handle_batch}
             if self.handler == "batch"
             else {"handler": handle_message}
         )

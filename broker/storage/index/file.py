@@ -1,7 +1,8 @@
 """Consume queues in files that all partitions share.  Disk, through `Files`.
 
     dispatch ─▶ tail in memory ─▶ a block of 127 units ─▶ index/….blocks          file_blocks.py
-    checkpoint ─▶ sync of the blocks ─▶ a frame with the changes of every partition ─▶ index/journal-…
+    checkpoint ─▶ sync of the blocks ─▶ a frame with the changes of every partition
+        ─▶ index/journal-…
 
 A lookup bisects the partition's blocks in memory and reads one block.  Units that were dispatched
 after the last checkpoint are not durable; a start dispatches them again from the log.
@@ -30,11 +31,11 @@ from .interface import FIND_UNITS_MAX, Unit, misfit
 log = logging.getLogger("keylane.broker")
 
 RETAIN_PARTITIONS = 500
-"""Partitions in a step of `retain`."""
+"""The number of partitions in a step of `retain`."""
 
 
 class FileConsumeQueues:
-    """See `ConsumeQueues` for the contract."""
+    """A `ConsumeQueues` in files; the protocol has the contract."""
 
     def __init__(self, files: Files) -> None:
         files.make_folder(FOLDER)
@@ -42,16 +43,18 @@ class FileConsumeQueues:
         self._journal = Journal(files)
         self._queues, self._position, self._blocks.end = self._journal.load()
         self._guard = threading.Lock()
-        """Held while dispatch changes the state, and while checkpoint copies it."""
+        """A lock that is held while dispatch changes the state, and while checkpoint copies it."""
         self._checkpoints = threading.Lock()
         self._saved = self._position
         """The position of the last checkpoint."""
         self._renew = False
-        """The next frame must have every partition, not only those in `_changed`."""
+        """True if the next frame must have every partition, not only those in `_changed`."""
         self._changed: set[int] = set()
-        """Partitions that have changed since the last frame of the journal."""
+        """The partitions that have changed since the last frame of the journal."""
         self._first_block: int | None = None
-        """Blocks before this one are removed after the next checkpoint."""
+        """The number of the first block to keep: earlier ones are removed after the next
+        checkpoint.
+        """
 
     @property
     def position(self) -> int:
@@ -102,14 +105,15 @@ class FileConsumeQueues:
             following[partition_id] = unit.base_offset + unit.message_count
 
     def _fold(self, partition_id: int, queue: Queue) -> None:
-        """Make blocks of a tail that is long enough."""
+        """Turn a tail that is long enough into blocks."""
         while len(queue.state[2]) >= UNITS_BYTES:
             try:
                 number = self._blocks.write(
                     encode_block(partition_id, queue.state[2][:UNITS_BYTES])
                 )
             except StorageError as error:
-                # The log has it; the units stay in memory and are written with the next ones.
+                # The log has the batches. The units stay in memory and are written with the next
+                # ones.
                 log.warning("%s", error.message)
                 return
             queue.add_block(number, UNITS_BYTES)
@@ -132,7 +136,7 @@ class FileConsumeQueues:
         return batches
 
     def _from(self, partition_id: int, queue: Queue, offset: int) -> Iterator[Unit]:
-        """Units from the unit that has `offset` on."""
+        """Yield units from the unit that contains `offset` on."""
         blocks, count, tail = queue.state
         if count and not (tail and unit_at(tail, 0).base_offset <= offset):
             block = max(bisect_right(blocks.offsets, offset, 0, count) - 1, 0)
@@ -155,14 +159,14 @@ class FileConsumeQueues:
             unit = self._first_at(partition_id, state, at_ms)
             if unit is not None and unit.base_offset < first:
                 # Times never fall, so the first unit that is not forgotten has this time or a later
-                # time.
+                # one.
                 unit = next(self._from(partition_id, queue, first), None)
             return unit
         unit = self._last_at(partition_id, state, at_ms)
         return unit if unit is not None and unit.base_offset >= first else None
 
     def _first_at(self, partition_id: int, state: State, at_ms: int) -> Unit | None:
-        """The first unit with this time or a later time."""
+        """Return the first unit with this time or a later one."""
         blocks, count, tail = state
         block = bisect_left(blocks.times, at_ms, 0, count)
         if block:
@@ -176,7 +180,7 @@ class FileConsumeQueues:
         return unit_at(tail, index) if (index + 1) * UNIT_BYTES <= len(tail) else None
 
     def _last_at(self, partition_id: int, state: State, at_ms: int) -> Unit | None:
-        """The last unit with this time or an earlier time."""
+        """Return the last unit with this time or an earlier one."""
         blocks, count, tail = state
         index = first_where(tail, lambda unit: unit.appended_at_ms > at_ms)
         if index:
@@ -237,8 +241,8 @@ class FileConsumeQueues:
         self._first_block = min(numbers, default=self._blocks.end)
 
     def _first_behind(self, partition_id: int, queue: Queue, position: int) -> int:
-        """Base offset of the first unit at or above this position; the next offset without such a
-        unit.
+        """Return the base offset of the first unit at or above this position or, if there is none,
+        the next offset.
         """
         blocks, count, tail = queue.state
         block = bisect_left(blocks.positions, position, 0, count)
@@ -286,7 +290,7 @@ class FileConsumeQueues:
         if kept * UNIT_BYTES == len(data) and (kept or not count):
             return
         while not kept and count:
-            # The units of the last block that are kept become the tail.
+            # Those units of the last block that are kept become the tail.
             count -= 1
             data = self._blocks.read(blocks.numbers[count], partition_id)
             kept = first_where(data, lambda unit: unit.position >= position)

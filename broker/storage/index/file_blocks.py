@@ -1,9 +1,11 @@
 """Units of all partitions in blocks of 4 KiB, one block after another.  Disk, through `Files`.
 
-    index/00000000000000000000.blocks   index/00000000000000016384.blocks   …    named by their first block
-    block = magic u32 | crc32c u32 of the rest | partition_id u64 | count u32 | 12 bytes of 0 | 127 units of 32 bytes
+    index/00000000000000000000.blocks   index/00000000000000016384.blocks   …
+        named by their first block
+    block = magic u32 | crc32c u32 of the rest | partition_id u64 | count u32 | 12 bytes of 0
+            | 127 units of 32 bytes
     ┌─────────────────┬──────────────┬────────────────────┬────────────┬───────────┐
-    │ base_offset  u64│ position  u64│ appended_at_ms  i64│ length  u32│ count  u32│        little-endian
+    │ base_offset  u64│ position  u64│ appended_at_ms  i64│ length  u32│ count  u32│  little-endian
     └─────────────────┴──────────────┴────────────────────┴────────────┴───────────┘
 
 The blocks of all partitions are numbered together and share the files, so ten thousand partitions
@@ -26,7 +28,7 @@ FOLDER = "index"
 SUFFIX = ".blocks"
 BLOCK_BYTES = 4096
 FILE_BLOCKS = 16_384
-"""64 MiB."""
+"""The number of blocks in a file: 64 MiB."""
 MAGIC = 0x314B494B
 _HEADER = struct.Struct("<IIQI12x")
 _AFTER_CRC = struct.Struct("<QI12x")
@@ -34,32 +36,34 @@ assert _HEADER.size + UNITS_BYTES == BLOCK_BYTES
 
 
 def encode_block(partition_id: int, units: bytes | bytearray) -> bytes:
-    """A full block, ready to be written."""
+    """Return a full block, ready to be written."""
     assert len(units) == UNITS_BYTES
     rest = _AFTER_CRC.pack(partition_id, BLOCK_UNITS) + units
     return struct.pack("<II", MAGIC, crc32c.crc32c(rest)) + rest
 
 
 def block_path(number: int) -> str:
-    """Path of the file that has this block."""
+    """Return the path of the file that contains this block."""
     return f"{FOLDER}/{number // FILE_BLOCKS * FILE_BLOCKS:020d}{SUFFIX}"
 
 
 class BlockFiles:
-    """The files of blocks.  One thread writes, one syncs, many read."""
+    """The files of blocks. One thread writes, one syncs, and many read."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
         self.end = 0
-        """Number of the next block."""
+        """The number of the next block."""
         self._open: dict[str, AppendFile] = {}
-        """Path → file, of the last file and of those written since the last sync."""
+        """Path → file, for the last file and for those written since the last sync."""
         self._new_name = False
         self.lost = ""
-        """Why blocks may be lost: the text of the error of a sync; "" if no sync has failed."""
+        """The text of the error of a sync after which blocks may be lost; "" if no sync has
+        failed.
+        """
 
     def bases(self) -> list[int]:
-        """Numbers of the first blocks of the files on the disk, sorted."""
+        """Return the numbers of the first blocks of the files on the disk, sorted."""
         return [
             int(name[:20])
             for name in self._files.list(FOLDER)
@@ -71,7 +75,7 @@ class BlockFiles:
 
     def write(self, block: bytes) -> int:
         """
-        Write a block, which is not durable before the next sync; returns its number.
+        Write a block, which is not durable before the next sync, and return its number.
 
         Raises:
             StorageError: the block is not stored.
@@ -91,10 +95,10 @@ class BlockFiles:
 
     def read(self, number: int, partition_id: int) -> bytes:
         """
-        The units of a block.
+        Return the units of a block.
 
         Raises:
-            CorruptIndexError: the block is damaged or missing, or another partition's.
+            CorruptIndexError: the block is damaged or missing, or belongs to another partition.
         """
         path = block_path(number)
         try:
@@ -115,11 +119,11 @@ class BlockFiles:
         Make all written blocks durable.
 
         Raises:
-            FlushFailedError: blocks may be lost.  Every later call raises StorageError.
+            FlushFailedError: blocks may be lost. Every later call raises StorageError.
         """
         if self.lost:
             raise StorageError(self.lost)
-        # A block that is written meanwhile may miss the sync.  So only files that were full before
+        # The sync may miss a block that is written meanwhile, so only files that were already full
         # are closed.
         current = block_path(self.end)
         files = list(self._open.items())
@@ -138,7 +142,7 @@ class BlockFiles:
                 file.close()
 
     def has(self, numbers: Iterable[int]) -> bool:
-        """True if the files of these blocks exist and are long enough."""
+        """Return True if the files of these blocks exist and are long enough."""
         last: dict[int, int] = {}
         for number in numbers:
             base = number - number % FILE_BLOCKS
@@ -157,7 +161,7 @@ class BlockFiles:
         self.end = end
 
     def drop(self, number: int) -> None:
-        """Remove the files that only have blocks before this number."""
+        """Remove the files that contain only blocks before this number."""
         for base in self.bases():
             if base + FILE_BLOCKS <= number and block_path(base) not in self._open:
                 self._files.remove(block_path(base))

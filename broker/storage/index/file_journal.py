@@ -1,14 +1,17 @@
-"""The journal of the file index: its state besides the blocks, a frame per checkpoint.  Disk,
+"""The journal of the file index: its state apart from the blocks, a frame per checkpoint.  Disk,
 through `Files`.
 
     index/journal-0000000001
-    frame  = magic u32 | crc32c u32 of the rest | bytes u64 of the parts | position u64 | end u64 | parts
-    part   = partition_id u64 | first u64 | next u64 | last_ms i64 | blocks u32 | tail bytes u32 | flags u32 | 0 u32
-             | first offsets, first times, first positions, numbers of the blocks: i64 each | units of the tail
+    frame  = magic u32 | crc32c u32 of the rest | bytes u64 of the parts | position u64 | end u64
+             | parts
+    part   = partition_id u64 | first u64 | next u64 | last_ms i64 | blocks u32 | tail bytes u32
+             | flags u32 | 0 u32
+             | first offsets, first times, first positions, numbers of the blocks: i64 each
+             | units of the tail
 
-    flags  WHOLE: the part replaces the partition.  Otherwise its blocks are added to the
-    partition's; its tail is added
-           to the partition's tail, or replaces it if the part has blocks
+    flags  WHOLE: the part replaces the partition. Otherwise its blocks are added to the
+           partition's; its tail is added to the partition's tail, or replaces it if the part has
+           blocks
 
 `position` is the log position up to which every batch is in the index, `end` the number of its next
 block.  The first damaged frame ends the journal: a frame is promised only when it is durable.  The
@@ -33,13 +36,15 @@ PREFIX = f"{FOLDER}/journal-"
 MAGIC = 0x314A494B
 WHOLE = 1
 RENEW_BYTES = 8 << 20
-"""A new journal is begun when this one is larger than twice its first frame by this many bytes."""
+"""The size, in bytes, by which a journal may exceed twice its first frame before a new one is
+begun.
+"""
 _FRAME = struct.Struct("<IIQQQ")
 _PART = struct.Struct("<QQQqIIII")
 
 
 def encode_part(partition_id: int, queue: Queue, *, whole: bool) -> Iterable[Buffer]:
-    """The part of a partition: its changes since the last frame, or all of it."""
+    """Return the part of a partition: its changes since the last frame, or all of it."""
     blocks, count, tail = queue.state
     start = 0 if whole else queue.kept_blocks
     rest = bytes(tail) if whole or start < count else bytes(tail[queue.kept_tail :])
@@ -83,7 +88,7 @@ def _apply_parts(queues: dict[int, Queue], view: memoryview) -> None:
 
 
 class Journal:
-    """The journal of the index; used by one thread at a time."""
+    """The journal of the index. Only one thread may use it at a time."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
@@ -101,8 +106,8 @@ class Journal:
         ]
 
     def load(self) -> tuple[dict[int, Queue], int, int]:
-        """The partitions, their log position, the number of the next block; empty and 0 without a
-        whole frame.
+        """Return the partitions, their log position, and the number of the next block. They are
+        empty and 0 if there is no whole frame.
         """
         queues: dict[int, Queue] = {}
         numbers = self._numbers()
@@ -113,8 +118,8 @@ class Journal:
                 self._number = number
                 break
         if numbers and numbers[-1] != self._number:
-            # A newer journal is damaged in its first frame.  No frame may be added to either: a new
-            # journal is begun.
+            # A newer journal is damaged in its first frame. No frame may be added to either of
+            # them, so a new journal is begun.
             self._number, self._size = numbers[-1], 0
         for queue in queues.values():
             queue.kept()
@@ -144,7 +149,7 @@ class Journal:
             self._first_size = self._first_size or self._size
 
     def _refuse_newer(self, path: str, head: bytes) -> None:
-        """Raises DataFolderError for a whole frame of a newer format, whose number is the digit in
+        """Raise DataFolderError for a whole frame of a newer format, whose number is the digit in
         the magic.
         """
         magic, crc, length, *_ = _FRAME.unpack(head)
@@ -168,7 +173,7 @@ class Journal:
         Write a frame, durably.
 
         Raises:
-            StorageError: the frame is not written, and the next frame must have every partition.
+            StorageError: the frame is not written, and the next one must have every partition.
         """
         data = b"".join(parts)
         rest = struct.pack("<QQQ", len(data), position, end)

@@ -1,13 +1,12 @@
 """The units of one partition: full blocks on the disk, by their numbers, and a tail in memory.
 Pure.
 
-    blocks  [0] [1] [2] … 127 units each                  tail: the units behind the last full block
+    blocks  [0] [1] [2] … 127 units each                  tail: the units after the last full block
     of each block: first offset, first time, first position, number
 
 Invariants
-    `state` is replaced as one value, so that readers in other threads never see half of a change.
-    Blocks are only added behind the count that a reader has; for every other change the object is
-    replaced.
+    `state` is replaced as one value, so readers in other threads never see half of a change. Blocks
+    are only added after the count that a reader has; for every other change the object is replaced.
 """
 
 from __future__ import annotations
@@ -31,18 +30,18 @@ class Blocks:
         self.numbers = array("q")
 
     def columns(self) -> tuple[array[int], ...]:
-        """The columns in the order in which the journal has them."""
+        """Return the columns in the order in which the journal has them."""
         return self.offsets, self.times, self.positions, self.numbers
 
     def add(self, first: Unit, number: int) -> None:
-        """Add a block: its first unit, and its number."""
+        """Add a block by its first unit and its number."""
         self.offsets.append(first.base_offset)
         self.times.append(first.appended_at_ms)
         self.positions.append(first.position)
         self.numbers.append(number)
 
     def part(self, start: int, end: int) -> Blocks:
-        """A copy of the blocks `[start, end)`."""
+        """Return a copy of the blocks `[start, end)`."""
         part = Blocks()
         part.offsets = self.offsets[start:end]
         part.times = self.times[start:end]
@@ -53,7 +52,7 @@ class Blocks:
 
 NO_BLOCKS = Blocks()
 State = tuple[Blocks, int, bytearray]
-"""(blocks, number of blocks, units of the tail)"""
+"""(blocks, number of blocks, units of the tail)."""
 
 
 class Queue:
@@ -66,14 +65,14 @@ class Queue:
         """The first offset that is not forgotten."""
         self.next = first
         self.last_ms = 0
-        """Time of the last batch."""
+        """The time of the last batch, in milliseconds since 1970."""
         self.state: State = (NO_BLOCKS, 0, bytearray())
         self.kept_blocks = 0
-        """Blocks that the journal has."""
+        """The number of blocks that the journal has."""
         self.kept_tail = 0
-        """Bytes of the tail that the journal has."""
+        """The number of bytes of the tail that the journal has."""
         self.rewrite = False
-        """The next frame must have the whole partition."""
+        """True if the next frame must have the whole partition."""
 
     def add_block(self, number: int, size: int) -> None:
         """Turn the first `size` bytes of the tail, which were written as block `number`, into a
@@ -99,8 +98,8 @@ class Queue:
         self.rewrite = False
 
     def set_end(self, last: Unit | None) -> None:
-        """Set next offset and last time after units were cut off; `last` is the last unit that is
-        left.
+        """Set next offset and last time after units were cut off; `last` is the last remaining
+        unit.
         """
         if last is None:
             self.next = self.first
@@ -111,6 +110,6 @@ class Queue:
 
 
 def tail_units(tail: bytearray, start: int = 0) -> Iterator[Unit]:
-    """A copy of the units of a tail from index `start` on."""
+    """Return a copy of the units of a tail from index `start` on."""
     data = bytes(tail[start * UNIT_BYTES :])
     return (unit_at(data, index) for index in range(len(data) // UNIT_BYTES))

@@ -22,7 +22,7 @@ pack_unit = _UNIT.pack
 
 
 def unit_at(data: bytes | bytearray, index: int) -> Unit:
-    """The unit at this index."""
+    """Return the unit at this index."""
     base_offset, position, appended_at_ms, length, count = _UNIT.unpack_from(
         data, index * UNIT_BYTES
     )
@@ -30,8 +30,8 @@ def unit_at(data: bytes | bytearray, index: int) -> Unit:
 
 
 def first_where(data: bytes | bytearray, holds: Callable[[Unit], bool]) -> int:
-    """Index of the first unit for which `holds` is true, as for all after it; the number of units
-    without any.
+    """Return the index of the first unit for which `holds` is true, as it must be for all later
+    ones. If there is none, return the number of units.
     """
     low, high = 0, len(data) // UNIT_BYTES
     while low < high:

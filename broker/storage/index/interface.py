@@ -3,8 +3,8 @@
 Invariants
     Consume queues are derived: they may be deleted, and are rebuilt from the log.
     They have durable batches only, each once, in the order of their offsets, without a gap.
-    Times never fall within a partition: a batch with an earlier time than the batch before gets
-    that batch's time.
+    Times never fall within a partition: a batch with an earlier time than the previous one gets the
+    time of that one.
 """
 
 from __future__ import annotations
@@ -30,34 +30,36 @@ class Unit(NamedTuple):
     position: int
     length: int
     appended_at_ms: int
-    """Never falls within a partition."""
+    """The time at which the batch was stored, in milliseconds. It never falls within a
+    partition.
+    """
 
     @property
     def next_offset(self) -> int:
-        """One past the last offset of the batch."""
+        """The offset after the last message of the batch."""
         return self.base_offset + self.message_count
 
     @property
     def end_position(self) -> int:
-        """Position after the batch."""
+        """The position after the batch."""
         return self.position + self.length
 
 
 def unit_of(header: Header) -> Unit:
-    """The unit of a stored batch."""
+    """Return the unit of a stored batch."""
     return Unit(
         header.base_offset, header.count, header.position, header.length, header.appended_at_ms
     )
 
 
 class ConsumeQueues(Protocol):
-    """The consume queues of all partitions of a broker.  One thread writes, many read; all calls
+    """The consume queues of all partitions of a broker. One thread writes, and many read. All calls
     block.
     """
 
     @property
     def dispatches_in_memory(self) -> bool:
-        """True if `dispatch` may run on an event loop now: it changes memory, and waits for
+        """True if `dispatch` may run on an event loop now: it changes only memory, and waits for
         nothing.
         """
         ...
@@ -81,34 +83,36 @@ class ConsumeQueues(Protocol):
 
     def find(self, partition_id: int, offset: int, *, end: int, bytes_max: int) -> list[Unit]:
         """
-        Contiguous batches from the batch that has `offset` on; an empty list without such a batch.
+        Return contiguous batches, beginning with the batch that contains `offset`; the list is
+        empty if there is no such batch.
 
-        All begin below offset `end`.  At least one batch is returned, and up to `bytes_max` bytes
-        or FIND_UNITS_MAX.
+        All begin below offset `end`. At least one batch is returned, and up to `bytes_max` bytes or
+        FIND_UNITS_MAX batches.
         """
         ...
 
     def by_time(self, partition_id: int, at_ms: int, bound: TimeBound) -> Unit | None:
-        """LOWER: the first batch stored at `at_ms` or later; UPPER: the last batch stored at
-        `at_ms` or earlier.
+        """Return the first batch stored at `at_ms` or later (LOWER), or the last batch stored at
+        `at_ms` or earlier (UPPER).
         """
         ...
 
     def bounds(self, partition_id: int) -> tuple[int, int] | None:
-        """First offset and next offset of a partition; None if no batch of it was ever
-        dispatched.
+        """Return the first offset and the next offset of a partition, or None if no batch of it was
+        ever dispatched.
         """
         ...
 
     def partitions(self) -> list[int]:
-        """Ids of all partitions that have bounds, sorted."""
+        """Return the ids of all partitions that have bounds, sorted."""
         ...
 
     def firsts_behind(self, position: int) -> Iterator[list[tuple[int, int]]]:
         """
-        The first offsets that `retain` would leave; nothing is changed.  Any thread.
+        Yield the first offsets that `retain` would leave, without changing anything. Any thread may
+        call it.
 
-        Each step looks at some partitions, and yields (partition id, new first offset) of those
+        Each step examines some partitions, and yields (partition id, new first offset) for those
         that would lose batches.
         """
         ...
@@ -117,13 +121,13 @@ class ConsumeQueues(Protocol):
         self, position: int, *, dropped: Container[int] = ()
     ) -> Iterator[list[tuple[int, int]]]:
         """
-        Forget batches below this log position.  The thread that dispatches must make every step.
+        Forget batches below this log position. The thread that dispatches must make every step.
 
-        Each step takes some partitions, and yields (partition id, new first offset) of those that
-        have lost batches.
+        Each step handles some partitions, and yields (partition id, new first offset) for those
+        that have lost batches.
 
         Args:
-            dropped: partitions that are never hosted again, which is durable; those without batches
+            dropped: partitions that are durably never hosted again. Those that have had no batches
                 since an earlier call lose their bounds.
         """
         ...
@@ -136,7 +140,7 @@ class ConsumeQueues(Protocol):
         """
         Prepare for dispatching; called once, before the first dispatch.
 
-        Units that may be damaged are forgotten.  If the log begins at `first_position`, and units
+        Units that may be damaged are forgotten. If the log begins at `first_position` and units
         above it are missing, all units are forgotten.
 
         Args:
@@ -153,7 +157,7 @@ class ConsumeQueues(Protocol):
         Make every unit below this log position durable, before a snapshot at this position is
         written.
 
-        It is called in another thread than `dispatch`, which may run meanwhile.
+        It is called in a different thread from `dispatch`, which may run at the same time.
         """
         ...
 
@@ -171,7 +175,7 @@ class ConsumeQueues(Protocol):
 
 
 def misfit(partition_id: int, unit: Unit, next_offset: int) -> CorruptLogError:
-    """The error for a unit that does not follow the last unit of its partition."""
+    """Return the error for a unit that does not follow the last unit of its partition."""
     return CorruptLogError(
         f"a batch at offset {unit.base_offset} of partition {partition_id} follows offset "
         f"{next_offset}",
@@ -181,7 +185,7 @@ def misfit(partition_id: int, unit: Unit, next_offset: int) -> CorruptLogError:
 
 
 def offset_at(unit: Unit | None, bound: TimeBound) -> int | None:
-    """The result of a lookup by time as an offset; None without a unit."""
+    """Return the result of a lookup by time as an offset, or None if there is no unit."""
     if unit is None:
         return None
     return unit.base_offset if bound is TimeBound.LOWER else unit.next_offset - 1

@@ -28,7 +28,7 @@ _FOLDERS = {"file": FILE_FOLDER, "rocksdb": ROCKSDB_FOLDER}
 
 def open_index(files: Files, kind: str) -> ConsumeQueues:
     """
-    Open the index of this kind in a data folder; it is made if it is missing.
+    Open the index of this kind in a data folder. It is created if it is missing.
 
     Raises:
         StorageError: the index cannot be opened.
@@ -87,17 +87,17 @@ def index_to_read(files: Files, kind: str) -> Iterator[ConsumeQueues]:
 
 
 def is_unfinished(files: Files, kind: str) -> bool:
-    """True if the index of this kind is marked as incomplete."""
+    """Return True if the index of this kind is marked as incomplete."""
     return files.size(_mark(kind)) is not None
 
 
 def has_index(files: Files, kind: str) -> bool:
-    """True if there is a complete index of this kind."""
+    """Return True if there is a complete index of this kind."""
     return bool(files.list(_FOLDERS[kind])) and files.size(_mark(kind)) is None
 
 
 def mark_others(files: Files, kind: str) -> None:
-    """Mark the indexes of other kinds as incomplete: new batches are not added to them."""
+    """Mark the indexes of other kinds as incomplete, because new batches are not added to them."""
     for other in _FOLDERS:
         if other != kind and has_index(files, other):
             mark(files, other)

@@ -1,8 +1,10 @@
 """Consume queues in RocksDB, for brokers with very many partitions.  Disk, through the library.
 
-    dispatch ─▶ one atomic batch: units, ends of their partitions, the log position            rocksdb_tables.py
+    dispatch ─▶ one atomic batch: units, ends of their partitions, the log position
     checkpoint ─▶ one sync of the write-ahead log
-    a full disk ─▶ units wait in memory ─▶ free space ─▶ the database is reopened, the units written      rocksdb_waiting.py
+    a full disk ─▶ units wait in memory ─▶ free space ─▶ the database is reopened, the units written
+
+    rocksdb_tables.py has the batch, rocksdb_waiting.py the units in memory.
 
 Invariants
     Units, bounds and position change together, in one batch of the library.
@@ -45,17 +47,19 @@ from .rocksdb_waiting import End, WaitingUnits, more
 log = logging.getLogger("keylane.broker")
 
 ENDS_MAX = 1 << 16
-"""Partitions whose end is cached for dispatching."""
+"""The number of partitions whose end is cached for dispatching."""
 RETAIN_PARTITIONS = 2_000
-"""Partitions in a step of `retain`."""
+"""The number of partitions in a step of `retain`."""
 DELETE_UNITS_MAX = 64
-"""Up to this number units are deleted one by one; more are deleted as a range, which slows reads
-down a little.
+"""The number of units up to which they are deleted one by one. More are deleted as a range, which
+slows reads down a little.
 """
 
 
 class RocksConsumeQueues:
-    """See `ConsumeQueues` for the contract; `path` is a folder of its own."""
+    """A `ConsumeQueues` in RocksDB; the protocol has the contract. `path` is a folder of its
+    own.
+    """
 
     dispatches_in_memory = False
 
@@ -66,7 +70,7 @@ class RocksConsumeQueues:
         self._ends: dict[int, End] = {}
         self._waiting = WaitingUnits()
         self._guard = threading.Lock()
-        """Held while dispatch or checkpoint write the position."""
+        """A lock that is held while dispatch or checkpoint write the position."""
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -151,7 +155,7 @@ class RocksConsumeQueues:
     # ── reading ───────────────────────────────────────────────────────────────────────────────────
     def find(self, partition_id: int, offset: int, *, end: int, bytes_max: int) -> list[Unit]:
         """See `ConsumeQueues.find`."""
-        # Before the tables are read: units that are written meanwhile are in both.
+        # This is read before the tables: units that are written meanwhile are in both.
         waiting = self._waiting.of(partition_id)
         batches: list[Unit] = []
         with self._reading():
@@ -178,7 +182,7 @@ class RocksConsumeQueues:
         while unit.base_offset < offsets[1] and (not batches or unit.length <= left):
             batches.append(unit)
             left -= unit.length
-            # The iterator must not step behind the last unit, where it would pass over deleted
+            # The iterator must not step beyond the last unit, where it would pass over deleted
             # keys.
             if len(batches) == FIND_UNITS_MAX or unit.next_offset >= last:
                 break
@@ -206,7 +210,7 @@ class RocksConsumeQueues:
             now = self._tables.bounds(partition_id)
             if before is None or now is None or now[0] >= before[1]:
                 return None
-            # The iterator sees the rows of the time when it was made: at least up to the earlier
+            # The iterator sees the rows as they were when it was made: at least up to the earlier
             # end, and from the later first offset on.
             first, end = bounds = now[0], before[1]
             if bound is TimeBound.LOWER:
@@ -278,10 +282,12 @@ class RocksConsumeQueues:
         self, start: int, position: int
     ) -> tuple[list[tuple[int, int, int, int]], int | None]:
         """
-        The next partitions that have units below `position`, and the id to continue at, or None.
+        Return the next partitions that have units below `position`, and the id at which to
+        continue, or None.
 
         Returns:
-            For each partition: id, first offset, first offset without those units, its position.
+            For each partition: its id, its first offset, its first offset without those units, and
+            the position of that one.
         """
         behind: list[tuple[int, int, int, int]] = []
         for looked_at, row in enumerate(self._tables.all_bounds(start)):
@@ -326,7 +332,7 @@ class RocksConsumeQueues:
                 return
             batch = WriteBatch(raw_mode=True)
             for partition_id, first, first_position, end in self._tables.all_bounds():
-                # Newer units may come below the first position, and retention looks there.
+                # Newer units may arrive below the first position, and retention looks there.
                 if first_position > position:
                     self._tables.put_first(batch, partition_id, first, position)
                 if end.position >= position and first < end.next_offset:

@@ -1,11 +1,13 @@
 """The RocksDB database of the index: its two families, their keys and values, its settings.  Disk,
 through the library.
 
-    units    partition u64, base_offset u64          → position u64, appended_at_ms i64, length u32, count u32
-    bounds   partition u64, 0                        → first offset u64, position of its batch u64
-             partition u64, 1                        → next offset u64, position of the last batch u64, its time i64
-             "position"                              → log position up to which every batch is in the index
-             "format"                                → version u32, 1; a newer version is refused
+    units    partition u64, base_offset u64  → position u64, appended_at_ms i64, length u32,
+                                               count u32
+    bounds   partition u64, 0                → first offset u64, position of its batch u64
+             partition u64, 1                → next offset u64, position of the last batch u64,
+                                               its time i64
+             "position"                      → log position up to which every batch is in the index
+             "format"                        → version u32, 1; a newer version is refused
 
 Keys are big-endian, so that they sort as numbers; values are little-endian.
 """
@@ -45,7 +47,9 @@ log = logging.getLogger("keylane.broker")
 MEMTABLE_BYTES = 16 << 20
 CACHE_BYTES = 64 << 20
 FILTER_PART_BYTES = 4 << 10
-"""Of a filter or an index: what a lookup reads, and what the cache keeps, at once."""
+"""The size in bytes of a part of a filter or an index; a lookup reads, and the cache keeps, one
+part at a time.
+"""
 OPEN_FILES_MAX = 256
 FIRST, END = 0, 1
 KEY = struct.Struct(">QQ")
@@ -68,8 +72,8 @@ def _options(cache: Cache) -> Options:
     tables.set_block_cache(cache)
     tables.set_block_size(16 << 10)
     tables.set_bloom_filter(10, block_based=False)
-    # A whole filter or index of a table with a million bounds is larger than a shard of the cache:
-    # it would be read again for each lookup.  Its parts are read and cached alone.
+    # A whole filter or index of a table with a million bounds is larger than a shard of the cache,
+    # and would be read again for each lookup. Its parts are read and cached separately.
     tables.set_index_type(BlockBasedIndexType.two_level_index_search())
     tables.set_partition_filters(True)
     tables.set_metadata_block_size(FILTER_PART_BYTES)
@@ -94,8 +98,8 @@ def _options(cache: Cache) -> Options:
 
 
 def failure(error: Exception) -> StorageError:
-    """The StorageError of an exception of the library, which has only one class: the text
-    decides.
+    """Return the StorageError for an exception of the library. The library has only one class of
+    exceptions, so the text decides.
     """
     text = f"the RocksDB index: {error}"
     if any(sign in text for sign in _FULL):
@@ -117,8 +121,8 @@ def library_errors() -> Iterator[None]:
 
 
 def _once_free(work: Callable[[], None]) -> None:
-    """Do it; once more if iterators of failed reads, which errors keep in cycles, held the closed
-    database open.
+    """Call `work`. Call it again if iterators of failed reads, which errors keep in cycles,
+    held the closed database open.
     """
     try:
         work()
@@ -130,13 +134,13 @@ def _once_free(work: Callable[[], None]) -> None:
 
 
 def unit_of_row(base_offset: int, value: bytes) -> Unit:
-    """The unit in a row of `units`."""
+    """Return the unit in a row of `units`."""
     position, appended_at_ms, length, count = UNIT_VALUE.unpack(value)
     return Unit(base_offset, count, position, length, appended_at_ms)
 
 
 class RocksTables:
-    """The database, in a folder of its own.  A damaged database is replaced by an empty one, unless
+    """The database, in a folder of its own. A damaged database is replaced by an empty one, unless
     it is `read_only`.
     """
 
@@ -147,9 +151,9 @@ class RocksTables:
         self._reach = reach
         self._read_only = read_only
         self.lock = SharedLock()
-        """Shared by readers; had alone to reopen the database."""
+        """A lock that readers share, and that is held alone to reopen the database."""
         self.stuck = False
-        """A write has failed: the library refuses writes until the database is reopened."""
+        """True if a write has failed: the library refuses writes until the database is reopened."""
         try:
             with library_errors():
                 self._connect()
@@ -205,7 +209,7 @@ class RocksTables:
         self._connect()
 
     def close(self) -> None:
-        """Close the database.  The library closes it once its iterators are gone, too."""
+        """Close the database. The library closes it only when its iterators are gone, too."""
         for name in ("_bounds", "_units"):
             table = self.__dict__.pop(name, None)
             if table is not None:
@@ -258,12 +262,12 @@ class RocksTables:
 
     # ── reading ───────────────────────────────────────────────────────────────────────────────────
     def position(self) -> int:
-        """The log position up to which every batch is in the index."""
+        """Return the log position up to which every batch is in the index."""
         value = self._bounds.get(_POSITION)
         return 0 if value is None else int(_POSITION_VALUE.unpack(value)[0])
 
     def ends(self, partition_ids: list[int]) -> list[End | None]:
-        """The ends of partitions, read with one multi-get."""
+        """Return the ends of partitions, read with one multi-get."""
         values = (
             self._bounds.get([BOUND.pack(partition_id, END) for partition_id in partition_ids])
             or []
@@ -271,7 +275,7 @@ class RocksTables:
         return [None if value is None else End(*END_VALUE.unpack(value)) for value in values]
 
     def bounds(self, partition_id: int) -> tuple[int, int] | None:
-        """First and next offset of a partition."""
+        """Return the first and next offset of a partition, or None."""
         keys: list[str | int | float | bytes | bool] = [
             BOUND.pack(partition_id, FIRST),
             BOUND.pack(partition_id, END),
@@ -282,7 +286,9 @@ class RocksTables:
         return FIRST_VALUE.unpack(first)[0], END_VALUE.unpack(end)[0]
 
     def all_bounds(self, start: int = 0) -> Iterator[tuple[int, int, int, End]]:
-        """(partition id, first offset, its position, end) of every partition from id `start` on."""
+        """Yield (partition id, first offset, its position, end) for every partition from id `start`
+        on.
+        """
         pairs: Iterable[tuple[bytes, bytes]] = self._bounds.items(from_key=BOUND.pack(start, 0))  # type: ignore[assignment]
         first = -1, -1, -1
         for key, value in pairs:
@@ -295,20 +301,20 @@ class RocksTables:
                 yield *first, End(*END_VALUE.unpack(value))
 
     def units(self) -> RdictIter:
-        """An iterator over the units of all partitions.  It has no bounds: the library would free
-        them too early.
+        """Return an iterator over the units of all partitions. It has no bounds, because the
+        library would free them too early.
         """
         return self._units.iter()
 
 
 def unit_now(units: RdictIter) -> Unit:
-    """The unit at which an iterator stands."""
+    """Return the unit at the present place of an iterator."""
     return unit_of_row(KEY.unpack(units.key())[1], units.value())
 
 
 def unit_at(units: RdictIter, partition_id: int, offset: int) -> Unit:
     """
-    Move an iterator to the unit that has this offset.
+    Move an iterator to the unit that contains this offset, and return the unit.
 
     Raises:
         CorruptIndexError: there is no such unit.
@@ -331,8 +337,8 @@ def first_where(
     at_ms: int = 0,
     position: int = 0,
 ) -> int:
-    """Base offset of the first unit at or above a time and a position; the end without such a
-    unit.
+    """Return the base offset of the first unit at or above a time and a position, or the end if
+    there is none.
     """
     low, high = bounds
     while low < high:

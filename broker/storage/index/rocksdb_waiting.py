@@ -1,4 +1,4 @@
-"""Units that a full disk keeps out of the index.  They wait in memory, where readers find them.
+"""Units that a full disk keeps out of the index. They wait in memory, where readers find them.
 Pure.
 """
 
@@ -19,14 +19,14 @@ class End(NamedTuple):
 
 
 class WaitingUnits:
-    """The waiting units.  One thread adds, many read; when the units are written, the object is
+    """The waiting units. One thread adds, and many read. When the units are written, the object is
     replaced.
     """
 
     def __init__(self) -> None:
         self.rows: list[tuple[int, Unit]] = []
         self.new: set[int] = set()
-        """Partitions of which the index has no unit."""
+        """The partitions of which the index has no unit."""
         self._of: dict[int, list[Unit]] = {}
 
     def add(self, rows: Sequence[tuple[int, Unit]], new: set[int]) -> None:
@@ -37,15 +37,15 @@ class WaitingUnits:
             self._of.setdefault(partition_id, []).append(unit)
 
     def of(self, partition_id: int) -> Sequence[Unit]:
-        """The waiting units of a partition."""
+        """Return the waiting units of a partition."""
         return self._of.get(partition_id, ())
 
     def ids(self) -> list[int]:
-        """Partitions that have waiting units."""
+        """Return the partitions that have waiting units."""
         return list(self._of)
 
     def end(self, partition_id: int) -> End | None:
-        """The end of a partition that has waiting units; None for others."""
+        """Return the end of a partition that has waiting units, or None for other partitions."""
         units = self._of.get(partition_id)
         if not units:
             return None
@@ -55,8 +55,8 @@ class WaitingUnits:
 def more(
     batches: list[Unit], units: Sequence[Unit], offset: int, *, end: int, bytes_max: int
 ) -> None:
-    """Extend the result of a `find` by `units` from the unit that has `offset` on, within the
-    limits of the call.
+    """Extend the result of a `find` by `units`, beginning with the unit that contains `offset`,
+    within the limits of the call.
     """
     left = bytes_max - sum(unit.length for unit in batches)
     for unit in units:

@@ -1,4 +1,4 @@
-"""A lock that many threads share or one thread has alone.  The index is reopened alone, and read
+"""A lock that many threads share or one thread holds alone. The index is reopened alone, and read
 shared.
 """
 
@@ -19,8 +19,8 @@ class SharedLock:
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """Have the lock together with other threads; waits for a thread that has it alone, or waits
-        for that.
+        """Hold the lock together with other threads. A thread that holds it alone, or waits to do
+        so, comes first.
         """
         with self._changed:
             while self._alone:
@@ -36,7 +36,7 @@ class SharedLock:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Have the lock alone, once every thread that shares it has left."""
+        """Hold the lock alone, once every thread that shares it has left."""
         with self._changed:
             while self._alone:
                 self._changed.wait()

@@ -1,4 +1,4 @@
-"""Reads batches of a partition from the log, which it finds by the index.  Disk, through
+"""Reads batches of a partition from the log, in which the index finds them.  Disk, through
 `CommitLog`; any thread.
 
 Invariants
@@ -27,14 +27,14 @@ class BatchReader:
         """
         Read whole batches: at least one, and up to `bytes_max` bytes.
 
-        The first batch has the message at `offset`; the last begins below offset `end`.
+        The first batch contains the message at `offset`; the last begins below offset `end`.
 
         Returns:
-            The batches, and one past their last offset.  They end before a damaged batch.
+            The batches, and the offset after their last message. They end before a damaged batch.
 
         Raises:
-            CorruptLogError: the first batch is damaged.  Its details `offset` and `end_offset` are
-                the batch's.
+            CorruptLogError: the first batch is damaged. The details `offset` and `end_offset` are
+                those of the batch.
         """
         units = self._queues.find(partition_id, offset, end=end, bytes_max=bytes_max)
         if not units or units[0].base_offset > offset:
@@ -65,7 +65,7 @@ class BatchReader:
         return parts[0] if len(parts) == 1 else b"".join(parts), upto
 
     def _runs(self, units: list[Unit]) -> Iterator[list[Unit]]:
-        """Runs of units that are adjacent in a segment."""
+        """Yield runs of units that are adjacent in a segment."""
         first = 0
         while first < len(units):
             limit = self._log.segment_end(units[first].position)

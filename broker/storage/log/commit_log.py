@@ -1,20 +1,21 @@
 """The commit log: all records of a broker, one after another, in segment files.  Disk, through
 `Files`.
 
-    log/00000000000000000000.log   log/00000000001073741712.log   …      named by the position of their first byte
+    log/00000000000000000000.log   log/00000000001073741712.log   …
+        named by the position of their first byte
 
-    A position is the index of a byte in the whole log.  A record lies in one segment.  A segment
-    begins where the one before it ends.  Only where bytes were lost there is a gap, which stays.
+    A position is the index of a byte in the whole log. A record lies in one segment. A segment
+    begins where the previous one ends. Only where bytes were lost is there a gap, which stays.
 
 Invariants
-    Positions only grow.  A segment is durable before the next one is created, and is not written
-    after that. A record with BARRIER was written when every byte before it was durable.  So damage
-    before a whole record with BARRIER is damage of durable bytes.  Damage without such a record
-    behind it is a commit that never became durable. The body of a record is not copied or changed:
-    only its header of 96 bytes is stamped. Segments are removed from the first on.  A segment is
-    removed only when the one before it is durably gone. The last segment may have zeros behind its
-    end, which are reserved for small plans; they are cut at the end of the segment, at a close, and
-    at a start.
+    Positions only grow. A segment is durable before the next one is created, and is not written
+    after that. A record with BARRIER was written when every byte before it was durable. So damage
+    before a whole record with BARRIER is damage of durable bytes; damage that no such record
+    follows is a commit that never became durable. The body of a record is not copied or changed:
+    only its header of 96 bytes is stamped. Segments are removed from the first on. A segment is
+    removed only when the previous one is durably gone. The last segment may have zeros after its
+    end, which are reserved for small plans; they are cut at the end of the segment, when the log is
+    closed, and at a start.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ FOLDER = "log"
 SUFFIX = ".log"
 BARRIER = 0x80
 RESERVED_BYTES = 1 << 20
-"""Reserved behind the end for small plans: the sync of a write into reserved bytes takes two thirds
-of the time.
+"""The number of bytes that are reserved after the end for small plans: syncing a write into
+reserved bytes takes two thirds of the time.
 """
 SMALL_BYTES_MAX = 64 << 10
-"""Of a small plan: bytes are reserved for it, and the kernel may sync it.  Larger ones have few
-syncs for their bytes.
+"""The most bytes of a small plan: bytes are reserved for it, and the kernel may sync it. Larger
+plans need few syncs for their bytes.
 """
 _FLAGS_AT = 15
 _KIND_AT = 13
@@ -48,13 +49,13 @@ _MESSAGES = int(Kind.MESSAGES)
 
 
 def segment_path(base: int) -> str:
-    """Path of the segment that begins at position `base`."""
+    """Return the path of the segment that begins at position `base`."""
     return f"{FOLDER}/{base:020d}{SUFFIX}"
 
 
 def segment_bases(files: Files) -> list[int]:
-    """Positions at which the segments on the disk begin, sorted; other files in the folder are
-    ignored.
+    """Return the positions at which the segments on the disk begin, sorted. Other files in the
+    folder are ignored.
     """
     return [
         int(name[:20])
@@ -85,8 +86,8 @@ class WritePlan:
     def add(
         self, record: Buffer, *, base_offset: int, appended_at_ms: int
     ) -> tuple[int, bytearray]:
-        """Place a record, whose buffer must not change until it is written; returns position and
-        stamped header.
+        """Place a record, whose buffer must not change until it is written. Return its position and
+        its stamped header.
         """
         length = len(record)
         if self.end - self._base + length > self._segment_bytes:
@@ -111,7 +112,7 @@ class WritePlan:
         return position, header
 
     def roll(self) -> None:
-        """Have the next record begin a segment; does nothing if this one is empty."""
+        """Let the next record begin a segment, unless the present one is empty."""
         if self.end == self._base:
             return
         self._base = self.end
@@ -123,7 +124,7 @@ class WritePlan:
 
 
 class CommitLog:
-    """A recovered log: one thread writes it, many may read it."""
+    """A recovered log. One thread writes it, and many may read it."""
 
     def __init__(self, files: Files, *, segment_bytes: int, bases: Sequence[int], end: int) -> None:
         self._files = files
@@ -131,19 +132,21 @@ class CommitLog:
         self._bases = list(bases) or [end]
         """The list is replaced and never changed, because readers in other threads use it."""
         self._leaving: int | None = None
-        """Base of a dropped segment, which is not read any more, and whose files may still
+        """The base of a dropped segment, which is no longer read, and whose files may still
         exist.
         """
         self.end = end
-        """Position behind the last durable record.  After a crash the log is at least this long."""
+        """The position after the last durable record. After a crash the log is at least this
+        long.
+        """
         self._active: AppendFile | None = None
         self._reserves = True
-        """False if the disk reserved nothing when it was last asked for the active segment."""
+        """False if the disk reserved nothing when it was last asked to for the active segment."""
         self._trail = TrailWriter(files)
 
     @property
     def first_position(self) -> int:
-        """Position of the first record that can still be read."""
+        """The position of the first record that can still be read."""
         return self._bases[0]
 
     @property
@@ -153,11 +156,13 @@ class CommitLog:
 
     @property
     def bases(self) -> list[int]:
-        """Positions at which the segments begin, sorted; the last segment is written to."""
+        """The positions at which the segments begin, sorted. The last segment is the one that is
+        being written.
+        """
         return list(self._bases)
 
     def plan(self) -> WritePlan:
-        """An empty plan.  It must be written before the next plan is made."""
+        """Return an empty plan. It must be written before the next plan is made."""
         return WritePlan(base=self._bases[-1], end=self.end, segment_bytes=self._segment_bytes)
 
     def write(self, plan: WritePlan) -> None:
@@ -166,7 +171,7 @@ class CommitLog:
 
         Raises:
             DiskFullError: no record of the plan was kept; a later plan may be tried.
-            FlushFailedError: the plan's records may be on the disk or not; the log must not be
+            FlushFailedError: the plan's records may or may not be on the disk; the log must not be
                 written again.
         """
         assert plan.start == self.end
@@ -184,7 +189,7 @@ class CommitLog:
                     file.append(buffers)
                     file.fdatasync()
         except DiskFullError:
-            self.undo(plan)
+            self._undo(plan)
             raise
         except FlushFailedError:
             raise
@@ -195,15 +200,14 @@ class CommitLog:
 
     def begin_write(self, plan: WritePlan) -> AppendFile | None:
         """
-        Write a plan without making it durable; once its file is synced, call `end_write`.
+        Write a plan without making it durable. Once its file is synced, call `end_write`.
 
         Returns:
-            The file; None: nothing was written, because the plan begins a segment, or bytes have to
-            be reserved; `write` it.
+            The file. None if the plan begins a segment, bytes have to be reserved, or the disk is
+            full; then `write` the plan.
 
         Raises:
-            DiskFullError: `undo` the plan; a later one may be tried.
-            FlushFailedError: as of `write`.
+            FlushFailedError: see `write`.
         """
         assert plan.start == self.end
         (base, buffers), file = plan.chunks[0], self._active
@@ -211,10 +215,12 @@ class CommitLog:
             return None
         if self._reserves and file.reserved < plan.end - plan.start:
             return None
+        size = file.size
         try:
             file.append(buffers)
         except DiskFullError:
-            raise
+            file.rewind(size)
+            return None
         except StorageError as error:
             raise FlushFailedError(error.message, **error.details) from error
         return file
@@ -227,7 +233,7 @@ class CommitLog:
                 self._trail.add(base, traces)
 
     def _reserve(self, plan: WritePlan, file: AppendFile) -> None:
-        """Reserve bytes for a small plan and those behind it, if the disk has them."""
+        """Reserve bytes for a small plan and for later ones, if the disk has them."""
         length = plan.end - plan.start
         if not self._reserves or length > SMALL_BYTES_MAX or file.reserved >= length:
             return
@@ -261,7 +267,7 @@ class CommitLog:
         return self._active
 
     def _close_active(self, *, cut: bool) -> None:
-        """Close the last segment; with `cut`, without the bytes that are reserved for it."""
+        """Close the last segment. With `cut`, cut off the bytes that are reserved for it."""
         file, self._active = self._active, None
         if file is None:
             return
@@ -271,8 +277,8 @@ class CommitLog:
         finally:
             file.close()
 
-    def undo(self, plan: WritePlan) -> None:
-        """Cut the log at the end of the plan before, durably.  Raises FlushFailedError."""
+    def _undo(self, plan: WritePlan) -> None:
+        """Cut the log at the end of the previous plan, durably, or raise FlushFailedError."""
         self._close_active(cut=False)
         try:
             while self._bases[-1] > plan.chunks[0][0]:
@@ -288,8 +294,8 @@ class CommitLog:
 
     def read(self, position: int, length: int) -> bytes:
         """
-        Up to `length` bytes at `position`, which must lie in one segment; fewer at the segment's
-        end.
+        Return up to `length` bytes at `position`, which must lie in one segment; there are fewer at
+        the segment's end.
 
         Raises:
             CorruptLogError: the segment is missing.
@@ -298,7 +304,7 @@ class CommitLog:
 
     def read_each(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """
-        The bytes of each (position, length), sorted by position; each range must lie in one
+        Return the bytes of each (position, length), sorted by position. Each range must lie in one
         segment.
 
         Raises:
@@ -314,8 +320,8 @@ class CommitLog:
         return parts
 
     def _segment_of(self, position: int) -> tuple[int, int]:
-        """The base of the segment that has `position`, and the position at which the next segment
-        begins.
+        """Return the base of the segment that contains `position`, and the position at which the
+        next segment begins.
         """
         bases = self._bases
         if position < bases[0]:
@@ -338,17 +344,17 @@ class CommitLog:
             ) from error
 
     def segment_end(self, position: int) -> int:
-        """The position at which the segment that has `position` ends."""
+        """Return the position at which the segment that contains `position` ends."""
         bases = self._bases
         index = bisect_right(bases, position)
         return bases[index] if index < len(bases) else self.end
 
     def drop_first(self) -> None:
         """
-        Remove the first segment, durably.  It must not be the segment that is written to.
+        Remove the first segment, durably. It must not be the segment that is being written.
 
         Raises:
-            StorageError: the segment is not read any more, but its files may exist; the next call
+            StorageError: the segment is no longer read, but its files may exist; the next call
                 removes them first.
         """
         self.finish_drop()
@@ -378,7 +384,7 @@ class CommitLog:
         """Close the files."""
         self._trail.close()
         file = self._active
-        # Behind a plan that has failed nothing is written any more.
+        # After a failed plan nothing is written any more.
         whole = file is not None and file.size == self.end - self._bases[-1]
         try:
             self._close_active(cut=whole)

@@ -1,4 +1,4 @@
-"""The headers of a segment's records, and the partitions that they describe.  Disk, through
+"""Reads the headers of a segment's records, and the partitions that they describe.  Disk, through
 `Files`.
 """
 
@@ -18,11 +18,11 @@ _DESCRIBING = (Kind.PARTITION, Kind.STATE)
 
 def segment_headers(files: Files, base: int, *, start: int = 0) -> Iterator[Header]:
     """
-    Every header of the segment that begins at `base`, in order; damaged records are skipped.
-    Bodies are not read.
+    Yield every header of the segment that begins at `base`, in order. Damaged records are skipped,
+    and bodies are not read.
 
     Args:
-        start: the position at which the first record begins that is read; 0: that of the segment.
+        start: the position of the first record to read; 0 means the beginning of the segment.
     """
     path = segment_path(base)
     size = files.size(path) or 0
@@ -47,8 +47,8 @@ def segment_headers(files: Files, base: int, *, start: int = 0) -> Iterator[Head
 
 def partitions_described(files: Files, base: int, *, end: int) -> set[int] | None:
     """
-    Partitions that have a PARTITION or STATE record in the segment `[base, end)`, damaged records
-    included.
+    Return the partitions that have a PARTITION or STATE record in the segment `[base, end)`,
+    including damaged records.
 
     Returns:
         None if the segment is damaged and its trail does not have every lost record.
@@ -65,8 +65,8 @@ def partitions_described(files: Files, base: int, *, end: int) -> set[int] | Non
 
 
 def _note_damaged(trail: TrailCursor, start: int, end: int, described: set[int]) -> bool:
-    """Add the partitions of the lost records in `[start, end)`; False if the trail does not have
-    all of them.
+    """Add the partitions of the lost records in `[start, end)`. Return False if the trail does not
+    have all of them.
     """
     if start == end:
         return True

@@ -25,18 +25,18 @@ class Hole:
     traces: tuple[Trace, ...] = ()
     """The known lost records, in the order of the log."""
     explained: bool = False
-    """True if `traces` are all lost records."""
+    """True if `traces` contains all lost records."""
     damage: tuple[int, int] | None = None
-    """Positions of the whole damage, of which this hole is a part."""
+    """The positions of the whole damage, of which this hole is a part."""
 
 
 class Visitor(Protocol):
     """Receives the records and the holes of a log, in order."""
 
     def record(self, header: Header, body: memoryview) -> None:
-        """Take a whole record; the body is valid during the call only."""
+        """Take a whole record. The body is valid only during the call."""
         ...
 
     def hole(self, hole: Hole) -> None:
-        """Take a hole: its records are lost."""
+        """Take a hole, whose records are lost."""
         ...

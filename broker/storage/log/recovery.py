@@ -1,17 +1,17 @@
 """Reads the log at a start: every whole record from a position on, and every hole.  Disk, through
 `Files`.
 
-    whole record ──▶ visitor.record              bytes that are no record, at position p:
-                                                    in an earlier segment                        → a hole
-                                                    a whole record with BARRIER after p          → a hole
-                                                    p was durable, by the trail or the snapshot  → a hole
-                                                    else: a commit that never became durable     → cut at p
-                                                          (and zeros at the end, which were
-                                                          reserved)
+    whole record ──▶ visitor.record
+    bytes that are not a record, at position p:
+        in an earlier segment                        → a hole
+        a whole record with BARRIER follows p        → a hole
+        p was durable, by the trail or the snapshot  → a hole
+        else: a commit that never became durable     → cut at p, with zeros at the end, which were
+                                                       reserved
 
-A hole ends where the next whole record begins.  It has the known lost records: from the trail, or
-from a whole header of a damaged body.  A large hole, or one with unknown records, is reported in
-parts.
+A hole ends where the next whole record begins. It contains the known lost records: those from the
+trail, and those with a whole header and a damaged body. A large hole, or one with unknown records,
+is reported in parts.
 
 Invariants
     No durable record is cut.
@@ -20,7 +20,8 @@ Invariants
     cache only.
 
 Source: Kafka truncates at the first bad record, and so loses later good records after bit rot (as
-NATS #7549).  The barrier tells bit rot from an unfinished write without a second sync per commit.
+NATS #7549). The barrier distinguishes bit rot from an unfinished write without a second sync per
+commit.
 """
 
 from __future__ import annotations
@@ -49,9 +50,9 @@ from .trail import TrailCursor, durable_end, trail_bases
 log = logging.getLogger("keylane.broker")
 
 AHEAD_BYTES = 8 << 20
-"""Read ahead by the kernel while checksums are computed."""
+"""The number of bytes that the kernel reads ahead while checksums are computed."""
 TRACES_MAX = 20_000
-"""Traces in a part of a hole.  A lost segment may have a million records."""
+"""The number of traces in a part of a hole. A lost segment may have a million records."""
 _MAGIC_BYTES = MAGIC.to_bytes(4, "little")
 
 
@@ -65,9 +66,9 @@ class RecoveredLog:
     end: int
     cut_bytes: int = 0
     reserved_bytes: int = 0
-    """Zeros at the end of the last segment, which are cut too."""
+    """The number of zeros at the end of the last segment, which are cut too."""
     unproven: int = 0
-    """Records at or above this position may be in the page cache only."""
+    """The position from which on records may be in the page cache only."""
 
 
 def recover_log(
@@ -90,7 +91,7 @@ def recover_log(
         return recovered
     if recovered.cut_bytes:
         _keep_cut(files, last, recovered.end, recovered.cut_bytes)
-    # A sealed segment is written again if all segments behind it are lost.
+    # A sealed segment is written again if all segments after it are lost.
     files.unprotect(segment_path(last))
     file = files.open_append(segment_path(last))
     try:
@@ -113,7 +114,9 @@ def recover_log(
 
 
 def scan_log(files: Files, visitor: Visitor, *, start: int = 0, durable: int = 0) -> RecoveredLog:
-    """As `recover_log`, without changes: the bytes that recovery would cut are only counted."""
+    """Read the log like `recover_log`, but change nothing: the bytes that recovery would cut are
+    only counted.
+    """
     return _Scan(files, visitor, start=start, durable=durable).run()
 
 
@@ -127,7 +130,7 @@ class _Scan:
         self._trails = trail_bases(files)
         self._at = start if start or not self._bases else self._bases[0]
         self._barrier = 0
-        """Position of the newest record with BARRIER: every byte before it was durable."""
+        """The position of the newest record with BARRIER: every byte before it was durable."""
         self._durable = max([durable, *(durable_end(files, base) for base in self._trails[-1:])])
         self._cursors = {base: TrailCursor(files, base) for base in self._trails}
 
@@ -146,8 +149,8 @@ class _Scan:
         return self._scan_last_segment()
 
     def _check_belongs(self) -> None:
-        """Raises DataFolderError if the log is missing, or its last file begins behind the end that
-        the log ever had.
+        """Raise DataFolderError if the log is missing, or if its last file begins after the
+        greatest end that the log ever had.
         """
         reached = max(self._at, self._durable)
         if not self._bases and not self._trails and reached:
@@ -188,14 +191,14 @@ class _Scan:
         Read the last segment, the only one that may end in an unfinished write.
 
         Returns:
-            The recovered log.  It ends behind the last whole record.  If durable bytes are missing
-            there, it ends behind them, and a new segment begins.
+            The recovered log, which ends after the last whole record. If durable bytes are missing
+            there, it ends after them, and a new segment begins.
         """
         base = self._bases[-1] if self._bases else self._at
         end = base + (self._files.size(segment_path(base)) or 0)
-        # Bytes that are no record were durable if a whole record behind them lies below the known
-        # durable end, or has BARRIER: then they are a hole.  Otherwise they are an unfinished
-        # write, and are cut.
+        # Bytes that are not a record were durable if a whole record after them lies below the known
+        # durable end, or has BARRIER: then they are a hole. Otherwise they are an unfinished write,
+        # and are cut.
         while (problem := self._read(base, end)) is not None:
             whole = self._next_whole(base)
             if whole is not None and (whole < self._durable or self._barrier_follows(base)):
@@ -211,7 +214,9 @@ class _Scan:
         return self._recovered(end)
 
     def _recovered(self, end: int) -> RecoveredLog:
-        """The log that ends at the present position, where the last file has bytes until `end`."""
+        """Return the log that ends at the present position, where the last file has bytes until
+        `end`.
+        """
         base = self._bases[-1]
         written = written_end(self._files, base, self._at, end) if self._at < end else self._at
         return RecoveredLog(
@@ -223,8 +228,8 @@ class _Scan:
         )
 
     def _read(self, base: int, end: int) -> str | None:
-        """Visit whole records up to `end`; returns the problem at which it stopped, or None at
-        `end`.
+        """Visit whole records up to `end`. Return the problem at which the visit stopped, or None
+        at `end`.
         """
         path = segment_path(base)
         wanted = READ_BYTES
@@ -296,8 +301,8 @@ class _Scan:
         self._at = end
 
     def _known(self, start: int, end: int) -> Iterator[Trace]:
-        """The known lost records in `[start, end)`, in the order of the log: from the trail and
-        from whole headers.
+        """Yield the known lost records in `[start, end)`, in the order of the log, from the trail
+        and from whole headers.
         """
         at = start
         for trace in self._traces(start, end):
@@ -318,8 +323,8 @@ class _Scan:
                 yield from self._cursors[base].between(start, end)
 
     def _headers(self, start: int, end: int) -> Iterator[Header]:
-        """The chain of whole headers that begins at `start`: each record's length leads to the next
-        header.
+        """Yield the chain of whole headers that begins at `start`: each record's length leads to
+        the next header.
         """
         while start < end:
             base = max((base for base in self._bases if base <= start), default=None)
@@ -338,14 +343,16 @@ class _Scan:
             start += header.length
 
     def _next_whole(self, base: int) -> int | None:
-        """The position of the first whole record after the damage, in the segment."""
+        """Return the position of the first whole record after the damage in the segment, or
+        None.
+        """
         return next((header.position for header in self._whole_after(base)), None)
 
     def _barrier_follows(self, base: int) -> bool:
         return any(header.flags & BARRIER for header in self._whole_after(base))
 
     def _whole_after(self, base: int) -> Iterator[Header]:
-        """The whole records of a segment after the damaged record at the present position."""
+        """Yield the whole records of a segment after the damaged record at the present position."""
         header = read_header(self._files.pread(segment_path(base), self._at - base, HEADER_BYTES))
         position = self._at + 1
         if isinstance(header, Header) and header.position == self._at:
@@ -354,8 +361,8 @@ class _Scan:
 
 
 def written_end(files: Files, base: int, start: int, end: int) -> int:
-    """The position behind the last byte in `[start, end)` of a segment that is not zero; `start`
-    without any.
+    """Return the position after the last byte in `[start, end)` of a segment that is not zero, or
+    `start` if all are zero.
     """
     path = segment_path(base)
     while start < end:
@@ -368,7 +375,9 @@ def written_end(files: Files, base: int, start: int, end: int) -> int:
 
 
 def whole_records(files: Files, base: int, position: int) -> Iterator[Header]:
-    """The whole records of a segment that begin at or above `position`; other bytes are skipped."""
+    """Yield the whole records of a segment that begin at or above `position`. Other bytes are
+    skipped.
+    """
     path = segment_path(base)
     size = files.size(path) or 0
     at = position - base
@@ -386,8 +395,8 @@ def whole_records(files: Files, base: int, position: int) -> Iterator[Header]:
 
 
 def _keep_cut(files: Files, base: int, position: int, length: int) -> None:
-    """Copy the `length` bytes of an unfinished write, which are about to be cut, if they have whole
-    records.
+    """Copy the `length` bytes of an unfinished write, which are about to be cut, if they contain
+    whole records.
     """
     whole = sum(1 for _ in whole_records(files, base, position))
     if not whole:

@@ -1,15 +1,16 @@
 """The trail of a segment: its durable records without their messages.  Disk, through `Files`.
 
-    log/{position}.trail      headers of 96 bytes as they are in the log, one after another; records that are not
-                              messages have their bodies as well, up to OWN_BYTES_MAX
+    log/{position}.trail      headers of 96 bytes as they are in the log, one after another;
+                              records that are not messages have their bodies as well, up to
+                              OWN_BYTES_MAX
 
-The trail is a file of its own, so damage of the log leaves it.  It tells which records a damaged
-region had, restores those that are not messages, and shows that a missing tail was durable once.  A
-record is added to the trail after the sync of the log.  The trail itself is not synced: without
-some of its entries, or all, recovery is only more careful.
+The trail is a file of its own, so damage of the log does not affect it. It shows which records a
+damaged region had, restores those that are not messages, and proves that a missing tail was durable
+once. A record is added to the trail after the sync of the log. The trail itself is not synced: if
+some or all of its entries are missing, recovery is only more cautious.
 
 Invariants
-    Every record in the trail was durable in the log.  An entry counts only if its checksum and
+    Every record in the trail was durable in the log. An entry counts only if its checksum and
     position are right.
 """
 
@@ -28,18 +29,22 @@ log = logging.getLogger("keylane.broker")
 
 SUFFIX = ".trail"
 OWN_BYTES_MAX = 4096
-"""Of longer records (a cursor with thousands of ranges) the trail has only the header."""
+"""The length in bytes above which the trail has only the header of a record, such as a cursor with
+thousands of ranges.
+"""
 READ_BYTES = 4 << 20
 _MAGIC_BYTES = MAGIC.to_bytes(4, "little")
 
 
 def trail_path(base: int) -> str:
-    """Path of the trail of the segment that begins at position `base`."""
+    """Return the path of the trail of the segment that begins at position `base`."""
     return f"log/{base:020d}{SUFFIX}"
 
 
 def trail_bases(files: Files) -> list[int]:
-    """Positions at which segments with a trail begin, sorted; the segment itself may be missing."""
+    """Return the positions at which segments with a trail begin, sorted. The segment itself may be
+    missing.
+    """
     return [
         int(name[:20])
         for name in files.list("log")
@@ -51,7 +56,7 @@ def trail_bases(files: Files) -> list[int]:
 
 
 def bytes_kept(kind: int, length: int) -> int:
-    """The number of bytes that the trail keeps of a record of `length` bytes."""
+    """Return the number of bytes that the trail keeps of a record of `length` bytes."""
     return HEADER_BYTES if kind == Kind.MESSAGES or length > OWN_BYTES_MAX else length
 
 
@@ -98,7 +103,7 @@ class TrailCursor:
         self._passed = 0
 
     def between(self, start: int, end: int) -> Iterator[Trace]:
-        """The records in the trail that begin in `[start, end)`, in the order of the log."""
+        """Yield the records in the trail that begin in `[start, end)`, in the order of the log."""
         if self._traces is None or start < self._passed:
             self._traces, self._next = _traces(self._files, self._base, 0), None
         self._passed = end
@@ -115,7 +120,9 @@ class TrailCursor:
 
 
 def durable_end(files: Files, base: int) -> int:
-    """The position up to which the segment was durable, by its trail; `base` without a trail."""
+    """Return the position up to which the segment was durable according to its trail, or `base` if
+    it has none.
+    """
     size = files.size(trail_path(base)) or 0
     last = base
     for trace in _traces(files, base, max(0, size - 4 * OWN_BYTES_MAX)):
@@ -124,7 +131,7 @@ def durable_end(files: Files, base: int) -> int:
 
 
 def _traces(files: Files, base: int, at: int) -> Iterator[Trace]:
-    """The entries from byte `at` of the trail on; bytes that are no entry are skipped."""
+    """Yield the entries from byte `at` of the trail on. Bytes that are not an entry are skipped."""
     path = trail_path(base)
     size = files.size(path) or 0
     while at < size:

@@ -1,1 +1,1 @@
-"""`keylane broker`: brokers as the metaserver sees them, and data folders that no broker uses."""
+"""`keylane broker`: broker groups known to the metaserver, and data folders of stopped brokers."""

@@ -11,7 +11,7 @@ from ...answer import Answer, expanded
 from ...options import DryRunOption, OutputFormat, OutputOption, WaitOption, YesOption
 
 broker_app = typer.Typer(
-    no_args_is_help=True, help="Look at brokers, take them out of use, check their data folders."
+    no_args_is_help=True, help="Inspect brokers, take them out of use, check their data folders."
 )
 
 index_app = typer.Typer(no_args_is_help=True, help="The index of a broker that is not running.")
@@ -24,7 +24,7 @@ FolderArgument = Annotated[
 
 @broker_app.command("verify")
 def broker_verify(folder: FolderArgument, output: OutputOption = OutputFormat.TABLE) -> None:
-    """Check every byte of a data folder, and change none.  Exit status 1 if anything is wrong."""
+    """Check every byte of a data folder; change nothing.  Exit status 1 if anything is wrong."""
     from .folder import verify_folder
 
     verify_folder(folder, output)
@@ -38,13 +38,13 @@ def broker_dump(
     start: Annotated[
         int, typer.Option("--from", help="First log position; with --partition, first offset.")
     ] = 0,
-    limit: Annotated[int, typer.Option(help="How many records.")] = 100,
+    limit: Annotated[int, typer.Option(help="Number of records.")] = 100,
     messages: Annotated[
         bool, typer.Option("--messages", help="Show keys, values and properties as well.")
     ] = False,
     scheduled: Annotated[
         bool,
-        typer.Option("--scheduled", help="The journal of scheduled messages, in place of the log."),
+        typer.Option("--scheduled", help="Print the journal of scheduled messages, not the log."),
     ] = False,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
@@ -52,7 +52,7 @@ def broker_dump(
     from .folder import dump_folder, dump_scheduled
 
     if scheduled and (partition is not None or start):
-        raise typer.BadParameter("goes without --partition and --from", param_hint="--scheduled")
+        raise typer.BadParameter("excludes --partition and --from", param_hint="--scheduled")
     if scheduled:
         dump_scheduled(folder, output, limit=limit, messages=messages)
         return
@@ -64,7 +64,7 @@ def broker_health(
     address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Address of the broker.")],
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Show whether a broker takes writes, and why not.  Exit status 1 if it does not."""
+    """Show whether a broker accepts writes, and if not, why.  Exit status 1 if it does not."""
     from ...screen import run
     from .health import show_health
 
@@ -77,7 +77,7 @@ GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="Name of a b
 @broker_app.command("list")
 @expanded
 def broker_list(*, answer: Answer) -> None:
-    """List the broker groups that ever reported themselves."""
+    """List the broker groups that have ever reported themselves."""
     from .groups import list_brokers
 
     answer.run(list_brokers)
@@ -90,12 +90,12 @@ def broker_cordon(
     *,
     answer: Answer,
 ) -> None:
-    """Keep a broker group from new partitions; those it has stay.  An evacuation does this as
-    well.
+    """Give a broker group no new partitions; it keeps those that it has.  An evacuation does the
+    same.
     """
-    from .groups import cordon
+    from .groups import show_cordon
 
-    answer.run(cordon, group=group, cordoned=True)
+    answer.ask(lambda admin: admin.cordon(group), show_cordon)
 
 
 @broker_app.command("uncordon")
@@ -105,24 +105,24 @@ def broker_uncordon(
     *,
     answer: Answer,
 ) -> None:
-    """Let a broker group have new partitions again."""
-    from .groups import cordon
+    """Allow new partitions on a broker group again."""
+    from .groups import show_cordon
 
-    answer.run(cordon, group=group, cordoned=False)
+    answer.ask(lambda admin: admin.uncordon(group), show_cordon)
 
 
 @broker_app.command("evacuate")
 @expanded
 def evacuate(
     group: Annotated[
-        str, typer.Argument(metavar="GROUP", help="Broker group that is to go, or is dead.")
+        str, typer.Argument(metavar="GROUP", help="Broker group to take out of use, or a dead one.")
     ],
     *,
     without_source: Annotated[
         bool,
         typer.Option(
             "--without-source",
-            help="The broker is silent: best_tried subjects continue, declared as reordered; "
+            help="The broker does not answer: best_tried subjects continue, declared as reordered; "
             "strict and static subjects wait for its return.",
         ),
     ] = False,
@@ -130,9 +130,8 @@ def evacuate(
         bool,
         typer.Option(
             "--accept-loss",
-            help="The broker's disk is lost for good: strict and static subjects continue as well, "
-            "and messages "
-            "that only it had are given up. See --dry-run first.",
+            help="The broker's disk is lost for good: strict and static subjects continue too, and "
+            "messages that only it had are given up.  Use --dry-run first.",
         ),
     ] = False,
     dry_run: DryRunOption = False,
@@ -143,9 +142,9 @@ def evacuate(
     """
     Continue all partitions of a broker group, of every subject, on other broker groups.
 
-    The group gets no new partitions from then on, also if the evacuation is canceled: keylane
-    broker uncordon GROUP ends that.  With --without-source the exit status is 1 if partitions of a
-    subject stay there.  With --accept-loss it shows what is given up, and asks on a terminal.
+    From then on the group gets no new partitions, even if the evacuation is canceled, until keylane
+    broker uncordon GROUP.  With --without-source the exit status is 1 if partitions of a subject
+    stay there.  With --accept-loss the command shows what is given up, and asks on a terminal.
     """
     from ..operations import change_partitions, confirm_loss
 
@@ -168,7 +167,7 @@ def broker_accept(
     group: GroupArgument,
     *,
     address: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Which broker, if several are refused.")
+        str, typer.Option(metavar="HOST:PORT", help="The broker, if several are refused.")
     ] = "",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be given up, change nothing.")
@@ -176,20 +175,23 @@ def broker_accept(
     yes: YesOption = False,
     answer: Answer,
 ) -> None:
-    """Let a refused broker serve with an older copy of the data folder; what the copy lacks is
-    given up.
+    """Let a refused broker serve with an older copy of the data folder, and give up the messages
+    that the copy lacks.
     """
     from ...screen import run
     from ..deletion import asks, confirm
-    from .groups import accept, show_behind
+    from .groups import show_accepted, show_outdated
 
     if not dry_run and asks(yes=yes):
-        run(answer.output, show_behind(answer.meta, group=group, address=address))
-        confirm(f"Give up what this copy of {group}'s data folder lacks?", yes=yes)
-    answer.run(accept, group=group, address=address, dry_run=dry_run)
+        run(answer.output, show_outdated(answer.meta, group=group, address=address))
+        confirm(f"Give up the messages that this copy of {group}'s data folder lacks?", yes=yes)
+    answer.ask(
+        lambda admin: admin.accept_folder(group, address=address, dry_run=dry_run),
+        lambda accepted: show_accepted(accepted, dry_run=dry_run),
+    )
 
 
-KindOption = Annotated[str, typer.Option(help="Which index: file or rocksdb.")]
+KindOption = Annotated[str, typer.Option(help="Kind of the index: file or rocksdb.")]
 
 
 @index_app.command("rebuild")
@@ -210,7 +212,7 @@ def index_switch(
     to: Annotated[str, typer.Option(help="The new kind of index: file or rocksdb.")],
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Convert one kind of index into the other; start the broker with the new kind (--index)."""
+    """Convert the index to another kind; then start the broker with it (--index)."""
     from .index import switch
 
     switch(folder, to, output)
@@ -218,7 +220,9 @@ def index_switch(
 
 @index_app.command("verify")
 def index_verify(folder: FolderArgument, output: OutputOption = OutputFormat.TABLE) -> None:
-    """Compare every index with the log, and both with each other.  Exit status 1 if they differ."""
+    """Compare every index with the log, and the two with each other.  Exit status 1 if they
+    differ.
+    """
     from .index import verify
 
     verify(folder, output)

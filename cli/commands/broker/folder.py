@@ -1,5 +1,5 @@
-"""`keylane broker verify` and `dump`: a data folder that no broker uses now, checked and printed.
-Changes nothing.
+"""`keylane broker verify` and `dump`: check and print the data folder of a stopped broker; they
+change nothing.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ TEXT_CHARS_MAX = 60
 @contextmanager
 def locked_folder(folder: Path, form: OutputFormat, *, writes: bool = False) -> Iterator[RealFiles]:
     """
-    The folder, locked while it is looked at; an error is shown and ends the command.
+    Lock the folder and yield its files; an error is shown, and ends the command.
 
-    A folder that is mounted read only is refused where the caller `writes` in it.
+    A folder that is mounted read-only is refused if the caller `writes` in it.
     """
     files = files_of(str(folder))
     try:
-        read_identity(files)  # before the lock, which would make a folder that is missing
+        read_identity(files)  # before the lock, which would create a missing folder
         _lock(files, folder, writes=writes)
         yield files
     except KeylaneError as error:
@@ -53,7 +53,7 @@ def locked_folder(folder: Path, form: OutputFormat, *, writes: bool = False) -> 
 
 
 def _lock(files: RealFiles, folder: Path, *, writes: bool) -> None:
-    """Raises DataFolderError."""
+    """Lock the folder; raise DataFolderError if a broker is using it."""
     try:
         if writes:
             files.lock()
@@ -63,9 +63,8 @@ def _lock(files: RealFiles, folder: Path, *, writes: bool) -> None:
         if not isinstance(error.__cause__, BlockingIOError):
             raise
         raise DataFolderError(
-            f"a broker is using the data folder {folder} now: stop it first, or look at the "
-            f"running broker with "
-            "keylane broker health HOST:PORT, and keylane meta verify",
+            f"a broker is using the data folder {folder} now: stop it first, or inspect the "
+            "running broker with keylane broker health HOST:PORT, and keylane meta verify",
             path=str(folder),
         ) from error
 
@@ -96,8 +95,8 @@ def verify_folder(folder: Path, form: OutputFormat) -> None:
         raise typer.Exit(1)
 
 
-class _Enough(Exception):  # noqa: N818 - no error: it ends the walk
-    pass
+class _Enough(Exception):  # noqa: N818 - it is no error
+    """Ends a walk over records, because enough were printed."""
 
 
 def dump_folder(
@@ -109,7 +108,7 @@ def dump_folder(
     limit: int,
     messages: bool,
 ) -> None:
-    """Print records of a data folder, oldest first, one a line."""
+    """Print records of a data folder, oldest first, one per line."""
     printed = 0
 
     def visit(header: Header, body: memoryview) -> None:
@@ -143,7 +142,7 @@ def dump_folder(
 
 
 def dump_scheduled(folder: Path, form: OutputFormat, *, limit: int, messages: bool) -> None:
-    """Print records of the journal of scheduled messages of a data folder, oldest first, one a
+    """Print records of a data folder's journal of scheduled messages, oldest first, one per
     line.
     """
     printed = 0
@@ -154,15 +153,17 @@ def dump_scheduled(folder: Path, form: OutputFormat, *, limit: int, messages: bo
             if printed >= limit:
                 raise _Enough
             printed += 1
-            told = _told(place, record, messages=messages)
+            facts = _facts(place, record, messages=messages)
             if form is OutputFormat.JSON:
-                show_json(told)
+                show_json(facts)
             else:
                 rest = {
-                    name: told[name] for name in told if name not in {"segment", "position", "kind"}
+                    name: value
+                    for name, value in facts.items()
+                    if name not in {"segment", "position", "kind"}
                 }
                 fields = printable("  ".join(f"{name}={value}" for name, value in rest.items()))
-                _print(f"{place.segment:>6} {place.position:>10}  {told['kind']:<9}  {fields}")
+                _print(f"{place.segment:>6} {place.position:>10}  {facts['kind']:<9}  {fields}")
 
     with locked_folder(folder, form) as files:
         problems: list[str] = []
@@ -173,22 +174,22 @@ def dump_scheduled(folder: Path, form: OutputFormat, *, limit: int, messages: bo
         _print(damage if form is OutputFormat.JSON else printable(f"DAMAGE: {problem}"))
 
 
-def _told(place: Place, record: Record, *, messages: bool) -> dict[str, Any]:
-    """A record of the journal as names and values."""
-    told: dict[str, Any] = {
+def _facts(place: Place, record: Record, *, messages: bool) -> dict[str, Any]:
+    """Return a record of the journal as names and values."""
+    facts: dict[str, Any] = {
         "segment": place.segment,
         "position": place.position,
         "kind": "WAITS" if isinstance(record, Waits) else type(record).__name__.upper(),
     }
     if not isinstance(record, Waits):
         ids = record.scheduled_ids if hasattr(record, "scheduled_ids") else (record.scheduled_id,)
-        told["scheduled_ids"] = [each.hex() for each in ids]
+        facts["scheduled_ids"] = [each.hex() for each in ids]
         if isinstance(record, Taken | Delivered):
-            told["delivery"] = record.delivery
+            facts["delivery"] = record.delivery
         if isinstance(record, Taken):
-            told |= {"subject": record.subject, "logical": record.logical}
-        return told
-    told |= {
+            facts |= {"subject": record.subject, "logical": record.logical}
+        return facts
+    facts |= {
         "scheduled_ids": [record.scheduled_id.hex()],
         "subject": record.subject,
         "deliver_at_ms": record.deliver_at_ms,
@@ -196,12 +197,12 @@ def _told(place: Place, record: Record, *, messages: bool) -> dict[str, Any]:
         "value_bytes": len(record.value),
     }
     if isinstance(record, WaitsForSubject):
-        told["subject_id"] = record.subject_id
+        facts["subject_id"] = record.subject_id
     if messages:
-        told["value"] = _text(record.value)
+        facts["value"] = _text(record.value)
         if record.packed_properties:
-            told["properties"] = _properties(record.packed_properties)
-    return told
+            facts["properties"] = _properties(record.packed_properties)
+    return facts
 
 
 def _print(line: object) -> None:
@@ -212,7 +213,7 @@ def _print(line: object) -> None:
 
 
 def _described(header: Header, body: memoryview, *, messages: bool) -> dict[str, Any]:
-    """A record as names and values."""
+    """Return a record as names and values."""
     kind = Kind(header.kind).name
     record: dict[str, Any] = {
         "position": header.position,
@@ -240,8 +241,7 @@ def _described(header: Header, body: memoryview, *, messages: bool) -> dict[str,
         record["groups"] = sorted(partition.groups)
         record["groups_told"] = partition.groups_told
     elif header.kind != Kind.TOLD:
-        said = decode_body(header, body)
-        record["body"] = msgspec.to_builtins({"": said})[""]
+        record["body"] = msgspec.to_builtins({"": decode_body(header, body)})[""]
     return record
 
 
@@ -261,7 +261,7 @@ def _messages(header: Header, body: memoryview) -> Iterator[dict[str, Any]]:
 def _properties(packed: bytes) -> dict[str, str] | str:
     try:
         return shown_properties(unpack_properties(packed))
-    except KeylaneError:  # only the sender looked at them
+    except KeylaneError:  # brokers do not check properties
         return _text(packed)
 
 
@@ -275,7 +275,7 @@ def _text(data: bytes) -> str:
 
 
 def _line(record: dict[str, Any]) -> str:
-    """One line, and one more for each message."""
+    """Return a record as one line, and one more for each message."""
     rest = {
         name: value
         for name, value in record.items()

@@ -1,4 +1,4 @@
-"""`keylane broker` list, cordon, uncordon, accept: broker groups as the metaserver sees them."""
+"""`keylane broker` list, cordon, uncordon, accept: broker groups as the metaserver knows them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ...screen import make_table, show_json, show_line, show_table
 
 
 async def list_brokers(meta: str, output: OutputFormat) -> None:
-    """Show every broker group that ever reported itself."""
+    """Show every broker group that has ever reported itself."""
     async with open_admin(meta) as admin:
         listed = await admin.list_brokers()
     if output is OutputFormat.JSON:
@@ -43,41 +43,33 @@ def _new_partitions(broker: BrokerView) -> str:
     return "gets none: cordoned" if broker.cordoned else "gets none"
 
 
-async def cordon(meta: str, output: OutputFormat, *, group: str, cordoned: bool) -> None:
-    """Keep a broker group from new partitions, or let it have some again, and say so."""
-    async with open_admin(meta) as admin:
-        view = await (admin.cordon(group) if cordoned else admin.uncordon(group))
-    if output is OutputFormat.JSON:
-        show_json(view)
-        return
-    show_line(f"{group} gets {'no' if view.cordoned else 'its share of'} new partitions")
+def _given_up(copy: RefusedBroker) -> str:
+    return (
+        f"its log ends at position {copy.log_end}; at the group's last report it ended at "
+        f"{copy.known_log_end}: messages that were stored between the two are given up"
+    )
 
 
-async def accept(
-    meta: str, output: OutputFormat, *, group: str, address: str, dry_run: bool
-) -> None:
-    """Let a broker serve whose data folder is behind, and say what that gives up."""
-    async with open_admin(meta) as admin:
-        accepted = await admin.accept_folder(group, address=address, dry_run=dry_run)
-    if output is OutputFormat.JSON:
-        show_json(accepted)
-        return
+def show_cordon(view: BrokerView) -> None:
+    """Show whether a broker group gets new partitions."""
+    new = "no" if view.cordoned else "its share of"
+    show_line(f"{view.broker_group} gets {new} new partitions")
+
+
+def show_accepted(accepted: RefusedBroker, *, dry_run: bool) -> None:
+    """Show that a broker serves with an outdated data folder, and what is given up."""
     what = "would continue" if dry_run else "continues"
-    show_line(f"{group} {what} with the data folder at {accepted.address}, which was refused:")
+    show_line(
+        f"{accepted.broker_group} {what} with the data folder at {accepted.address}, which was "
+        "refused:"
+    )
     show_line(accepted.problem)
     show_line(_given_up(accepted))
 
 
-def _given_up(copy: RefusedBroker) -> str:
-    return (
-        f"its log ends at position {copy.log_end}; at the group's last report it ended at "
-        f"{copy.known_log_end}: what was stored between them is given up"
-    )
-
-
-async def show_behind(meta: str, *, group: str, address: str) -> None:
-    """Show what would be given up if a data folder that is behind was accepted, for the question;
-    changes nothing.
+async def show_outdated(meta: str, *, group: str, address: str) -> None:
+    """Show what would be given up if an outdated data folder were accepted, before the question;
+    change nothing.
     """
     async with open_admin(meta) as admin:
         copy = await admin.accept_folder(group, address=address, dry_run=True)

@@ -1,4 +1,4 @@
-"""`keylane broker health`: whether a broker takes writes."""
+"""`keylane broker health`: shows whether a broker accepts writes."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from ...screen import make_table, show_json, show_table
 
 TIMEOUT_MS = 5_000
 TIMES = {"next_ms": "next at"}
-"""Moments in milliseconds since 1970, with the words for a table."""
+"""Fields that are times in milliseconds since 1970, with their names in a table."""
 
 
 async def show_health(address: str, output: OutputFormat) -> None:
     """
-    Show a broker's health; exit status 1 if it is not ready: it takes no writes, or is refused by
-    the metaserver.
+    Show a broker's health; the exit status is 1 if it accepts no writes, or the metaserver refuses
+    it.
 
     Raises:
         ConfigError, NotSentError
-        ForeignServerError, InvalidRequestError: another program than a broker answers there.
+        ForeignServerError, InvalidRequestError: the program that answers is no broker.
     """
     health = await _ask_health(address)
     if output is OutputFormat.JSON:
@@ -43,8 +43,8 @@ async def show_health(address: str, output: OutputFormat) -> None:
 
 
 def health_rows(details: Mapping[str, object]) -> list[tuple[str, str | None]]:
-    """The rows of a table: one for each value, also of those that are together under a name, and
-    one for each of a list.
+    """Return the rows of a table: one for each value, for each value of a group, and for each
+    element of a list.
     """
     rows: list[tuple[str, str | None]] = []
     for name, value in sorted(details.items()):
@@ -67,7 +67,7 @@ def _cell(name: object, value: object) -> str | None:
 
 
 def shown_value(value: object) -> str | None:
-    """A value of JSON as a cell of a table: words and numbers; None is a dash there."""
+    """Return a JSON value as a cell of a table, in words and numbers; None is shown as a dash."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, Mapping):
@@ -85,12 +85,10 @@ def _named(name: str, value: object) -> str:
 
 
 async def _ask_health(address: str) -> Health:
-    """What the broker says of itself: it asks for no token, is shown none, and no metaserver is
-    needed.
-    """
+    """Ask the broker itself, which needs neither a token nor a metaserver."""
     addresses = addresses_of(address)
     if len(addresses) > 1:
-        raise ConfigError(f"the health of one broker is asked for, not of {address!r:.80}")
+        raise ConfigError(f"give the address of one broker, not {address!r:.80}")
     network = client_network()
     try:
         text, _date = await network.text(
@@ -102,7 +100,7 @@ async def _ask_health(address: str) -> Health:
         health = msgspec.json.decode(text, type=Health)
     except msgspec.MsgspecError as error:
         raise ForeignServerError(
-            f"{address} answered GET {READY.path}, and not as a keylane server: {error}",
+            f"{address} answered GET {READY.path}, but not as a keylane server: {error}",
             address=address,
         ) from error
     return of_program("broker", addresses[0], health)

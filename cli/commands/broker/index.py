@@ -1,4 +1,4 @@
-"""`keylane broker index`: rebuilt, converted and compared while no broker uses the folder."""
+"""`keylane broker index`: rebuilds, converts and compares the index of a stopped broker."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from .folder import locked_folder
 
 
 def rebuild(folder: Path, index: str, form: OutputFormat) -> None:
-    """Make one index anew."""
+    """Build one index again from the log."""
     _check(index)
     _do(folder, form, lambda files: [rebuild_index(files, index)])
 
 
 def switch(folder: Path, to: str, form: OutputFormat) -> None:
-    """Convert the other index."""
+    """Convert the other kind of index to this one."""
     _check(to)
     _do(folder, form, lambda files: [switch_index(files, to)])
 
 
 def verify(folder: Path, form: OutputFormat) -> None:
-    """Compare; exit status 1 if anything differs."""
+    """Compare all indexes with the log; the exit status is 1 if anything differs."""
     _do(folder, form, verify_indexes)
 
 

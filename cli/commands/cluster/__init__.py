@@ -1,1 +1,1 @@
-"""`keylane cluster`: files for the hosts of a new cluster, and checks of one from a host."""
+"""`keylane cluster`: writes files for the hosts of a new cluster, and checks a running one."""

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import secrets
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ...answer import Answer, expanded
 from ...options import OutputFormat, OutputOption
+from ...screen import make_table, show_line, show_table
+
+if TYPE_CHECKING:
+    from ....admin import ClusterView
 
 cluster_app = typer.Typer(
-    no_args_is_help=True, help="Files for the hosts of a new cluster; check of a running one."
+    no_args_is_help=True, help="Write files for the hosts of a new cluster; check a running one."
 )
 
 
@@ -28,8 +32,8 @@ def cluster_init(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Name or address of a host with a metaserver and no broker; the other hosts have "
-            "no metaserver then.",
+            help="Name or address of a host with a metaserver and no broker; then the other hosts "
+            "have no metaserver.",
         ),
     ] = None,
     postgresql: Annotated[
@@ -37,8 +41,8 @@ def cluster_init(
         typer.Option(
             envvar="KEYLANE_POSTGRESQL",
             metavar="URL",
-            help="Database of a metaserver on each host; without it the first "
-            "host has the only one.",
+            help="Database of a metaserver on each host; without it only the first host has a "
+            "metaserver.",
         ),
     ] = None,
     data: Annotated[
@@ -51,7 +55,7 @@ def cluster_init(
         int, typer.Option(min=1, max=65_535, help="Port of the brokers.")
     ] = 7100,
     keylane: Annotated[
-        str, typer.Option(metavar="PATH", help="Where the keylane command is, on each host.")
+        str, typer.Option(metavar="PATH", help="Path of the keylane command on each host.")
     ] = "/usr/local/bin/keylane",
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
@@ -83,8 +87,8 @@ def cluster_check(
     *,
     answer: Answer,
 ) -> None:
-    """Tell what does not fit, seen from this host: clocks, certificates, names, versions, ports,
-    disks; status 1 then.
+    """Check clocks, certificates, names, versions, ports and disks from this host; exit status 1 if
+    there is a problem.
     """
     from .check import check_cluster
 
@@ -94,7 +98,20 @@ def cluster_check(
 @cluster_app.command("versions")
 @expanded
 def cluster_versions(*, answer: Answer) -> None:
-    """Show the version of the cluster, and of each broker and metaserver: how far an upgrade is."""
-    from .versions import show_versions
+    """Show the version of the cluster, and of each broker and metaserver, to follow an upgrade."""
 
-    answer.run(show_versions)
+    def show(view: ClusterView) -> None:
+        rows = [
+            (
+                member.name,
+                member.version or "unknown",
+                "yes" if member.name in view.held_back_by else "",
+            )
+            for member in view.members
+        ]
+        title = f"cluster {view.name}".rstrip() + f": version {view.version}"
+        show_table(make_table(title, ("member", "version", "to upgrade"), rows))
+        if view.held_back_by:
+            show_line("Formats of the newest version are written when every member has it.")
+
+    answer.ask(lambda admin: admin.describe_cluster(), show)

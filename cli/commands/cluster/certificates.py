@@ -1,6 +1,6 @@
-"""A private certificate authority, and certificates of it: ECDSA keys on P-256, as PEM.
+"""A private certificate authority and its certificates, with ECDSA keys on P-256, as PEM.
 
-Source: RFC 5280 for the extensions, which OpenSSL's strict check wants all of.
+Source: RFC 5280 for the extensions, all of which OpenSSL's strict check requires.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 AUTHORITY_DAYS = 3650
 SERVER_DAYS = 397
-"""As public authorities have it: renewal is work that must not be forgotten for years."""
+"""Validity in days, the same as that of public authorities: a renewal that is due only after years
+would be forgotten.
+"""
 LEEWAY = dt.timedelta(days=1)
-"""Certificates begin so much earlier: a host whose clock is behind starts, and `keylane cluster
-check` tells it.
+"""Certificates are valid from this much earlier, so that a host with a late clock starts, and
+`keylane cluster check` reports it.
 """
 
 
@@ -33,7 +35,7 @@ class CertificatePair:
 
 
 class CertificateAuthority:
-    """An authority that is made anew, valid from `now` on; its key is nowhere else."""
+    """A new authority, valid from `now` on; its key exists only in this object."""
 
     def __init__(self, name: str, now: dt.datetime) -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())
@@ -49,18 +51,19 @@ class CertificateAuthority:
 
     @property
     def pair(self) -> CertificatePair:
-        """The authority's own certificate and key."""
+        """The certificate and key of the authority itself."""
         return _pair(self._certificate, self._key)
 
     def issue(
         self, names: Sequence[str], *, start: dt.datetime | None = None, days: float = SERVER_DAYS
     ) -> CertificatePair:
         """
-        A certificate for servers and clients.
+        Issue a certificate for servers and clients.
 
         Args:
-            names: host names and addresses; the first is its common name too.
-            start: None: the authority's `now`.
+            names: host names and addresses; the first is also its common name.
+            start: begin of its validity; None: the authority's `now`.
+            days: validity in days.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0][:64])])

@@ -1,7 +1,7 @@
-"""`keylane cluster check`: asks every server of a cluster, and tells what does not fit and what to
-do.
+"""`keylane cluster check`: asks every server of a cluster, and shows problems with advice.
 
-metaservers ─▶ their brokers ─▶ each: reached?  ready?  certificate?  figures (GET /metrics) ─▶ findings (`judge_reports`)
+metaservers ─▶ their brokers ─▶ each: reached?  ready?  certificate?  figures (GET /metrics)
+                             ─▶ findings (`judge_reports`)
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ async def check_cluster(meta: str, output: OutputFormat) -> None:
     Check every server, and show the reports and findings.
 
     Raises:
-        ConfigError: an address or a file of the TLS cannot be used.
-        typer.Exit: status 1, there are findings.
+        ConfigError: an address or a file of TLS cannot be used.
+        typer.Exit: there are findings; the status is 1.
     """
     addresses = addresses_of(meta)
     tls = tls_of_environment()
@@ -52,10 +52,10 @@ async def check_cluster(meta: str, output: OutputFormat) -> None:
     findings: list[Finding] = []
     try:
         brokers = await _brokers(addresses, findings)
-        asked = [("metaserver", address) for address in addresses] + [
+        servers = [("metaserver", address) for address in addresses] + [
             ("broker", address) for address in brokers
         ]
-        reports = await asyncio.gather(*(_report(network, tls, *server) for server in asked))
+        reports = await asyncio.gather(*(_report(network, tls, *server) for server in servers))
     finally:
         await network.close()
     findings += judge_reports(reports, own_version=version("keylane"), now_s=time.time())
@@ -65,8 +65,8 @@ async def check_cluster(meta: str, output: OutputFormat) -> None:
 
 
 async def _brokers(addresses: Sequence[str], findings: list[Finding]) -> list[str]:
-    """The addresses of the brokers that the metaservers know; those that are not available become
-    findings.
+    """Return the addresses of the brokers that the metaservers know; brokers that are not available
+    become findings.
     """
     try:
         async with Admin(addresses) as admin:
@@ -74,20 +74,20 @@ async def _brokers(addresses: Sequence[str], findings: list[Finding]) -> list[st
     except (AccessDeniedError, UnauthenticatedError) as error:
         findings.append(Finding(f"the brokers are not known: {error.message}", error.hint))
         return []
-    except KeylaneError:  # the report of each metaserver says why
+    except KeylaneError:  # the report of each metaserver has the reason
         return []
     if not listed:
         findings.append(
             Finding(
                 "no broker has reported itself",
-                "Start the brokers; their setting meta names the metaservers.",
+                "Start the brokers; their setting meta must name the metaservers.",
             )
         )
     findings += [
         Finding(
             f"broker group {broker.broker_group} has not reported itself for "
             f"{broker.silent_ms / 1000:.0f} s",
-            "Start it, and look at its log.",
+            "Start it, and check its log.",
             broker.address,
         )
         for broker in listed
@@ -99,7 +99,7 @@ async def _brokers(addresses: Sequence[str], findings: list[Finding]) -> list[st
 async def _report(
     network: HttpNetwork, tls: TlsSettings | None, program: str, address: str
 ) -> ServerReport:
-    """What one server says of itself."""
+    """Ask one server for its report."""
     try:
         asked_s = time.time()
         text, date = await network.text(address, "/metrics", timeout_ms=TIMEOUT_MS)
@@ -113,7 +113,8 @@ async def _report(
     figures = _figures(text)
     clock_s = None
     if date:
-        # The header has whole seconds, rounded down: half of one is the best guess of the rest.
+        # The header has whole seconds, rounded down: half a second is the best estimate of the
+        # rest.
         clock_s = parsedate_to_datetime(date).timestamp() + 0.5 - middle_s
     return ServerReport(
         program=program,
@@ -132,7 +133,7 @@ async def _report(
 
 
 async def _health(network: HttpNetwork, address: str) -> Health:
-    """Whether a server is ready, and why not.  Raises KeylaneError."""
+    """Ask a server whether it is ready; raise KeylaneError if it does not answer."""
     text, _date = await network.text(
         address, READY.path, timeout_ms=TIMEOUT_MS, statuses=(200, 503)
     )
@@ -175,8 +176,8 @@ def _figures(text: str) -> _Figures:
 async def _certificate(
     address: str, tls: TlsSettings | None
 ) -> tuple[float | None, tuple[str, ...]]:
-    """The end and the names of the server's certificate; the connection before has found it
-    valid.
+    """Return the end and the names of the server's certificate, which an earlier connection has
+    found valid.
     """
     if tls is None:
         return None, ()
@@ -205,4 +206,4 @@ def _show(
         show_line(f"{place}{finding.problem}")
         show_line(f"  {finding.advice}")
     if not findings:
-        show_line("all fits")
+        show_line("no problems")

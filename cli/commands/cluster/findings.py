@@ -1,6 +1,4 @@
-"""Judges what the servers of a cluster say of themselves: what does not fit, and what to do.
-Pure.
-"""
+"""Finds problems in the reports of a cluster's servers, with advice for each.  Pure."""
 
 from __future__ import annotations
 
@@ -9,13 +7,13 @@ from collections.abc import Sequence
 import msgspec
 
 CLOCK_DIFFERENCE_S_MAX = 2.0
-"""A server's answer has whole seconds only: less cannot be told from none."""
+"""Smallest reported difference in seconds: an answer of a server has only whole seconds."""
 ENDS_SOON_S = 30 * 86_400
 DISK_FREE_SHARE_MIN = 0.1
 
 
 class ServerReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A server as it was reached from this host; `failure` says why it was not."""
+    """The report of a server to this host; `failure` is the reason if it could not be reached."""
 
     program: str
     address: str
@@ -23,20 +21,20 @@ class ServerReport(msgspec.Struct, frozen=True, kw_only=True):
     advice: str = ""
     version: str = ""
     clock_difference_s: float | None = None
-    """The server's clock minus this host's."""
+    """The time of the server's clock minus that of this host, in seconds."""
     certificate_ends_s: float | None = None
-    """Seconds since 1970; None: without TLS."""
+    """The end of the certificate in seconds since 1970; None without TLS."""
     certificate_names: tuple[str, ...] = ()
     insecure_network: bool = False
     access_off: bool = False
     not_ready: str = ""
-    """Why the server gets no clients; "": it is ready."""
+    """The reason why the server is not ready; "" if it is."""
     not_ready_advice: str = ""
     disk_bytes: int | None = None
     disk_free_bytes: int | None = None
 
     def row(self) -> tuple[object, ...]:
-        """Its line in a table."""
+        """Return the row of the server in a table."""
         if self.failure:
             return self.address, self.program, "not reached", None, None, None
         clock, ends = self.clock_difference_s, self.certificate_ends_s
@@ -52,28 +50,28 @@ class ServerReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _clock(difference_s: float) -> str:
-    """A difference of clocks, which is known to a second."""
+    """Return a difference of clocks as text, which is precise to a second."""
     return f"{difference_s:+.0f} s" if abs(difference_s) >= 1 else "within 1 s"
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """Something that does not fit, and what to do about it."""
+    """A problem, and what to do about it."""
 
     problem: str
     advice: str
     address: str = ""
-    """Of the server; "" if it is of the cluster."""
+    """The address of the server; "" if the problem concerns the cluster."""
 
 
 def judge_reports(
     reports: Sequence[ServerReport], *, own_version: str, now_s: float
 ) -> list[Finding]:
     """
-    What does not fit.
+    Return the problems in the reports.
 
     Args:
-        own_version: of the keylane that asks.
-        now_s: seconds since 1970.
+        own_version: the version of keylane on this host.
+        now_s: the present time, in seconds since 1970.
     """
     findings = [finding for report in reports for finding in _of_server(report, now_s)]
     versions = {report.version for report in reports if report.version} | {own_version}
@@ -94,7 +92,7 @@ def _of_server(report: ServerReport, now_s: float) -> list[Finding]:
     findings = []
     if report.not_ready:
         advice = (
-            report.not_ready_advice or "It is ready again once that is over; its log says more."
+            report.not_ready_advice or "It is ready again when this is over; its log has details."
         )
         findings.append(Finding(f"it is not ready: {report.not_ready}", advice, address))
     clock, ends = report.clock_difference_s, report.certificate_ends_s
@@ -103,7 +101,7 @@ def _of_server(report: ServerReport, now_s: float) -> list[Finding]:
         findings.append(
             Finding(
                 f"its clock is {abs(clock):.0f} s {way} that of this host",
-                "Have both hosts set their clocks by NTP.",
+                "Let both hosts set their clocks by NTP.",
                 address,
             )
         )
@@ -121,8 +119,7 @@ def _of_server(report: ServerReport, now_s: float) -> list[Finding]:
         findings.append(
             Finding(
                 "insecure_network: other machines read and write without TLS",
-                "Give it tls_cert, tls_key and tls_ca, and take insecure_network "
-                "out of its settings.",
+                "Set tls_cert, tls_key and tls_ca, and remove insecure_network from its settings.",
                 address,
             )
         )
@@ -130,7 +127,7 @@ def _of_server(report: ServerReport, now_s: float) -> list[Finding]:
         findings.append(
             Finding(
                 "access = off: everybody who reaches it may do everything",
-                "Take access = off out of its settings, and give it tokens: docs/ACCESS.md.",
+                "Remove access = off from its settings, and give it tokens: docs/ACCESS.md.",
                 address,
             )
         )
@@ -139,7 +136,7 @@ def _of_server(report: ServerReport, now_s: float) -> list[Finding]:
         findings.append(
             Finding(
                 f"{free / disk:.0%} of its disk is free",
-                "Make room, add a disk, or shorten retention_ms.",
+                "Free some space, add a disk, or lower retention_ms.",
                 address,
             )
         )

@@ -1,5 +1,5 @@
-"""`keylane cluster init`: a folder for each host of a new cluster, with settings, certificates and
-systemd units.
+"""`keylane cluster init`: writes a folder for each host of a new cluster, with settings,
+certificates and systemd units.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from ....protocol.errors import ClusterFolderError
+from ....protocol.errors import ConfigError, Reason
 from ...options import OutputFormat
 from ...screen import show_json, show_line
 from .certificates import CertificateAuthority
@@ -20,15 +20,15 @@ from .tokens import BROKER_FILE, ClusterTokens
 
 SECRET, PUBLIC = 0o600, 0o644
 OWN_NAMES = ("localhost", "127.0.0.1")
-"""Every server's certificate has them, for commands on the host itself."""
+"""Names in every server's certificate, for commands on the host itself."""
 
 
 def init_cluster(folder: Path, plan: ClusterPlan, *, keylane: str, output: OutputFormat) -> None:
     """
-    Write the files, and say what to do with them.
+    Write the files, and show what to do with them.
 
     Raises:
-        ClusterFolderError: the folder is not empty, or cannot be written; what was in it is not
+        ConfigError: the folder is not empty, or cannot be written; its content was not
             changed.
     """
     _claim(folder)
@@ -41,14 +41,14 @@ def init_cluster(folder: Path, plan: ClusterPlan, *, keylane: str, output: Outpu
         _empty(folder)
         if not isinstance(error, OSError):
             raise
-        raise ClusterFolderError(
-            f"cannot write to {folder}: {error.strerror}", path=str(folder)
+        raise ConfigError(
+            Reason.CLUSTER_FOLDER, f"cannot write to {folder}: {error.strerror}", path=str(folder)
         ) from error
     _say(folder, plan, tokens, output)
 
 
 def _empty(folder: Path) -> None:
-    """Remove what was written, so that the next run finds the folder empty, as this one did."""
+    """Remove the written files, so that the next run finds an empty folder again."""
     for path in list(folder.iterdir()):
         with contextlib.suppress(OSError):
             if path.is_dir():
@@ -58,22 +58,24 @@ def _empty(folder: Path) -> None:
 
 
 def _claim(folder: Path) -> None:
-    """Make the folder.  Raises ClusterFolderError."""
+    """Create the folder; raise ConfigError if it cannot be used."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         used = next(folder.iterdir(), None)
     except OSError as error:
-        raise ClusterFolderError(
-            f"cannot use {folder}: {error.strerror}", path=str(folder)
+        raise ConfigError(
+            Reason.CLUSTER_FOLDER, f"cannot use {folder}: {error.strerror}", path=str(folder)
         ) from error
     if used is not None:
-        raise ClusterFolderError(f"{folder} is not empty: {used.name} is in it", path=str(folder))
+        raise ConfigError(
+            Reason.CLUSTER_FOLDER, f"{folder} is not empty: {used.name} is in it", path=str(folder)
+        )
 
 
 def _files(
     plan: ClusterPlan, authority: CertificateAuthority, tokens: ClusterTokens, keylane: str
 ) -> Iterator[tuple[str, bytes, int]]:
-    """Path, content and mode of each file."""
+    """Yield path, content and mode of each file."""
     own = authority.pair
     yield "ca.pem", own.certificate, PUBLIC
     yield "ca.key", own.key, SECRET
@@ -93,7 +95,7 @@ def _files(
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
-    """Write a new file, which has its mode from the beginning."""
+    """Write a new file, with its mode set from the beginning."""
     path.parent.mkdir(mode=0o700, exist_ok=True)
     number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with open(number, "wb") as file:
@@ -115,14 +117,14 @@ def _say(folder: Path, plan: ClusterPlan, tokens: ClusterTokens, output: OutputF
         return
     show_line(f"{folder} has a folder for each of {len(plan.all_hosts)} hosts.")
     show_line(
-        f"  Copy the files of {folder}/HOST to {CONFIG_FOLDER} of that host, owned "
-        f"by the user keylane,"
+        f"  Copy the files of {folder}/HOST to {CONFIG_FOLDER} of that host, owned by the user "
+        "keylane,"
     )
     show_line("  and the .service files to /etc/systemd/system; start the metaservers first.")
     show_line(
-        f"  Keep {folder}/ca.key off the hosts: it makes certificates that all of them trust."
+        f"  Keep {folder}/ca.key off the hosts: it can sign certificates that all of them trust."
     )
     show_line(f"  The administrator's token, shown this once: {tokens.admin}")
-    show_line("  Put it into a file for you alone, which KEYLANE_TOKEN_FILE names.")
+    show_line("  Put it into a file that only you can read, and name it in KEYLANE_TOKEN_FILE.")
     show_line(f"Clients:  KEYLANE_TLS_CA={folder}/ca.pem  KEYLANE_META={metaservers}")
     show_line("Then:     keylane cluster check")

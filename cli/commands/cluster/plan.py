@@ -1,4 +1,4 @@
-"""The files of a new cluster's hosts, as text: settings and systemd units.  Writes nothing."""
+"""Builds the texts of settings and systemd units for the hosts of a new cluster; writes nothing."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ HOSTS_MAX = 100
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterPlan:
     """
-    What a new cluster consists of.
+    The hosts, ports and folders of a new cluster.
 
     Raises:
-        ConfigError: lists every host that is no name or address, or given twice, and what else
-            cannot be.
+        ConfigError: it lists every host that is no name or address, or is given twice, and all
+            other invalid values.
     """
 
     hosts: Sequence[str]
     """The names or addresses by which the hosts are reached."""
     postgresql: str | None
-    """URL of the metaservers' database; None: one metaserver, on the first host, with a database of
-    its own.
+    """URL of the metaservers' database; None: one metaserver on the first host, with an embedded
+    database.
     """
     data: str
     """Folder for stored data, on each host."""
     meta_port: int
     broker_port: int
     meta_only: Sequence[str] = ()
-    """Hosts with a metaserver and no broker; where there are any, the hosts have brokers alone."""
+    """Hosts with a metaserver and no broker; if there are any, other hosts have only brokers."""
     name: str = ""
-    """The cluster's name, which keeps programs and databases of two clusters apart; "": it has
-    none.
+    """The name of the cluster, which protects against mixing programs and databases of two
+    clusters; "" for none.
     """
 
     def __post_init__(self) -> None:
@@ -74,12 +74,12 @@ class ClusterPlan:
 
     @property
     def all_hosts(self) -> list[str]:
-        """Every host of the cluster."""
+        """All hosts of the cluster."""
         return [*self.hosts, *self.meta_only]
 
     @property
     def meta_hosts(self) -> Sequence[str]:
-        """The hosts that have a metaserver: metaservers share a database, or there is one."""
+        """The hosts that have a metaserver: several if they share a database, otherwise one."""
         if self.meta_only:
             return self.meta_only
         return self.hosts if self.postgresql else self.hosts[:1]
@@ -90,19 +90,19 @@ class ClusterPlan:
         return [_address(host, self.meta_port) for host in self.meta_hosts]
 
     def group_of(self, host: str) -> str:
-        """The name of the broker group on a host."""
+        """Return the name of the broker group on a host."""
         return f"g{list(self.hosts).index(host) + 1}"
 
     def settings_of(self, host: str, tokens: ClusterTokens) -> str:
-        """The TOML file of a host, for its programs."""
+        """Return the TOML file for the programs of a host."""
         tables = []
         if host in self.meta_hosts:
             tables.append(_table("metaserver", self._metaserver_of(host, tokens)))
         if host in self.hosts:
             tables.append(_table("broker", self._broker_of(host, tokens)))
         head = (
-            "# Paths of certificates are relative to this file.  SIGHUP has a running program read "
-            "it again.\n\n"
+            "# Paths of certificates are relative to this file.  SIGHUP makes a running program "
+            "read it again.\n\n"
         )
         return head + "\n".join(tables)
 
@@ -136,7 +136,7 @@ class ClusterPlan:
         return {"cluster": self.name} if self.name else {}
 
     def units_of(self, host: str, keylane: str) -> dict[str, str]:
-        """The systemd units of a host, by file name; `keylane` is the path of the command there."""
+        """Return the systemd units of a host by file name; `keylane` is the path of the command."""
         hosts = {"broker": self.hosts, "metaserver": self.meta_hosts}
         programs = [name for name, having in hosts.items() if host in having]
         return {f"keylane-{name}.service": _unit(name, keylane, self.data) for name in programs}
@@ -147,8 +147,8 @@ def _address(host: str, port: int) -> str:
 
 
 def _serving(host: str) -> dict[str, object]:
-    """Where a program listens: on the address itself; for a name on every address, as a name may
-    lead to several.
+    """Return where a program listens: on its address, or for a name on all addresses, because a
+    name may have several.
     """
     try:
         ip_address(host)
@@ -160,7 +160,7 @@ def _serving(host: str) -> dict[str, object]:
 
 
 def _table(name: str, values: dict[str, object]) -> str:
-    # A JSON string or list of strings is a TOML one too.
+    # A JSON string or list of strings is also valid TOML.
     lines = [f"{key} = {json.dumps(value)}" for key, value in values.items()]
     return "\n".join([f"[{name}]", *lines, ""])
 

@@ -1,5 +1,5 @@
-"""The first tokens of a new cluster: the administrator's, and one for each broker; metaservers get
-their hashes.
+"""The first tokens of a new cluster: one for the administrator and one for each broker; metaservers
+get only the hashes.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from ....protocol.access.tokens import make_token, token_hash
 
 BROKER_FILE = "broker.token"
-"""Beside a host's settings: the token of its broker."""
+"""Name of the file with the token of a host's broker, next to the settings."""
 
 
 class ClusterTokens:
     """
-    Tokens made anew; `admin` is shown once and written nowhere.
+    New tokens; that of `admin` is shown once, and never written.
 
     Args:
         brokers: names of the broker groups.
@@ -27,7 +27,7 @@ class ClusterTokens:
 
     @property
     def for_metaservers(self) -> dict[str, object]:
-        """Settings of a metaserver."""
+        """The settings of a metaserver that concern access."""
         hashes = [f"{name}:{token_hash(token)}" for name, token in self.of_broker.items()]
         return {
             "access": "on",
@@ -37,5 +37,5 @@ class ClusterTokens:
 
     @property
     def for_brokers(self) -> dict[str, object]:
-        """Settings of a broker."""
+        """The settings of a broker that concern access."""
         return {"access": "on", "token_file": BROKER_FILE}

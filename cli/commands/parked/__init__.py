@@ -1,1 +1,1 @@
-"""`keylane parked`: the commands in `app.py`, and what each does."""
+"""`keylane parked` and `keylane dead`: messages that a consumer group has set aside."""

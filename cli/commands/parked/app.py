@@ -21,12 +21,12 @@ from .selection import (
 
 parked_app = typer.Typer(
     no_args_is_help=True,
-    help="Look at messages that a consumer group has set aside, redrive, edit or skip them.",
+    help="Inspect messages that a consumer group has set aside; redrive, edit or skip them.",
 )
 dead_app = typer.Typer(
     no_args_is_help=True,
-    help="Look at messages that a consumer group has given up, have them handled "
-    "again, edit or skip them.",
+    help="Inspect messages that a consumer group has given up; have them handled again, edit or "
+    "skip them.",
 )
 
 
@@ -35,8 +35,8 @@ dead_app = typer.Typer(
 def parked_list(
     subject: SubjectArgument, group: ConsumerGroupArgument, *, selection: Selection, answer: Answer
 ) -> None:
-    """Show the parked keys of a consumer group, with the last failure of each, and messages without
-    an order by their errors.
+    """Show the parked keys of a consumer group with the last failure of each, and messages without
+    an order grouped by their errors.
     """
     from .keys import list_parked
 
@@ -53,7 +53,7 @@ def parked_show(
     first: FirstOption = 20,
     answer: Answer,
 ) -> None:
-    """Show the parked messages of a key, or of all keys asked for, the oldest of each first."""
+    """Show the parked messages of the selected keys, the oldest of each key first."""
     from .messages import show_parked
 
     answer.run(show_parked, subject, group, selection, first=first)
@@ -69,15 +69,15 @@ def parked_redrive(
     redriving: Redriving,
     answer: Answer,
 ) -> None:
-    """Have parked messages handled again, the oldest of each key first.  Without a key it asks
-    before it does.
+    """Have parked messages handled again, the oldest of each key first.  Without a key the command
+    asks first.
     """
     from .keys import redrive_parked
 
     answer.run(redrive_parked, subject, group, selection, redriving)
 
 
-parked_app.command("retry", help="Another name of redrive.")(parked_redrive)
+parked_app.command("retry", help="Another name for redrive.")(parked_redrive)
 
 
 @parked_app.command("edit")
@@ -91,10 +91,11 @@ def parked_edit(
     answer: Answer,
 ) -> None:
     """
-    Have consumers get another value in the place of a parked message.
+    Replace the value of a parked message.
 
-    The message is named by its partition and offset, or by its key: then it is the oldest one of
-    the key, which fails.  The original stays in the log; the key stays.
+    Name the message by its partition and offset, or by its key: then it is the oldest message of
+    the key, which is the one that fails.  The original stays in the log, and the key stays the
+    same.
     """
     from .messages import edit_parked
 
@@ -111,8 +112,8 @@ def parked_skip(
     skipping: Skipping,
     answer: Answer,
 ) -> None:
-    """Never handle the oldest parked message of each key asked for, or more of them.  Shows what is
-    skipped, and asks.
+    """Skip the oldest parked message of each selected key, or more: no consumer will handle them.
+    The command shows them, and asks.
     """
     from .messages import skip_parked
 
@@ -140,25 +141,28 @@ _DEAD_COMMANDS = (
         "retry",
         parked_redrive,
         (
-            "Have dead letters handled again, without --key after a yes; those that fail again stay.  "
-            "Later messages of their keys may be handled already."
+            "Have dead letters handled again; those that fail again stay.  Later messages of their "
+            "keys may already be handled.  Without --key the command asks first."
         ),
     ),
-    ("redrive", parked_redrive, "Another name of retry."),
+    ("redrive", parked_redrive, "Another name for retry."),
     (
         "edit",
         parked_edit,
         """
-        Have consumers get another value in the place of a dead letter.
+        Replace the value of a dead letter.
 
-        It is named by its partition and offset, or by its key: then it is the oldest dead letter of the key.  The original stays
-        in the log; the key stays.
+        Name it by its partition and offset, or by its key: then it is the oldest dead letter of
+        the key.  The original stays in the log, and the key stays the same.
         """,
     ),
     (
         "skip",
         parked_skip,
-        "Never handle the oldest dead letter, or more of them.  Shows what is skipped, and asks.",
+        (
+            "Skip the oldest dead letter, or more: no consumer will handle them.  The command "
+            "shows them, and asks."
+        ),
     ),
 )
 for _name, _command, _help in _DEAD_COMMANDS:

@@ -1,4 +1,4 @@
-"""A value edited in the user's editor."""
+"""Lets the user edit a value in an editor."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ EDITOR_DEFAULT = "vi"
 
 def edited_text(value: bytes) -> bytes | None:
     """
-    Have the user edit a value, in $VISUAL or $EDITOR; None if it is as before.
+    Let the user edit a value in $VISUAL or $EDITOR; return None if it was not changed.
 
     Raises:
-        ConfigError: the value is not text, or the editor cannot be started, or ended with an error.
+        ConfigError: the value is no text, or the editor cannot be started, or ended with an error.
     """
     try:
         before = value.decode()
@@ -39,7 +39,7 @@ def edited_text(value: bytes) -> bytes | None:
                 f"the editor ended with status {done.returncode}: nothing was changed"
             )
         after = path.read_bytes()
-    # Editors end the last line, which may have had no end before.
+    # Editors add an end to the last line, which may have had none.
     if not before.endswith("\n"):
         after = after.removesuffix(b"\n")
     return None if after == value else after

@@ -1,4 +1,4 @@
-"""`keylane parked` list, redrive."""
+"""`keylane parked` list and redrive: the parked keys of a consumer group."""
 
 from __future__ import annotations
 
@@ -23,21 +23,23 @@ COLUMNS = (
     *("failed at", "last failure", "consumer", "next try"),
 )
 ERRORS_SHOWN = 20
-"""Different errors of the messages of one partition that have no order."""
+"""Number of different errors that are shown for messages without an order, per partition."""
 BY_ERROR_MAX = 100_000
-"""Of more messages without an order only their number and their last failure is asked for."""
+"""Number of messages without an order up to which they are grouped by error; for more, only their
+number and last failure are shown.
+"""
 
 
 async def list_parked(
     meta: str, output: OutputFormat, subject: str, group: str, selection: Selection
 ) -> None:
-    """Show the parked keys that are asked for."""
+    """Show the selected parked keys."""
     async with open_admin(meta) as admin:
         views = await selected(admin, subject, group, selection, retrying=True)
         loose = sum(view.messages for view in views if view.is_loose)
         if 0 < loose <= BY_ERROR_MAX:
-            asked = selection.asked | {"retrying": True, "by_error": True}
-            views = [view async for view in admin.parked(subject, group, **asked)]
+            arguments = selection.arguments | {"retrying": True, "by_error": True}
+            views = [view async for view in admin.parked(subject, group, **arguments)]
     if output is OutputFormat.JSON:
         show_json([key_facts(view) for view in views])
     elif views:
@@ -55,12 +57,12 @@ async def redrive_parked(
     selection: Selection,
     redriving: Redriving,
 ) -> None:
-    """Redrive the parked keys that are asked for; without a key only after a yes."""
+    """Redrive the selected parked keys; if none is named, ask first."""
     key = selection.wanted_key()
     whole = selection.key is None and selection.among_dead is True
-    if redriving.all_keys and selection.said:
-        raise ConfigError("--all is every key: leave the others out, or --all")
-    if not (redriving.all_keys or selection.said or whole):
+    if redriving.all_keys and selection.is_limited:
+        raise ConfigError("--all means every key: remove --all, or the other options")
+    if not (redriving.all_keys or selection.is_limited or whole):
         raise ConfigError("say which keys: --key, --older-than, --error, …, or --all")
     async with open_admin(meta) as admin:
         if key is ...:
@@ -72,12 +74,12 @@ async def redrive_parked(
             subject,
             group,
             all=redriving.all_keys,
-            **selection.asked,
+            **selection.arguments,
         )
     if output is OutputFormat.JSON:
         show_json({"redriven": [key_facts(view) for view in redriven]})
     elif not redriven:
-        show_line("nothing to redrive: no such key is parked, or all are being redriven already")
+        show_line("nothing to redrive: no such key is parked, or all are already being redriven")
     else:
         for view in redriven:
             what = counted(view.messages, "message")
@@ -88,13 +90,13 @@ async def redrive_parked(
 async def selected(
     admin: Admin, subject: str, group: str, selection: Selection, *, retrying: bool = False
 ) -> list[ParkedKeyView]:
-    """The parked keys that are asked for."""
-    views = admin.parked(subject, group, retrying=retrying, **selection.asked)
+    """Return the selected parked keys."""
+    views = admin.parked(subject, group, retrying=retrying, **selection.arguments)
     return [view async for view in views]
 
 
 def parked_table(whose: str, views: Sequence[ParkedKeyView]) -> Table:
-    """Parked keys, one in each row."""
+    """Return a table with a parked key in each row."""
     parked = any(view.key is not None or view.tries for view in views)
     title = f"{whose}: {_sum(views)}{' parked' if parked else ''}"
     rows: list[tuple[object, ...]] = []
@@ -109,12 +111,14 @@ def parked_table(whose: str, views: Sequence[ParkedKeyView]) -> Table:
 
 
 def _which(view: ParkedKeyView) -> tuple[int, bytes | None, int | None, ParkState]:
-    """What the views of one key, or of one kind of messages without an order, have in common."""
+    """Return what the views of one key, or of one kind of messages without an order, have in
+    common.
+    """
     return view.partition_id, view.key, view.tries, view.state
 
 
 def _state(view: ParkedKeyView) -> str:
-    """The state as a table names it: of messages without an order, why they are set aside."""
+    """Return the state for a table; for messages without an order, why they are set aside."""
     if view.state is not ParkState.PARKED:
         return view.state
     if view.tries:
@@ -140,7 +144,7 @@ def _row(view: ParkedKeyView) -> tuple[object, ...]:
 
 
 def _sum(views: Sequence[ParkedKeyView]) -> str:
-    """Messages of order keys, and those that have no order, each kind by its name."""
+    """Return the numbers of messages with an order key and of each kind without an order."""
     keyed = [view for view in views if view.key]
     dead = [view for view in views if view.key is None and not view.tries]
     keyless = [view for view in views if view.key == b""]

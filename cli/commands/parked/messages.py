@@ -1,4 +1,4 @@
-"""`keylane parked` show, skip, edit."""
+"""`keylane parked` show, skip and edit: the parked messages of a consumer group."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import EllipsisType
 from typing import TYPE_CHECKING
 
 from ....admin import Admin, ParkedMessage
-from ....protocol.errors import ConfigError, ParkedKeyUnknownError
+from ....protocol.errors import ConfigError, NotFoundError, Reason
 from ....protocol.scheduled.deliver_at import shown
 from ....protocol.text import counted
 from ...connection import open_admin
@@ -36,16 +36,14 @@ FAILURE_COLUMNS = ("tries#", "failed at", "last failure")
 OPTIONS = "--key, --key-hex, --no-key, --dead, --older-than, --error or --partition"
 VALUE_CHARS_SHOWN = 100
 SKIPPED_SHOWN = 10
-"""The number of messages that are shown before the question."""
+"""Number of messages that are shown before the question."""
 
 
 async def show_parked(
     meta: str, output: OutputFormat, subject: str, group: str, selection: Selection, *, first: int
 ) -> None:
-    """Show the oldest parked messages of each key that is asked for.  Raises
-    ParkedKeyUnknownError.
-    """
-    if not (selection.said or selection.among_dead):
+    """Show the oldest parked messages of each selected key; raise NotFoundError."""
+    if not (selection.is_limited or selection.among_dead):
         raise ConfigError(f"say which messages: {OPTIONS}")
     async with open_admin(meta) as admin:
         messages = await _messages(admin, subject, group, selection, first)
@@ -72,13 +70,13 @@ async def skip_parked(
     skipping: Skipping,
 ) -> None:
     """
-    Skip parked messages of each key that is asked for, after a yes.
+    Skip parked messages of each selected key, after asking.
 
     Raises:
-        ParkedKeyUnknownError
-        ConfigError: nothing says which, or one key is parked on two partitions, and none is named.
+        NotFoundError
+        ConfigError: no key is selected, or a key is parked on two partitions and none is named.
     """
-    if not (selection.said or selection.among_dead):
+    if not (selection.is_limited or selection.among_dead):
         raise ConfigError(f"say which messages: {OPTIONS}")
     first = skipping.count
     of_one_key = selection.key is not None or selection.key_hex is not None
@@ -90,7 +88,7 @@ async def skip_parked(
         few = SKIPPED_SHOWN if first is None else min(first, SKIPPED_SHOWN)
         lost = await _messages(admin, subject, group, selection, few)
         if not views:  # it was parked since
-            raise ParkedKeyUnknownError
+            raise NotFoundError(Reason.PARKED_KEY_UNKNOWN)
         count = sum(view.messages if first is None else min(first, view.messages) for view in views)
         skipped = 0
         if count:
@@ -100,7 +98,7 @@ async def skip_parked(
                 all_shown = count <= len(lost)
                 show_table(message_table(f"{title} these" if all_shown else title, lost))
             confirm(f"Skip {what}?", yes=skipping.yes)
-            skipped = await admin.skip(subject, group, **selection.asked, first=first)
+            skipped = await admin.skip(subject, group, **selection.arguments, first=first)
     numbers = sorted({view.partition_id for view in views})
     if output is OutputFormat.JSON:
         where = {"partition_id": numbers[0]} if len(numbers) == 1 else {"partition_ids": numbers}
@@ -111,10 +109,10 @@ async def skip_parked(
 
 
 def _whose(selection: Selection) -> str:
-    """Which messages a selection names, for people."""
+    """Return a name for the selected messages, for people."""
     key = selection.wanted_key()
     if isinstance(key, EllipsisType):
-        return "dead letters" if selection.among_dead else "the keys asked for"
+        return "dead letters" if selection.among_dead else "the selected keys"
     return f"dead letters of {key_text(key)}" if selection.among_dead and key else key_text(key)
 
 
@@ -127,27 +125,28 @@ async def edit_parked(
     change: Change,
 ) -> None:
     """
-    Put another value, or other properties, in the place of a parked message, and show it as
-    consumers will get it.
+    Replace the value or the properties of a parked message, and show it as consumers will get it.
 
     Raises:
         ConfigError: nothing is to be changed, or no message is named.
         InputError: the file cannot be read.
-        As `Admin.edit_parked`.
+        The errors of `Admin.edit_parked`.
     """
     new, properties = change.new_value, headers_of(change.header or ()) or None
-    asked = place.asked
+    arguments = place.arguments
     async with open_admin(meta) as admin:
         if change.in_editor:
-            before = await admin.parked_message(subject, group, **asked)
+            before = await admin.parked_message(subject, group, **arguments)
             assert before.message is not None
             new = await asyncio.to_thread(edited_text, before.message.value)
             if new is None and properties is None:
                 show_line("not changed")
                 return
             # Its key may have another oldest message by now.
-            asked = {"partition_id": before.partition_id, "offset": before.offset}
-        edited = await admin.edit_parked(subject, group, **asked, value=new, properties=properties)
+            arguments = {"partition_id": before.partition_id, "offset": before.offset}
+        edited = await admin.edit_parked(
+            subject, group, **arguments, value=new, properties=properties
+        )
     if output is OutputFormat.JSON:
         _print_json(edited)
     else:
@@ -157,13 +156,13 @@ async def edit_parked(
 async def _messages(
     admin: Admin, subject: str, group: str, selection: Selection, first: int
 ) -> list[ParkedMessage]:
-    messages = admin.parked_messages(subject, group, **selection.asked, first=first)
+    messages = admin.parked_messages(subject, group, **selection.arguments, first=first)
     return [message async for message in messages]
 
 
 def message_table(title: str, messages: Sequence[ParkedMessage]) -> Table:
-    """Parked messages, one in each row, with its own failure if it is without an order; what cannot
-    be read has the reason.
+    """Return a table with a parked message in each row, with its own failure if it has no order; an
+    unreadable message has the reason.
     """
     fails = any(each.failure is not None for each in messages)
     columns = (*COLUMNS, *FAILURE_COLUMNS) if fails else COLUMNS
@@ -190,8 +189,8 @@ def _failure(each: ParkedMessage) -> tuple[object, ...]:
 
 
 def _print_json(each: ParkedMessage) -> None:
-    told = {"failure": failure_facts(each.failure), "since_ms": each.since_ms}
-    failed = {name: value for name, value in told.items() if value is not None}
+    facts_or_none = {"failure": failure_facts(each.failure), "since_ms": each.since_ms}
+    failed = {name: value for name, value in facts_or_none.items() if value is not None}
     if each.message is None:
         facts = {"partition_id": each.partition_id, "offset": each.offset, "problem": each.problem}
         show_line(json_text(facts | failed))

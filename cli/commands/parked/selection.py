@@ -1,5 +1,5 @@
-"""The options of `keylane parked` and `keylane dead`: which messages, what is new of them, and
-whether it is meant.
+"""The options of `keylane parked` and `keylane dead`, which select messages, describe changes of
+them, and confirm.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ SECONDS_MAX = 999_999_999_999
 
 
 YesOption = Annotated[
-    bool, typer.Option("--yes", "-y", help="Do not ask; needed where the input is no terminal.")
+    bool, typer.Option("--yes", "-y", help="Do not ask; required if the input is no terminal.")
 ]
 FirstOption = Annotated[
-    int, typer.Option(min=1, help="Number of messages of each key, from the oldest on.")
+    int, typer.Option(min=1, help="Number of messages of each key, beginning with the oldest.")
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The options that say which keys."""
+    """The options that select keys."""
 
-    key: Annotated[str | None, typer.Option(metavar="TEXT", help="This order key.")] = None
+    key: Annotated[str | None, typer.Option(metavar="TEXT", help="Only this order key.")] = None
     key_hex: Annotated[
-        str | None, typer.Option(metavar="HEX", help="This order key, in hexadecimal.")
+        str | None, typer.Option(metavar="HEX", help="Only this order key, in hexadecimal.")
     ] = None
-    no_key: Annotated[bool, typer.Option("--no-key", help="Messages without a key.")] = False
-    dead: Annotated[bool, typer.Option("--dead", help="Dead letters, of any key.")] = False
+    no_key: Annotated[bool, typer.Option("--no-key", help="Only messages without a key.")] = False
+    dead: Annotated[bool, typer.Option("--dead", help="Only dead letters, of any key.")] = False
     partition: Annotated[
         int | None, typer.Option(min=1, metavar="ID", help="Only on the partition with this id.")
     ] = None
@@ -50,27 +50,29 @@ class Selection:
         str | None,
         typer.Option(
             metavar="AGE",
-            help="Only what is parked for at least so long: 90 (seconds), 15m, 1h, 2d.",
+            help="Only messages that were parked this long ago or longer: 90 (seconds), 15m, 1h, "
+            "2d.",
         ),
     ] = None
     error: Annotated[
         str | None,
         typer.Option(
-            metavar="TEXT", help="Only what has this in the type or text of the last failure."
+            metavar="TEXT",
+            help="Only messages with this in the type or text of their last failure.",
         ),
     ] = None
     among_dead: bool | None = None
-    """True: dead letters alone; False: all others; None: both."""
+    """True: only dead letters; False: all but dead letters; None: both."""
 
     def wanted_key(self) -> bytes | EllipsisType | None:
         """
-        The key; b"": messages without one; None: dead letters; `...`: none was named.
+        Return the key; b"" for messages without one, None for dead letters, `...` if none is named.
 
         Raises:
-            ConfigError: two of them, or a key that cannot be.
+            ConfigError: two of the options are given, or the key is invalid.
         """
-        said = [self.key is not None, self.key_hex is not None, self.no_key, self.dead]
-        if sum(said) > 1:
+        given = [self.key is not None, self.key_hex is not None, self.no_key, self.dead]
+        if sum(given) > 1:
             raise ConfigError("give one of --key, --key-hex, --no-key and --dead")
         if self.dead:
             return None
@@ -82,7 +84,7 @@ class Selection:
 
     @property
     def older_than_ms(self) -> int | None:
-        """The age in milliseconds.  Raises ConfigError."""
+        """The age in milliseconds; raises ConfigError."""
         if self.older_than is None:
             return None
         age_ms = ago_ms(f"-{self.older_than}")
@@ -96,8 +98,8 @@ class Selection:
         return age_ms
 
     @property
-    def asked(self) -> dict[str, Any]:
-        """What the calls of an admin take.  Raises ConfigError."""
+    def arguments(self) -> dict[str, Any]:
+        """The arguments for the calls of an admin client; raises ConfigError."""
         return {
             "key": self.wanted_key(),
             "dead": self.among_dead,
@@ -108,19 +110,19 @@ class Selection:
 
     @property
     def by_key(self) -> bool:
-        """True if one key is named."""
+        """True if a key is named."""
         return self.wanted_key() is not ...
 
     @property
-    def said(self) -> bool:
-        """True if anything says which keys."""
+    def is_limited(self) -> bool:
+        """True if an option limits which keys are selected."""
         others = (self.partition, self.older_than, self.error)
         return self.by_key or any(other is not None for other in others)
 
 
 @dataclass(frozen=True, slots=True)
 class DeadSelection(Selection):
-    """The same among dead letters alone."""
+    """The options that select among dead letters."""
 
     dead: bool = False
     among_dead: bool | None = True
@@ -128,7 +130,7 @@ class DeadSelection(Selection):
 
 @dataclass(frozen=True, slots=True)
 class Redriving:
-    """The options that say what `redrive` needs no question for."""
+    """The options of `redrive` besides the selection."""
 
     all_keys: Annotated[bool, typer.Option("--all", help="Every parked key.")] = False
     yes: YesOption = False
@@ -136,19 +138,19 @@ class Redriving:
 
 @dataclass(frozen=True, slots=True)
 class DeadRedriving(Redriving):
-    """The same of dead letters, which are all of one key."""
+    """The options of `redrive` for dead letters, without --all."""
 
     all_keys: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Skipping:
-    """The options that say how many messages of each key are skipped."""
+    """The options of `skip` besides the selection: how many messages of each key are skipped."""
 
     first: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Number of messages of each key, from the oldest on.  [default: 1]"
+            min=1, help="Number of messages of each key, beginning with the oldest.  [default: 1]"
         ),
     ] = None
     all_messages: Annotated[
@@ -158,17 +160,17 @@ class Skipping:
 
     @property
     def count(self) -> int | None:
-        """How many messages of each key are skipped; None: all.  Raises ConfigError: both
-        options.
+        """The number of messages of each key that are skipped; None: all.  Raises ConfigError if
+        both options are given.
         """
         if self.all_messages and self.first is not None:
-            raise ConfigError("--all is every message: leave --first out")
+            raise ConfigError("--all means every message: remove --first")
         return None if self.all_messages else self.first or 1
 
 
 @dataclass(frozen=True, slots=True)
 class DeadSkipping(Skipping):
-    """The same of dead letters."""
+    """The options of `skip` for dead letters."""
 
     all_messages: Annotated[bool, typer.Option("--all", help="Skip every dead letter.")] = False
 
@@ -182,36 +184,38 @@ class ParkedPlace:
         typer.Option(metavar="TEXT", help="The oldest parked message of this order key."),
     ] = None
     key_hex: Annotated[
-        str | None, typer.Option(metavar="HEX", help="The same, of a key in hexadecimal.")
+        str | None, typer.Option(metavar="HEX", help="The same, for a key in hexadecimal.")
     ] = None
     partition: Annotated[
         int | None,
         typer.Option(
             min=1,
             metavar="ID",
-            help="The partition of the message, as show says; with a key the one "
-            "that has it parked.",
+            help="The partition of the message, see `show`; with a key, the partition on which it "
+            "is parked.",
         ),
     ] = None
-    offset: Annotated[int | None, typer.Option(min=0, help="Its offset there.")] = None
+    offset: Annotated[
+        int | None, typer.Option(min=0, help="The offset of the message in this partition.")
+    ] = None
     dead: bool | None = None
 
     @property
-    def asked(self) -> dict[str, Any]:
-        """What the calls of an admin take.  Raises ConfigError."""
+    def arguments(self) -> dict[str, Any]:
+        """The arguments for the calls of an admin client; raises ConfigError."""
         wanted = Selection(self.key, self.key_hex).wanted_key()
         if isinstance(wanted, EllipsisType) or wanted is None:
             if self.partition is None or self.offset is None:
                 raise ConfigError("say which message: --partition and --offset, or --key")
             return {"partition_id": self.partition, "offset": self.offset}
         if self.offset is not None:
-            raise ConfigError("a key names its oldest message: leave --offset out, or --key")
+            raise ConfigError("a key names its oldest message: remove --offset, or --key")
         return {"key": wanted, "partition_id": self.partition, "dead": self.dead}
 
 
 @dataclass(frozen=True, slots=True)
 class DeadPlace(ParkedPlace):
-    """The same of a dead letter."""
+    """The options that name one dead letter."""
 
     key: Annotated[
         str | None, typer.Option(metavar="TEXT", help="The oldest dead letter of this order key.")
@@ -221,7 +225,7 @@ class DeadPlace(ParkedPlace):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The options that say what is new of a message."""
+    """The options that change a message."""
 
     value: Annotated[str | None, typer.Option(metavar="TEXT", help="The new value.")] = None
     value_file: Annotated[
@@ -233,18 +237,21 @@ class Change:
     header: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME=VALUE", help="A property, in place of all it has; may be repeated."
+            metavar="NAME=VALUE",
+            help="A property; all given ones replace those of the message; may be repeated.",
         ),
     ] = None
-    """Properties as `name=value`, in place of all; none: they stay."""
+    """Properties in the form `name=value`, which replace all earlier ones; without any, they
+    stay.
+    """
 
     @property
     def new_value(self) -> bytes | None:
         """
-        The new value; None: it stays, or comes from the editor.
+        The new value; None if it stays, or is edited.
 
         Raises:
-            ConfigError: nothing is to be changed, or the value comes from two places.
+            ConfigError: nothing is to be changed, or two options give the value.
             InputError: the file cannot be read.
         """
         if (self.value is not None) + (self.value_file is not None) + self.in_editor > 1:
@@ -277,7 +284,7 @@ def _not_empty(key: bytes) -> bytes:
 
 
 def key_text(key: bytes | None) -> str:
-    """A key for people."""
+    """Return a key as text for people."""
     if not key:
         return "(dead letters)" if key is None else "(no key)"
     text = key.decode(errors="backslashreplace")
@@ -285,21 +292,21 @@ def key_text(key: bytes | None) -> str:
 
 
 def failure_text(failure: Failure) -> str:
-    """The type and the text of a failure for people."""
+    """Return the type and the text of a failure for people."""
     text = f"{failure.kind}: {failure.text}".removesuffix(": ")
     return text if len(text) <= FAILURE_CHARS_SHOWN else f"{text[:FAILURE_CHARS_SHOWN]}…"
 
 
 def failure_facts(failure: Failure | None) -> dict[str, object] | None:
-    """A failure as names and values for programs."""
+    """Return a failure as names and values for programs."""
     if failure is None:
         return None
     return {name: getattr(failure, name) for name in failure.__struct_fields__}
 
 
 def key_facts(view: ParkedKeyView) -> dict[str, object]:
-    """A parked key as names and values for programs; `key` is missing for dead letters of any key,
-    and for retries.
+    """Return a parked key as names and values for programs; `key` is missing for dead letters of
+    any key, and for retries.
     """
     from ....protocol.http.message_json import bytes_field
 
@@ -319,7 +326,7 @@ def key_facts(view: ParkedKeyView) -> dict[str, object]:
 
 def confirm(question: str, *, yes: bool) -> None:
     """
-    Ask on a terminal.  Exits with status 1 if the answer is no.
+    Ask on a terminal, and exit with status 1 if the answer is no.
 
     Raises:
         ConfigError: there is no terminal, and no --yes.

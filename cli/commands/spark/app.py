@@ -1,4 +1,4 @@
-"""`keylane spark`: the options and help of its commands."""
+"""`keylane spark`: the options and help of its command."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ spark_app = typer.Typer(no_args_is_help=True, help="Work on subjects with Spark.
 
 
 class OnError(enum.StrEnum):
-    """What becomes of a message for which the function of a job fails."""
+    """The treatment of a message for which the function of a job fails."""
 
     FAIL = "fail"
     PARK = "park"
@@ -22,44 +22,45 @@ class OnError(enum.StrEnum):
 
 FolderOption = Annotated[
     str,
-    typer.Option(metavar="DIR", help="With --to SUBJECT: where plan and manifest are kept."),
+    typer.Option(metavar="DIR", help="With --to SUBJECT: folder for the plan and the manifest."),
 ]
 HiddenOption = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help="With --to SUBJECT: leave the rows in this hidden subject, to be published later. "
-        "With --to the source itself it "
-        "is sealed first and continued, for a cut-over.",
+        help="With --to SUBJECT: leave the rows in this hidden subject, to be published later.  If "
+        "the subject is the source, it is sealed first and continued, for a cut-over.",
     ),
 ]
 AcceptOption = Annotated[
     bool,
     typer.Option(
         "--accept-code",
-        help="Go on where the code has changed: pieces that are done stay, and say their code in "
-        "the manifest.",
+        help="Continue although the code has changed: pieces that are done stay, and the manifest "
+        "names the code of each.",
     ),
 ]
 VersionOption = Annotated[
     str,
     typer.Option(
         metavar="VERSION",
-        help="Of what the code is besides its modules, as packages and files: "
-        "another one is other code.",
+        help="Version of everything outside the job's modules, such as packages and files; another "
+        "version counts as other code.",
     ),
 ]
 OnErrorOption = Annotated[
     OnError,
     typer.Option(
-        help="What becomes of a message for which the function fails: the job ends, or it is "
-        "parked in the folder.",
+        help="If the function fails for a message: fail the job, or park the message in the "
+        "folder.",
     ),
 ]
 PartitionsOption = Annotated[
     int,
     typer.Option(
-        min=0, max=PARTITIONS_MAX, help="With --to SUBJECT: of a subject that does not exist."
+        min=0,
+        max=PARTITIONS_MAX,
+        help="With --to SUBJECT: create it with this many partitions if it does not exist.",
     ),
 ]
 
@@ -68,13 +69,15 @@ PartitionsOption = Annotated[
 @expanded
 def spark_reprocess(
     *,
-    source: Annotated[str, typer.Option("--from", metavar="SUBJECT", help="What is reprocessed.")],
+    source: Annotated[
+        str, typer.Option("--from", metavar="SUBJECT", help="The subject to reprocess.")
+    ],
     to: Annotated[
         str,
         typer.Option(
             metavar="parquet:DIR|SUBJECT",
-            help="Where the rows go: files with a manifest, or a subject, which has all of them at "
-            "once or none.",
+            help="Where the rows go: files with a manifest, or a subject, in which all of them "
+            "appear at once.",
         ),
     ],
     job: Annotated[
@@ -85,10 +88,10 @@ def spark_reprocess(
         ),
     ],
     start: Annotated[
-        str, typer.Option(help="Where it begins, as the option `start` of the reader.")
+        str, typer.Option(help="Where it begins; see the option `start` of the reader.")
     ] = "earliest",
     end: Annotated[
-        str, typer.Option(help="Where it ends, as the option `end` of the reader.")
+        str, typer.Option(help="Where it ends; see the option `end` of the reader.")
     ] = "latest",
     name: Annotated[
         str,
@@ -101,7 +104,7 @@ def spark_reprocess(
         str,
         typer.Option(
             metavar="DIR|subject:NAME",
-            help="Afterwards show where the rows differ from those of an earlier job's folder, or "
+            help="At the end, show where the rows differ from those of an earlier job's folder or "
             "of a subject.",
         ),
     ] = "",
@@ -116,16 +119,16 @@ def spark_reprocess(
         typer.Option(
             min=0,
             max=86_400,
-            help="How long messages behind the end are held for a group to begin there.",
+            help="Seconds for which messages after the end are held, so that a group can begin "
+            "there.",
         ),
     ] = 3_600,
     answer: Answer,
 ) -> None:
     """
-    Reprocess a subject by a function; run again, it finishes what is missing or does nothing.
+    Reprocess a subject with a function; run it again to finish what is missing.
 
-    The exit status is 0, 1 after an error, 2 if outputs that are compared differ, 3 if messages are
-    parked.
+    The exit status is 0, 1 after an error, 2 if compared outputs differ, 3 if messages are parked.
     """
     from .reprocess import Asked, reprocess
 

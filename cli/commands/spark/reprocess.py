@@ -1,5 +1,5 @@
-"""`keylane spark reprocess`: plans, runs and compares a job, with a progress bar for each
-partition.
+"""`keylane spark reprocess`: plans and runs a job, with a progress bar for each partition, and
+compares its output.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ DIFFERENCES_SHOWN = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What the command line says."""
+    """The options of the command line."""
 
     meta: str
     source: str
@@ -55,7 +55,7 @@ class Asked:
 
 
 def reprocess(output: OutputFormat, asked: Asked) -> int:
-    """Do what is asked; returns the exit status: 0, 1 after an error, 2 if outputs differ, 3 if
+    """Run the command, and return its exit status: 0, 1 after an error, 2 if outputs differ, 3 if
     messages are parked.
     """
     from ....spark.failure import error_in
@@ -80,7 +80,7 @@ def _reprocess(output: OutputFormat, asked: Asked) -> int:
     from ....spark.reprocess.run import plan_job
 
     where, to = _goal(asked)
-    sys.path.insert(0, "")  # as for `python -m`: a job beside the user is found
+    sys.path.insert(0, "")  # like `python -m`: jobs in the current folder are found
     job = load_job(asked.job, name=asked.name, version=asked.code_version)
     check_name("job", job.name)
     folder = OutputFolder(where)
@@ -109,7 +109,7 @@ def _reprocess(output: OutputFormat, asked: Asked) -> int:
 
 
 def _check_older(compare: str) -> None:
-    """Raises, before the job runs, what its comparison would raise anyway."""
+    """Raise the errors of the comparison before the job runs."""
     from ....protocol.ids import check_name
     from ....spark.reprocess.folder import OutputFolder
     from ....spark.reprocess.outputs import SUBJECT, complete
@@ -121,8 +121,8 @@ def _check_older(compare: str) -> None:
 
 
 def _goal(asked: Asked) -> tuple[str, JobTarget | None]:
-    """The folder, and the subject that gets the rows; None: they become Parquet files.  Raises
-    ConfigError.
+    """Return the folder, and the subject that gets the rows, or None if they become Parquet files;
+    raise ConfigError.
     """
     from ....spark.reprocess.target import JobTarget
     from ....spark.writing.job import parse_write_options
@@ -139,10 +139,9 @@ def _goal(asked: Asked) -> tuple[str, JobTarget | None]:
         )
     if asked.to == asked.source and not asked.hidden:
         raise ConfigError(
-            "--to the subject itself would put the rows behind those that they are made of: with "
-            "--hidden they stay "
-            "hidden, and `keylane subject publish HIDDEN SUBJECT --replace --groups-from DIR` puts "
-            "them in place of these"
+            "--to the subject itself would store the rows after the messages of which they are "
+            "made: with --hidden they stay hidden, and `keylane subject publish HIDDEN SUBJECT "
+            "--replace --groups-from DIR` replaces the messages with them"
         )
     given = {
         "meta": asked.meta,
@@ -186,20 +185,20 @@ def _show_plan(output: OutputFormat, plan: JobPlan) -> None:
     show_table(make_table(title, names, rows))
     show_line(
         f"to do: {facts['rows']} rows, {facts['mb']} MB, {facts['tasks']} tasks, about "
-        f"{facts['minutes']} minutes "
-        f"with {cores} cores; their messages are held against retention meanwhile"
+        f"{facts['minutes']} minutes with {cores} cores; the job protects their messages from "
+        "retention"
     )
     times = [at for at in removed.values() if at is not None]
     if times:
         show_line(
-            f"not held yet: retention may remove some of them "
+            f"not protected yet: retention may remove some of them "
             f"{removal_text(min(times), now_ms=SystemClock.wall_ms())}, "
-            "unless a consumer group still needs them; run the job before"
+            "unless a consumer group still needs them; run the job before that"
         )
 
 
 def removal_text(at_ms: int | None, *, now_ms: int) -> str:
-    """When retention begins to remove messages, as an operator reads it."""
+    """Return when retention begins to remove messages, as text for an operator."""
     if at_ms is None:
         return "-"
     if at_ms <= now_ms:
@@ -218,7 +217,7 @@ def _run(
     folder: OutputFolder,
     to: JobTarget | None,
 ) -> int:
-    """Run the job, and show what it has done; returns how many messages are parked."""
+    """Run the job, show its result, and return the number of parked messages."""
     from ....spark.reprocess.run import run_job
     from ....spark.session import local_session
     from ...java import find_java
@@ -241,8 +240,7 @@ def _run(
         return manifest.parked
     show_line(
         f"{manifest.job}: {manifest.rows_in} messages of {manifest.subject} made "
-        f"{manifest.rows_out} rows in "
-        f"{len(manifest.pieces)} pieces, by {manifest.code}"
+        f"{manifest.rows_out} rows in {len(manifest.pieces)} pieces, by {manifest.code}"
     )
     for code, count in Counter(piece.code for piece in manifest.pieces if piece.code).items():
         show_line(f"{counted(count, 'piece')} of these by {code}")
@@ -257,14 +255,14 @@ def _run(
             )
     elif manifest.output:
         show_line(f"the rows are published in {asked.to}")
-    show_line(f"a group goes on behind them with --start manifest:{folder.path}")
+    show_line(f"a group can continue after them with --start manifest:{folder.path}")
     return manifest.parked
 
 
 @contextmanager
 def _bars(folder: OutputFolder, *, shown: bool) -> Iterator[Callable[[JobPlan], None]]:
-    """A bar for each partition, which the files in the folder move; gives a function that begins
-    them with a plan.
+    """Show a bar for each partition, which follows the files in the folder; yield a function that
+    creates the bars for a plan.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -306,7 +304,7 @@ def _bars(folder: OutputFolder, *, shown: bool) -> Iterator[Callable[[JobPlan], 
 
 
 def _compare(output: OutputFormat, asked: Asked, folder: OutputFolder) -> bool:
-    """Show where two outputs differ; returns whether they do."""
+    """Show where two outputs differ, and return True if they do."""
     from ....spark.reprocess.folder import OutputFolder
     from ....spark.reprocess.outputs import SUBJECT, compare_outputs, complete
 
@@ -324,7 +322,7 @@ def _compare(output: OutputFormat, asked: Asked, folder: OutputFolder) -> bool:
             ]
         )
     elif not unlike:
-        show_line(f"the output is that of {asked.compare}")
+        show_line(f"the output equals that of {asked.compare}")
     else:
         rows = [
             (each.partition_id, _text(each.key), each.first_offset, each.rows)

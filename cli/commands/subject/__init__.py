@@ -1,1 +1,1 @@
-"""`keylane subject`: the commands in `app.py`, and what each does."""
+"""`keylane subject`: subjects, and changes of their partitions."""

@@ -44,7 +44,7 @@ def subject_create(
     queues: Annotated[
         int | None,
         typer.Option(
-            min=1, max=PARTITIONS_MAX, help="How many logic queues, with --static.  [default: 2]"
+            min=1, max=PARTITIONS_MAX, help="Number of logic queues, with --static.  [default: 2]"
         ),
     ] = None,
     strategy: Annotated[
@@ -52,15 +52,15 @@ def subject_create(
         typer.Option(
             "--order-strategy",
             "--strategy",
-            help="strict: wait for the partition, whatever it takes. "
-            "best_tried: go elsewhere after some seconds, and say so.",
+            help="strict: wait for the partition as long as it takes. "
+            "best_tried: use another partition after some seconds, and report it.",
         ),
     ] = OrderStrategy.STRICT,
     retention: Annotated[
         Retention,
         typer.Option(
-            help="What an old message waits for. acked: every group has handled it. "
-            "time: its age alone counts.",
+            help="When an old message may be removed. acked: every group has handled it. "
+            "time: it has reached its age.",
         ),
     ] = Retention.ACKED,
     message_bytes_max: Annotated[
@@ -69,19 +69,21 @@ def subject_create(
     ] = MESSAGE_BYTES_MAX,
     answer: Answer,
 ) -> None:
-    """Create a subject; again with the same settings changes nothing."""
-    from .describe import create_subject
+    """Create a subject; a repeat with the same settings changes nothing."""
+    from .describe import show_created
 
     if queues is not None and not static:
-        raise typer.BadParameter("goes with --static", param_hint="--queues")
-    answer.run(
-        create_subject,
-        subject,
-        partitions=partitions if queues is None else queues,
-        strategy=strategy,
-        static=static,
-        retention=retention,
-        message_bytes_max=message_bytes_max,
+        raise typer.BadParameter("needs --static", param_hint="--queues")
+    answer.ask(
+        lambda admin: admin.create_subject(
+            subject,
+            partitions=partitions if queues is None else queues,
+            order_strategy=strategy,
+            static=static,
+            retention=retention,
+            message_bytes_max=message_bytes_max,
+        ),
+        show_created,
     )
 
 
@@ -90,14 +92,14 @@ def subject_create(
 def subject_list(
     *,
     hidden: Annotated[
-        bool, typer.Option("--hidden", help="Hidden subjects too, with their targets.")
+        bool, typer.Option("--hidden", help="Also list hidden subjects, with their targets.")
     ] = False,
     answer: Answer,
 ) -> None:
     """List all subjects."""
-    from .describe import list_subjects
+    from .describe import show_subjects
 
-    answer.run(list_subjects, hidden=hidden)
+    answer.ask(lambda admin: admin.list_subjects(hidden=hidden), show_subjects)
 
 
 @subject_app.command("publish")
@@ -109,24 +111,23 @@ def subject_publish(
     replace: Annotated[
         bool,
         typer.Option(
-            "--replace", help="Delete what is stored in the subject: the hidden one takes its name."
+            "--replace", help="Delete the messages of the subject; the hidden one takes its name."
         ),
     ] = False,
     groups_from: Annotated[
         str,
         typer.Option(
             metavar="DIR",
-            help="With --replace: carry the consumer groups over by the manifest of `keylane spark "
-            "reprocess` in this folder. "
-            "Producers go on; stop the consumers.",
+            help="With --replace: carry the consumer groups over, by the manifest of `keylane "
+            "spark reprocess` in this folder.  Producers may continue; stop the consumers.",
         ),
     ] = "",
     yes: YesOption = False,
     wait: WaitOption = True,
     answer: Answer,
 ) -> None:
-    """Publish a hidden subject: its messages follow those of the subject, at once.  Again changes
-    nothing.
+    """Publish a hidden subject: its messages are appended to those of the subject, all at once.  A
+    repeat changes nothing.
     """
     from ..deletion import confirm
     from .publish import publish_subject, show_parked
@@ -160,25 +161,25 @@ def subject_set(
     subject: SubjectArgument,
     *,
     order_strategy: Annotated[
-        OrderStrategy | None, typer.Option(help="strict or best_tried, as at its creation.")
+        OrderStrategy | None, typer.Option(help="strict or best_tried; see `subject create`.")
     ] = None,
     retention: Annotated[
         Retention | None,
-        typer.Option(help="acked or time; messages that are stored keep the one they have."),
+        typer.Option(help="acked or time; stored messages keep their present setting."),
     ] = None,
     message_bytes_max: Annotated[
         int | None,
         typer.Option(
             min=MESSAGE_BYTES_MAX_MIN,
             max=MESSAGE_BYTES_MAX,
-            help=f"{MESSAGE_BYTES_HELP} Larger ones that are stored stay.",
+            help=f"{MESSAGE_BYTES_HELP} Larger stored messages stay.",
         ),
     ] = None,
     dry_run: DryRunOption = False,
     wait: WaitOption = True,
     answer: Answer,
 ) -> None:
-    """Change the settings of a subject while messages flow; the settings that it has already change
+    """Change the settings of a subject while it is used; settings that it already has change
     nothing.
     """
     from .describe import set_subject
@@ -208,8 +209,8 @@ def subject_delete(
     wait: WaitOption = True,
     answer: Answer,
 ) -> None:
-    """Delete a subject with its messages and consumer groups; run again, it shows how far that
-    is.
+    """Delete a subject with its messages and consumer groups; run it again to see how far the
+    deletion is.
     """
     from ..deletion import confirm, delete
 
@@ -230,7 +231,7 @@ def subject_queues(
     answer: Answer,
 ) -> None:
     """Show a static subject's logic queues: range, partitions, logic offsets."""
-    from ..queue.read import show_queues
+    from ..queue import show_queues
 
     answer.run(show_queues, subject)
 
@@ -245,8 +246,8 @@ def subject_resize(
     wait: WaitOption = True,
     answer: Answer,
 ) -> None:
-    """Change the number of partitions.  Partitions whose range stays equal are kept, and every key
-    keeps its order.
+    """Change the number of partitions.  Partitions whose range stays the same are kept, and every
+    key keeps its order.
     """
     from ..operations import change_partitions
 
@@ -267,7 +268,7 @@ def subject_grow(
         int, typer.Option(min=0, max=PARTITIONS_MAX, help="The new number of queues.")
     ] = 0,
     queue: Annotated[
-        list[int] | None, typer.Option(min=0, help="A queue to split; again for more.")
+        list[int] | None, typer.Option(min=0, help="A queue to split; may be repeated.")
     ] = None,
     *,
     dry_run: DryRunOption = False,
@@ -315,7 +316,7 @@ def subject_split(
 @expanded
 def subject_merge(
     partitions: Annotated[
-        list[int], typer.Argument(metavar="PARTITION...", help="Ids of neighbours.")
+        list[int], typer.Argument(metavar="PARTITION...", help="Ids of neighbouring partitions.")
     ],
     *,
     dry_run: DryRunOption = False,
@@ -382,9 +383,9 @@ def subject_cancel(
     answer: Answer,
 ) -> None:
     """Cancel an operation that has not begun to seal.  Later it can only be completed."""
-    from ..operations import cancel_operation
+    from ..operations import show_canceled
 
-    answer.run(cancel_operation, operation)
+    answer.ask(lambda admin: admin.cancel(operation), show_canceled)
 
 
 @subject_app.command("history")
@@ -397,4 +398,4 @@ def subject_history(
     """Draw the lineage of a subject's partitions: parents and children."""
     from .lineage import show_history
 
-    answer.run(show_history, subject)
+    answer.ask(lambda admin: admin.history(subject), show_history)

@@ -1,9 +1,10 @@
-"""Where the consumer groups of a subject go on in the rows of a job that take its messages' place.
+"""Finds where the consumer groups of a subject continue in the rows of a job that replace its
+messages.
 
-Producers go on: the job has sealed what its rows are made of, and what is sent lies behind both.
-The groups stand still from this look to the publication, which is refused while one has live
-consumers, or where it was reset or had one since.  The rows may take minutes to read: where a group
-was reset, or had a consumer, meanwhile, they are read again.
+Producers may continue: the job has sealed the messages of which its rows are made, and new messages
+are stored after both.  The groups must not move between this look and the publication, which is
+refused if a group has live consumers, was reset, or had a consumer since.  It may take minutes to
+read the rows; if a group was reset or had a consumer in that time, they are read again.
 """
 
 from __future__ import annotations
@@ -12,13 +13,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ....protocol.errors import (
-    CutOverError,
-    ManifestError,
-    NotSentError,
-    PublishCursorsError,
-    SubjectUnknownError,
-)
+from ....protocol.errors import JobError, NotSentError, PublishError, Reason, SubjectUnknownError
 
 if TYPE_CHECKING:
     from ....admin import Admin
@@ -28,37 +23,37 @@ if TYPE_CHECKING:
 
 
 LOOKS_MAX = 3
-"""How often the rows are read while cursors change."""
+"""Number of times that the rows are read if cursors change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutOver:
-    """What a publication has to know to put rows in the place of messages."""
+    """The arguments of a publication that replaces messages with rows."""
 
     starts: dict[str, dict[int, int]] | None = None
-    """Consumer group → partition of the hidden subject → first offset that it has not handled;
-    None: it is published.
+    """The first offset that a group has not handled, by consumer group and partition of the hidden
+    subject; None if it is already published.
     """
     ends: dict[int, int]
-    """Partition of the subject → where the messages end that the rows were made of."""
+    """The end of the messages of which the rows were made, by partition of the subject."""
     revisions: dict[str, str] = field(default_factory=dict)
-    """Consumer group → its revision before the last look at its cursors."""
+    """The revision of each consumer group before its cursors were last read."""
     subject_id: int = 0
-    """Of the hidden subject that the job has filled."""
+    """The id of the hidden subject that the job has filled."""
 
 
 async def cut_over(
     admin: Admin, meta: str, hidden: str, subject: str, folder: str, *, wait: bool
 ) -> tuple[dict[str, dict[int, int]] | None, Publication]:
     """
-    Put rows in the place of messages; where a group has changed since the last look, look again.
+    Replace messages with rows; if a group has changed since its cursors were read, plan again.
 
     Returns:
-        Where the groups go on, as `CutOver.starts`, and what became of the publication.
+        Where the groups continue, see `CutOver.starts`, and the publication.
 
     Raises:
-        What `plan_cut_over` and `Admin.publish_subject` raise; PublishCursorsError: groups change
-        all the while.
+        PublishError: the groups keep changing.
+        The errors of `plan_cut_over` and `Admin.publish_subject`.
     """
     left = LOOKS_MAX
     while True:
@@ -75,8 +70,8 @@ async def cut_over(
                 revisions=planned.revisions,
                 wait=wait,
             )
-        except PublishCursorsError:
-            if not left:
+        except PublishError as error:
+            if error.reason is not Reason.PUBLISH_CURSORS or not left:
                 raise
         else:
             return planned.starts, answer
@@ -84,13 +79,13 @@ async def cut_over(
 
 async def plan_cut_over(admin: Admin, meta: str, hidden: str, subject: str, folder: str) -> CutOver:
     """
-    Look where the consumer groups are, in the messages and so in the rows.
+    Find where the consumer groups are in the messages, and from that in the rows.
 
     Raises:
-        ManifestError: there is no manifest, it is not complete, or it is of other subjects or of
-            other rows.
-        RowsRemovedError: retention has removed some of the rows.
-        CutOverError: messages would be missing, or cursors change all the while.
+        JobError: there is no manifest, it is not complete, or it describes other subjects or
+            rows.
+        RowsError: retention has removed some of the rows.
+        JobError: messages would be missing, or the cursors keep changing.
         NotSentError: a broker does not answer.
     """
     from ....arrow.reading import read
@@ -100,7 +95,7 @@ async def plan_cut_over(admin: Admin, meta: str, hidden: str, subject: str, fold
 
     manifest = OutputFolder(folder).read(MANIFEST)
     if manifest is None:
-        raise ManifestError(f"{folder} has no manifest", path=folder)
+        raise JobError(Reason.MANIFEST, f"{folder} has no manifest", path=folder)
     live_offsets(manifest, where=folder)
     _check_subjects(manifest, hidden, subject, folder)
     subject_id = manifest.output.subject_id if manifest.output else 0
@@ -127,16 +122,16 @@ async def plan_cut_over(admin: Admin, meta: str, hidden: str, subject: str, fold
         now, revisions = await _cursors(admin, subject, before=min(ends))
         if now == cursors:
             return CutOver(starts=starts, ends=covered, revisions=revisions, subject_id=subject_id)
-    raise CutOverError(
+    raise JobError(
+        Reason.CUT_OVER,
         f"consumer groups of {subject} were reset, or handled messages, while the rows were read: "
-        f"leave them as they are "
-        "until the rows are published"
+        "do not change them until the rows are published",
     )
 
 
 async def _ends(admin: Admin, hidden: str) -> dict[int, int]:
-    """Partition of the hidden subject → one past its last row.  Raises SubjectUnknownError,
-    NotSentError, RowsRemovedError.
+    """Return the offset after the last row of each partition of the hidden subject; raise
+    SubjectUnknownError, NotSentError or RowsError.
     """
     from ....spark.writing.hidden import check_kept
 
@@ -154,33 +149,34 @@ async def _ends(admin: Admin, hidden: str) -> dict[int, int]:
 
 
 def _check_rows(manifest: Manifest, hidden: str, ends: dict[int, int], folder: str) -> None:
-    """Raises ManifestError unless the hidden subject has the rows that the job of the folder has
-    counted, and no others.
+    """Raise JobError unless the hidden subject has exactly the rows that the job of the folder
+    has counted.
     """
     assert manifest.output
     if ends != (manifest.output.messages or {}):
-        raise ManifestError(
-            f"{hidden} has other rows than the job of {folder} has written: it was made anew or "
-            f"written to since; delete it "
-            "(`keylane subject delete`), and run the job again",
+        raise JobError(
+            Reason.MANIFEST,
+            f"{hidden} has other rows than the job of {folder} has written: it was created again, "
+            "or others have written to it; delete it (`keylane subject delete`), and run the job "
+            "again",
             path=folder,
         )
 
 
 async def _stored(admin: Admin, subject: str, *, before: int) -> list[SourceOffsets]:
-    """What is stored of the partitions before the cut: those with lower ids than the hidden
-    subject's.
+    """Return the stored offsets of the partitions before the cut, which have lower ids than those
+    of the hidden subject.
     """
     from ....spark.reprocess.carrying import SourceOffsets
 
     old = await admin.describe_subject(subject)
-    there = [each for each in old.partitions if each.partition_id < before]
+    partitions = [each for each in old.partitions if each.partition_id < before]
     stored = [
         SourceOffsets(partition_id=each.partition_id, first=each.first_offset, end=each.next_offset)
-        for each in there
+        for each in partitions
         if each.first_offset is not None and each.next_offset is not None
     ]
-    if len(stored) < len(there):
+    if len(stored) < len(partitions):
         raise NotSentError(f"a broker of {subject} does not answer")
     return stored
 
@@ -189,8 +185,10 @@ def _check_subjects(manifest: Manifest, hidden: str, subject: str, folder: str) 
     output = manifest.output
     if not output or (output.hidden, output.target, manifest.subject) != (hidden, subject, subject):
         made = f"{output.hidden} for {output.target}" if output else "Parquet files"
-        raise ManifestError(
-            f"{folder} is of {manifest.subject}, into {made}, not of {subject} into {hidden}",
+        raise JobError(
+            Reason.MANIFEST,
+            f"{folder} has a job from {manifest.subject} into {made}, not from {subject} into "
+            f"{hidden}",
             path=folder,
         )
 
@@ -199,11 +197,12 @@ async def _cursors(
     admin: Admin, subject: str, *, before: int
 ) -> tuple[dict[str, dict[int, int]], dict[str, str]]:
     """
-    Consumer group → partition before the cut → cursor, and group → its revision before this look.
+    Return the cursors of each consumer group by partition before the cut, and the revision of each
+    group before its cursors were read.
 
     Raises:
         NotSentError: a broker does not answer.
-        CutOverError: messages are set aside.
+        JobError: messages are parked.
     """
     cursors: dict[str, dict[int, int]] = {}
     revisions: dict[str, str] = {}
@@ -214,10 +213,11 @@ async def _cursors(
             if each.offset is None:
                 raise NotSentError(each.problem or "a broker does not answer")
             if each.parked:
-                raise CutOverError(
-                    f"consumer group {group.group!r} has {each.parked} messages of partition "
-                    f"{each.partition_id} set aside, which "
-                    "would be deleted: redrive or discard them first (`keylane parked`)",
+                raise JobError(
+                    Reason.CUT_OVER,
+                    f"consumer group {group.group!r} has parked {each.parked} messages of "
+                    f"partition {each.partition_id}, which would be deleted: redrive or skip them "
+                    "first (`keylane parked`)",
                     partition_id=each.partition_id,
                 )
         cursors[group.group] = {each.partition_id: each.offset or 0 for each in mine}

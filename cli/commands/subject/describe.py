@@ -1,4 +1,4 @@
-"""`keylane subject` create, set, list, describe."""
+"""`keylane subject` create, set, list and describe."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from ....admin import (
     PartitionDescription,
     Retention,
     SubjectDescription,
+    SubjectSummary,
     SubjectView,
 )
 from ....protocol.limits import MESSAGE_BYTES_MAX
@@ -23,36 +24,14 @@ from ..operations import change_partitions
 COLUMNS = ("id#", "partition", "logical", "broker group", "state", "address")
 
 
-async def create_subject(
-    meta: str,
-    output: OutputFormat,
-    subject: str,
-    *,
-    partitions: int,
-    strategy: OrderStrategy,
-    static: bool,
-    retention: Retention,
-    message_bytes_max: int,
-) -> None:
-    """Create a subject and show its partitions.  Raises RefusedError."""
-    async with open_admin(meta) as admin:
-        view = await admin.create_subject(
-            subject,
-            partitions=partitions,
-            order_strategy=strategy,
-            static=static,
-            retention=retention,
-            message_bytes_max=message_bytes_max,
-        )
-    if output is OutputFormat.JSON:
-        show_json(view)
-        return
+def show_created(view: SubjectView) -> None:
+    """Show the partitions of a new subject."""
     ordered = sorted(view.route.open_partitions(), key=lambda partition: partition.range_start)
     title = _title(view, view.route.version)
     show_table(make_table(title, COLUMNS, [_cells(partition) for partition in ordered]))
     sealed = len(view.route.partitions) - len(ordered)
     if sealed:
-        shown = f"keylane subject describe {subject} --all"
+        shown = f"keylane subject describe {view.subject} --all"
         show_line(f"… and {counted(sealed, 'sealed partition')}: {shown}")
 
 
@@ -67,7 +46,7 @@ def set_subject(
     dry_run: bool,
     wait: bool,
 ) -> None:
-    """Change settings of a subject; shows each before and after, and the partitions that continue
+    """Change settings of a subject; show each before and after, and the partitions that continue
     it.
     """
 
@@ -88,13 +67,8 @@ def set_subject(
     change_partitions(meta, output, begin, planned=dry_run, wait=wait)
 
 
-async def list_subjects(meta: str, output: OutputFormat, *, hidden: bool = False) -> None:
-    """Show all subjects; hidden ones only with `hidden`."""
-    async with open_admin(meta) as admin:
-        subjects = await admin.list_subjects(hidden=hidden)
-    if output is OutputFormat.JSON:
-        show_json(subjects)
-        return
+def show_subjects(subjects: Sequence[SubjectSummary]) -> None:
+    """Show subjects, and for hidden ones where they will be published."""
     rows = [
         (summary.subject, summary.order_strategy, summary.partitions, summary.route_version)
         for summary in subjects
@@ -125,8 +99,8 @@ async def describe_subject(
     """
     Show a subject's partitions: where each is, its range, state and offsets.
 
-    A table leaves out those that are sealed and that every group has drained, but with
-    `all_partitions`.
+    A table leaves out sealed partitions that every group has drained, unless `all_partitions` is
+    set.
     """
     undrained: set[int] = set()
     as_json = output is OutputFormat.JSON
@@ -152,13 +126,13 @@ async def describe_subject(
         for hold in partition.holds:
             show_line(
                 f"partition {partition.partition_id}: job {hold.job} holds messages from offset "
-                f"{hold.from_offset} on, "
-                f"for {hold.left_ms // 1000} s more unless it renews that"
+                f"{hold.from_offset} on, for {hold.left_ms // 1000} s more unless it renews the "
+                "hold"
             )
 
 
 def _is_drained(partition: PartitionDescription, undrained: Collection[int]) -> bool:
-    """True if it is sealed, and no group and no job needs it."""
+    """Return True if the partition is sealed, and no group and no job needs it."""
     return (
         partition.state is PartitionState.SEALED
         and partition.partition_id not in undrained

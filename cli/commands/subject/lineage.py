@@ -1,20 +1,13 @@
-"""`keylane subject history`: every partition a subject ever had, drawn as trees."""
+"""`keylane subject history`: draws every partition that a subject ever had, as trees."""
 
 from __future__ import annotations
 
-from ....admin import PartitionHistory
-from ...connection import open_admin
-from ...options import OutputFormat
-from ...screen import show_json, show_line
+from ....admin import PartitionHistory, SubjectHistory
+from ...screen import show_line
 
 
-async def show_history(meta: str, output: OutputFormat, subject: str) -> None:
+def show_history(history: SubjectHistory) -> None:
     """Show every partition that a subject ever had."""
-    async with open_admin(meta) as admin:
-        history = await admin.history(subject)
-    if output is OutputFormat.JSON:
-        show_json(history)
-        return
     show_line(f"{history.subject}: route version {history.route_version}")
     for line in lineage(history.partitions):
         show_line(line)
@@ -22,9 +15,9 @@ async def show_history(meta: str, output: OutputFormat, subject: str) -> None:
 
 def lineage(partitions: list[PartitionHistory]) -> list[str]:
     """
-    The partitions as trees, parents above their children.
+    Return the lines of the partitions' trees, parents above their children.
 
-    A partition with several parents stands under the oldest of them; the others name it.
+    A partition with several parents is drawn under the oldest of them; the others refer to it.
     """
     children: dict[int, list[PartitionHistory]] = {}
     for entry in partitions:

@@ -1,10 +1,10 @@
-"""`keylane subject publish`."""
+"""`keylane subject publish`: publishes a hidden subject, and shows the result."""
 
 from __future__ import annotations
 
 from contextlib import suppress
 
-from ....protocol.errors import ConfigError, ManifestError
+from ....protocol.errors import ConfigError, JobError
 from ....protocol.operations import OperationState
 from ...connection import open_admin
 from ...options import OutputFormat
@@ -12,17 +12,15 @@ from ...screen import show_json, show_line
 
 
 def show_parked(folder: str) -> None:
-    """Say which messages a cut-over deletes without a row in their place, before it is done;
-    nothing if there are none.
-    """
+    """Show, before a cut-over, which messages it deletes without a row in their place, if any."""
     from ....spark.reprocess.folder import MANIFEST, OutputFolder
 
     output = OutputFolder(folder)
     manifest = None
-    with suppress(ManifestError):  # the cut-over says so
+    with suppress(JobError):  # the cut-over says so
         manifest = output.read(MANIFEST)
     if manifest is not None and (line := output.parked_text(manifest)):
-        show_line(f"{line}; a cut-over deletes them, and no group gets them", errors=True)
+        show_line(f"{line}; a cut-over deletes them, and no group will get them", errors=True)
 
 
 async def publish_subject(
@@ -35,9 +33,9 @@ async def publish_subject(
     groups_from: str,
     wait: bool,
 ) -> None:
-    """Publish a hidden subject, and show what became of it.  Raises ConfigError, RefusedError."""
+    """Publish a hidden subject, and show the result."""
     if groups_from and not replace:
-        raise ConfigError("--groups-from goes with --replace")
+        raise ConfigError("--groups-from needs --replace")
     async with open_admin(meta) as admin:
         starts = None
         if groups_from:
@@ -51,7 +49,7 @@ async def publish_subject(
     elif answer.state is OperationState.DONE:
         for group, offsets in sorted((starts or {}).items()):
             places = ", ".join(f"{number}: {offset}" for number, offset in sorted(offsets.items()))
-            show_line(f"{group} goes on at offset of partition: {places}")
+            show_line(f"{group} continues at (partition: offset) {places}")
         show_line(f"{hidden} is published in {subject}")
     elif answer.state is OperationState.CANCELED:
         show_line(

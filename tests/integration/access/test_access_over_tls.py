@@ -14,8 +14,9 @@ from keylane import Admin, Consumer, Producer
 from keylane.cli.connection import available_brokers
 from keylane.metaserver.running import running_metaserver
 from keylane.metaserver.settings import metaserver_settings
-from keylane.protocol.errors import ConfigError, HostError, UnauthenticatedError
+from keylane.protocol.errors import ConfigError, Reason, UnauthenticatedError
 from support.access.secured_cluster import NAME, SecuredCluster
+from support.raising import raises
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +80,7 @@ async def test_start_is_refused_first_for_settings_and_then_for_an_address_witho
         metaserver_settings(given),
         metaserver_settings(given | files | {"access": "on"}),
     ):
-        with pytest.raises(HostError, match="no TLS"):
+        with raises(Reason.INSECURE_HOST, match="no TLS"):
             async with running_metaserver(settings):
                 pass
     assert not (tmp_path / "data").exists()

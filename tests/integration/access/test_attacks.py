@@ -22,20 +22,16 @@ from yarl import URL
 
 from keylane import Producer, Reader
 from keylane.cli.connection import available_brokers
-from keylane.protocol.endpoints import DATA_PATH
 from keylane.protocol.errors import (
-    AnswerNotTakenError,
     FrameError,
-    HandshakeError,
-    InvalidNameError,
     InvalidRequestError,
     KeylaneError,
     MessageTooLargeError,
     OverloadedError,
-    RequestTooSlowError,
+    Reason,
     UnauthenticatedError,
 )
-from keylane.protocol.frames import Authenticate, Challenge
+from keylane.protocol.frames import Authenticate, Challenge, Refused
 from keylane.protocol.limits import CONTROL_BYTES_MAX, FRAME_BYTES_MAX
 from keylane.rpc.access.guard import AUTHENTICATE_S, OF_KIND
 from keylane.rpc.access.wallet import Wallet
@@ -43,10 +39,10 @@ from keylane.rpc.http_network import HttpNetwork
 from keylane.rpc.intake import HttpLimits
 from keylane.rpc.plane.data_plane import INTRODUCTION_BYTES_MAX
 from keylane.rpc.tls.contexts import client_context
-from keylane.rpc.websocket.framing import CloseCode
 from support.access.guarded import GuardedCluster, capabilities
 from support.access.secured_cluster import SecuredCluster
 from support.access.slow_callers import SlowCallers
+from support.raw_frames import connect, sized
 
 SUBJECT = "orders"
 HALF_OPEN = 1_000
@@ -109,14 +105,16 @@ async def code_of(
     return int(body["code"])
 
 
-async def refusals(secured: SecuredCluster, address: str, error: type[KeylaneError]) -> int:
+async def refusals(
+    secured: SecuredCluster, address: str, error: type[KeylaneError] | Reason
+) -> int:
     """How many requests a server has refused with this error."""
     async with (
         aiohttp.ClientSession() as session,
         session.get(f"https://{address}/metrics", ssl=client_context(secured.tls)) as answer,
     ):
         text = await answer.text()
-    match = re.search(rf'keylane_refusals_total{{[^}}]*"{error.__name__}"}} (\d+)', text)
+    match = re.search(rf'keylane_refusals_total{{[^}}]*"{error.code}"[^}}]*}} (\d+)', text)
     return 0 if match is None else int(match[1])
 
 
@@ -267,7 +265,9 @@ async def test_encoded_slashes_lead_to_no_call(secured: SecuredCluster, path: st
 async def test_encoded_slashes_stay_in_their_part_of_the_path(secured: SecuredCluster, name: str):
     path = f"/v1/subjects/{name}"
     assert await code_of(secured, secured.meta, path) == UnauthenticatedError.code
-    assert await code_of(secured, secured.meta, path, secured.admin_token) == InvalidNameError.code
+    assert (
+        await code_of(secured, secured.meta, path, secured.admin_token) == Reason.NAME_INVALID.code
+    )
 
 
 async def test_deep_and_large_bodies_are_refused_and_counted(secured: SecuredCluster):
@@ -295,7 +295,7 @@ async def test_deep_and_large_bodies_are_refused_and_counted(secured: SecuredClu
 async def test_bytes_that_are_no_tls_and_no_http_are_refused_and_counted(secured: SecuredCluster):
     host, _, port = secured.broker.rpartition(":")
     for tls, error, did in (
-        (None, HandshakeError, "TLS handshake"),
+        (None, Reason.HANDSHAKE, "TLS handshake"),
         (client_context(secured.tls), InvalidRequestError, "no HTTP"),
     ):
         before = await refusals(secured, secured.broker, error)
@@ -310,22 +310,19 @@ async def test_bytes_that_are_no_tls_and_no_http_are_refused_and_counted(secured
     await check_served(secured)
 
 
-@pytest.mark.parametrize("frame", ["text", b"", b"\xff" * 9, bytes(FRAME_BYTES_MAX + 1)])
+@pytest.mark.parametrize(
+    "data",
+    [b"GET / HTTP/1.1\r\n", sized(b"\x00"), b"\xff" * 9, sized(bytes(FRAME_BYTES_MAX))],
+    ids=["text", "short", "bits", "long"],
+)
 async def test_bad_frames_end_their_connection_and_are_counted(
-    secured: SecuredCluster, frame: str | bytes
+    secured: SecuredCluster, data: bytes
 ):
     before = await refusals(secured, secured.broker, FrameError)
-    async with (
-        aiohttp.ClientSession() as session,
-        session.ws_connect(
-            f"https://{secured.broker}{DATA_PATH}", ssl=client_context(secured.tls)
-        ) as socket,
-    ):
-        with contextlib.suppress(ConnectionError):
-            await (socket.send_str(frame) if isinstance(frame, str) else socket.send_bytes(frame))
-        async with asyncio.timeout(10):
-            while (await socket.receive()).type is aiohttp.WSMsgType.BINARY:
-                pass
+    client = await connect(secured.broker, ssl=client_context(secured.tls))
+    client.transport.write(data)
+    while await client.receive(10) is not None:
+        pass
     assert await refusals(secured, secured.broker, FrameError) == before + 1
     await until_noted(secured, FrameError.code, "connection")
     await check_served(secured)
@@ -335,16 +332,12 @@ async def test_frame_of_a_caller_that_is_not_known_is_refused_when_it_is_large(
     secured: SecuredCluster,
 ):
     """It would take memory of the broker's before it is known who calls."""
-    async with (
-        aiohttp.ClientSession() as session,
-        session.ws_connect(
-            f"https://{secured.broker}{DATA_PATH}", ssl=client_context(secured.tls)
-        ) as socket,
-        asyncio.timeout(10),
-    ):
-        await socket.send_bytes(bytes(INTRODUCTION_BYTES_MAX + 1))
-        answer = await socket.receive()
-        assert (answer.type, answer.data) == (aiohttp.WSMsgType.CLOSE, CloseCode.MESSAGE_TOO_BIG)
+    client = await connect(secured.broker, ssl=client_context(secured.tls))
+    client.transport.write(sized(bytes(INTRODUCTION_BYTES_MAX)))
+    _, answer, _ = await client.answer(10)
+    assert isinstance(answer, Refused)
+    assert f"over the limit of {INTRODUCTION_BYTES_MAX}" in answer.message
+    assert await client.receive(10) is None
     await check_served(secured)
 
 
@@ -409,19 +402,19 @@ async def test_slow_callers_are_ended_and_others_are_served_meanwhile(
     assert limits.answer_s - 1 < reader_s < limits.answer_s + 5
     assert answer.startswith(b"HTTP/1.1 408 ")
     assert limits.head_s - 1 < handshake_s < limits.head_s + 5
-    assert await refusals(secured, secured.meta, RequestTooSlowError) == 2
-    assert await refusals(secured, secured.broker, RequestTooSlowError) == 1
-    assert await refusals(secured, secured.meta, AnswerNotTakenError) == 1
+    assert await refusals(secured, secured.meta, Reason.REQUEST_TOO_SLOW) == 2
+    assert await refusals(secured, secured.broker, Reason.REQUEST_TOO_SLOW) == 1
+    assert await refusals(secured, secured.meta, Reason.ANSWER_NOT_TAKEN) == 1
     for did in ("POST /v1/subjects", "head of a request", "TLS handshake"):
-        await until_noted(secured, RequestTooSlowError.code, did)
-    await until_noted(secured, AnswerNotTakenError.code, "GET /v1/openapi.json")
+        await until_noted(secured, Reason.REQUEST_TOO_SLOW.code, did)
+    await until_noted(secured, Reason.ANSWER_NOT_TAKEN.code, "GET /v1/openapi.json")
 
 
 async def test_flood_of_refused_handshakes_is_counted_and_fills_no_log(secured: SecuredCluster):
     """The last one here: it uses up the lines about handshakes that fail."""
     host, _, port = secured.broker.rpartition(":")
     flood = 4 * OF_KIND.burst
-    before = await refusals(secured, secured.broker, HandshakeError)
+    before = await refusals(secured, secured.broker, Reason.HANDSHAKE)
 
     async def knock() -> None:
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -435,7 +428,7 @@ async def test_flood_of_refused_handshakes_is_counted_and_fills_no_log(secured: 
     for _ in range(flood // 20):
         await asyncio.gather(*(knock() for _ in range(20)))
     lines_max = OF_KIND.burst + (time.monotonic() - began) * OF_KIND.per_s + 2
-    assert await refusals(secured, secured.broker, HandshakeError) == before + flood
+    assert await refusals(secured, secured.broker, Reason.HANDSHAKE) == before + flood
     async with (
         aiohttp.ClientSession() as session,
         session.get(f"https://{secured.broker}/metrics", ssl=client_context(secured.tls)) as answer,

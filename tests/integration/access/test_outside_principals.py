@@ -20,13 +20,13 @@ from keylane import Admin, Producer, TlsSettings
 from keylane.protocol.access.tokens import make_token
 from keylane.protocol.errors import (
     AccessDeniedError,
-    ClientCertificateError,
-    InvalidNameError,
+    Reason,
     UnauthenticatedError,
 )
 from support.access.certificates import CertificateShelf
 from support.access.issuer import AUDIENCE, ISSUER, OutsideIssuer
 from support.cluster import Program
+from support.raising import raises
 
 SUBJECT = "vouched"
 
@@ -142,7 +142,7 @@ async def test_client_certificate_is_a_principal_by_its_name(vouched: VouchedClu
 async def test_certificate_of_another_authority_names_no_principal(vouched: VouchedCluster):
     stranger = CertificateShelf(vouched.shelf.folder, "strangers")
     async with Admin(vouched.meta, tls=vouched.certified("shop", stranger)) as admin:
-        with pytest.raises(ClientCertificateError):
+        with raises(Reason.CLIENT_CERTIFICATE):
             await admin.list_brokers()
 
 
@@ -214,7 +214,7 @@ def test_tokens_stand_for_no_outside_principal(vouched: VouchedCluster):
     async def ask() -> None:
         async with vouched.admin() as admin:
             for name in ("jwt:alice", "cert:shop", "group:ops"):
-                with pytest.raises(InvalidNameError):
+                with raises(Reason.NAME_INVALID):
                     await admin.create_token(name)
 
     asyncio.run(ask())

@@ -24,12 +24,12 @@ from keylane.protocol.errors import (
     KeylaneError,
     OverloadedError,
     QuotaExceededError,
-    ScheduleFullError,
-    SessionQuotaError,
+    Reason,
 )
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
 from support.access.guarded import GuardedCluster, capabilities, figures_of
+from support.raising import raises
 
 SUBJECT = "limited"
 VALUE = bytes(10_000)
@@ -144,7 +144,7 @@ async def test_connections_over_the_quota_are_refused_with_a_time(guarded: Guard
             network.know_metaservers([guarded.meta])
         first = await networks[0].open_channel(broker, timeout_ms=5_000)
         await networks[1].open_channel(broker, timeout_ms=5_000)
-        with pytest.raises(ConnectionQuotaError) as refused:
+        with raises(ConnectionQuotaError) as refused:
             await networks[2].open_channel(broker, timeout_ms=5_000)
         assert refused.value.limit == 2
         assert refused.value.retry_after_ms > 0
@@ -284,7 +284,7 @@ async def test_tenant_at_its_limit_of_scheduled_bytes_leaves_room_for_others(
             try:
                 await producer.send(subject, VALUE, deliver_at=later, timeout_ms=2_000)
             except KeylaneError as error:
-                return kept, error if isinstance(error, ScheduleFullError) else error.__cause__
+                return kept, error if error.reason is Reason.SCHEDULE_FULL else error.__cause__
         return 20, None
 
     await asyncio.sleep(2.5)  # the broker hears of it with its next heartbeats
@@ -295,7 +295,7 @@ async def test_tenant_at_its_limit_of_scheduled_bytes_leaves_room_for_others(
         first, _ = await refused_at(late, "late.a")
         second, error = await refused_at(late, "late.b")
         assert (first, second) == (9, 0)
-        assert isinstance(error, ScheduleFullError)
+        assert error.reason is Reason.SCHEDULE_FULL
         assert (error.pattern, error.limit) == ("late.*", 100_000)
         assert "--scheduled-bytes" in error.hint
         assert await refused_at(prompt, "prompt") == (20, None)
@@ -344,14 +344,14 @@ async def test_principal_has_no_more_consumers_than_its_quota_in_all_groups(
     meta = MetaClient(network, [guarded.meta])
     async with consumer(3, other):
         ask = Join(subject=SUBJECT, group="crowd3", session="c" * 32)
-        with pytest.raises(SessionQuotaError) as refused:
+        with raises(Reason.SESSION_QUOTA) as refused:
             await meta.call(endpoints.JOIN, ask)
         assert (refused.value.principal, refused.value.limit) == ("crowd", 2)
-        with pytest.raises(SessionQuotaError):
+        with raises(Reason.SESSION_QUOTA):
             await consumer(3, token).__aenter__()
         await first.close()
         third = await consumer(3, token).__aenter__()
-        with pytest.raises(SessionQuotaError):
+        with raises(Reason.SESSION_QUOTA):
             await meta.call(endpoints.JOIN, ask)
     await network.close()
     for each in (second, third):

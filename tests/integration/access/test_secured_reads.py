@@ -20,8 +20,7 @@ from keylane.cli.connection import available_brokers
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.errors import (
     AccessDeniedError,
-    CertificateFileError,
-    TlsNeededError,
+    Reason,
     UnauthenticatedError,
 )
 from keylane.spark.schema import spark_schema
@@ -30,6 +29,7 @@ from keylane.spark.writing.job import parse_write_options
 from keylane.spark.writing.running import run_with_network
 from keylane.spark.writing.task import write_task
 from support.access.secured_cluster import SecuredCluster
+from support.raising import raises
 
 COUNT = 300
 
@@ -136,9 +136,9 @@ def test_task_writes_with_the_files_of_its_options(options):
 @pytest.mark.parametrize(
     ("changed", "error"),
     [
-        ({"tlsCa": None}, TlsNeededError),
+        ({"tlsCa": None}, Reason.TLS_NEEDED),
         ({"tokenFile": None}, UnauthenticatedError),
-        ({"tlsCa": "/nowhere/ca.pem"}, CertificateFileError),
+        ({"tlsCa": "/nowhere/ca.pem"}, Reason.CERTIFICATE_FILE),
         ({"subject": "others"}, AccessDeniedError),
     ],
     ids=str,
@@ -146,5 +146,5 @@ def test_task_writes_with_the_files_of_its_options(options):
 def test_missing_file_or_right_is_told_at_planning(options, changed, error):
     """With the stable code, for the driver's message."""
     given = {name: value for name, value in {**options, **changed}.items() if value is not None}
-    with pytest.raises(error, match=f"KEYLANE_{error.code}"):
+    with raises(error, match=f"KEYLANE_{error.code}"):
         rows_of(given)

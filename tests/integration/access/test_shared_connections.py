@@ -9,8 +9,8 @@ import re
 from pathlib import Path
 
 from keylane import Producer, Reader
-from keylane.protocol.errors import ConnectionQuotaError
-from keylane.rpc.channel import WebSocketChannel
+from keylane.protocol.errors import ConnectionQuotaError, QuotaExceededError
+from keylane.rpc.channel import DataChannel
 from keylane.rpc.http_network import HttpNetwork
 from support.access.guarded import GuardedCluster, figures_of
 
@@ -21,7 +21,7 @@ COUNT = 200
 
 async def taken_all(
     guarded: GuardedCluster, networks: list[HttpNetwork]
-) -> tuple[list[WebSocketChannel], ConnectionQuotaError]:
+) -> tuple[list[DataChannel], QuotaExceededError]:
     """Open connections until the broker refuses one; they, and the refusal."""
     address, channels = guarded.brokers[0].address, []
     for network in networks:

@@ -17,7 +17,7 @@ from keylane import Consumer, Message, Producer
 from keylane.consumer import ConsumerSettings
 from keylane.producer import ProducerSettings
 from keylane.protocol import endpoints
-from keylane.protocol.errors import AcceptedAsLostError, Fate, InvalidRequestError
+from keylane.protocol.errors import Fate, InvalidRequestError, Reason
 from keylane.protocol.message import Receipt
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.protocol.routing import PartitionState, logical_partition
@@ -63,7 +63,7 @@ async def assert_only_these_are_lost(
     for key, future in doubtful.items():
         (outcome,) = await asyncio.gather(future, return_exceptions=True)
         if key in there:
-            assert isinstance(outcome, AcceptedAsLostError)
+            assert outcome.reason is Reason.ACCEPTED_AS_LOST
             assert outcome.fate is Fate.UNKNOWN
         else:
             assert isinstance(outcome, Receipt)

@@ -14,8 +14,14 @@ import pytest
 from keylane.broker.storage import files as files_module
 from keylane.broker.storage.files import Files, RealFiles, replace_file
 from keylane.broker.storage.identity import claim_folder, read_identity
-from keylane.protocol.errors import DataFolderError, DiskFullError, InvalidNameError, StorageError
+from keylane.protocol.errors import (
+    DataFolderError,
+    DiskFullError,
+    Reason,
+    StorageError,
+)
 from keylane.testing.machines.disk import SimDisk
+from support.raising import raises
 
 
 @pytest.fixture(params=["real", "simulated"])
@@ -225,7 +231,7 @@ def test_folder_with_foreign_files_is_refused(tmp_path):
     with pytest.raises(DataFolderError, match=r"thesis\.tex"):
         claimed(tmp_path)
     assert everything_in(tmp_path) == {"thesis.tex": b"years of work"}
-    with pytest.raises(InvalidNameError):
+    with raises(Reason.NAME_INVALID):
         claimed(tmp_path / "x", group="../g")
 
 

@@ -28,9 +28,9 @@ from keylane.protocol.errors import (
     FrameError,
     InvalidRequestError,
     KeylaneError,
-    OffsetInvalidError,
     OffsetOutOfRangeError,
     PartitionUnknownError,
+    Reason,
     TokenUnknownError,
     WrongBrokerError,
 )
@@ -40,7 +40,7 @@ from keylane.protocol.frames import (
     Append,
     Pull,
     Read,
-    decode_answer,
+    Refused,
     encode_frame,
     refusal_error,
 )
@@ -50,6 +50,8 @@ from keylane.rpc.http_network import HttpNetwork
 from keylane.rpc.server import ControlRoute, Server
 from sim.machines.store import SESSION, batch, facts, settings_of
 from support.brokers.broker_process import BrokerProcess
+from support.raising import raises
+from support.raw_frames import connect, sized
 
 
 @pytest.fixture(scope="module")
@@ -132,36 +134,30 @@ async def test_long_list_comes_in_parts(client, network, partition_id):
     assert part.more_after == numbers[3]
 
 
-async def _raw(network: HttpNetwork, address: str, frame: bytes) -> KeylaneError:
-    """Send bytes as a frame; the error in the answer, after which the connection is closed."""
-    session = network._session
-    async with session.ws_connect(f"http://{address}/v1/data") as socket:
-        try:
-            await socket.send_bytes(frame)
-        except ConnectionError:
-            return FrameError("closed while it was sent")
-        message = await socket.receive(60)
-        if not isinstance(message.data, bytes):
-            return FrameError("closed")
-        _, answer, _ = decode_answer(message.data)
-        assert (await socket.receive(60)).type.name in {"CLOSE", "CLOSED", "CLOSING"}
-        return refusal_error(answer)
+async def _raw(address: str, data: bytes) -> KeylaneError:
+    """Send bytes; the error in the answer, after which the connection is closed."""
+    client = await connect(address)
+    client.transport.write(data)
+    _, answer, _ = await client.answer(60)
+    assert isinstance(answer, Refused)
+    assert await client.receive(60) is None
+    return refusal_error(answer)
 
 
 @pytest.mark.parametrize(
     "frame",
     [
-        b"",
-        b"\x01",
-        struct.pack("<I", 1 << 31) + b"xxxx",
-        struct.pack("<I", 0) + b"xxxx",
-        struct.pack("<I", 3) + b"\x93\x01\x01",
-        struct.pack("<I", 4) + b"\x93\x63\x01\x01",  # an unknown type
-        struct.pack("<I", 4) + b"\x93\x01\x01\xa1x",
-        encode_frame(1, Append(1))[:-1],
-        bytes(FRAME_BYTES_MAX + 1),
+        b"\x01\x00\x00\x00\x01",
+        sized(struct.pack("<I", 1 << 31) + b"xxxx"),
+        sized(struct.pack("<I", 0) + b"xxxx"),
+        sized(struct.pack("<I", 3) + b"\x93\x01\x01"),
+        sized(struct.pack("<I", 4) + b"\x93\x63\x01\x01"),  # an unknown type
+        sized(struct.pack("<I", 4) + b"\x93\x01\x01\xa1x"),
+        sized(encode_frame(1, Append(1))[4:-1]),
+        sized(bytes(FRAME_BYTES_MAX)),
+        b"GET / HTTP/1.1\r\n\r\n",
     ],
-    ids=["empty", "byte", "long", "short", "cut", "type", "field", "end", "huge"],
+    ids=["byte", "long", "short", "cut", "type", "field", "end", "huge", "http"],
 )
 async def test_bytes_that_are_no_frame_end_their_connection_only(
     network, process, client, partition_id, frame
@@ -170,7 +166,7 @@ async def test_bytes_that_are_no_frame_end_their_connection_only(
     on.
     """
     before = (await client.health()).details["next_position"]
-    assert isinstance(await _raw(network, process.address, frame), FrameError)
+    assert isinstance(await _raw(process.address, frame), FrameError)
     assert (await client.health()).details["next_position"] == before
     assert (await client.call(Read(partition_id, 0, 100)))[0].upto == 2
 
@@ -187,8 +183,8 @@ BAD_CALLS = {
     "no batch": (Append, lambda n: b"hello", CorruptBatchError),
     "unknown partition": (lambda n: Read(1 << 40, 0, 100), None, PartitionUnknownError),
     "negative partition": (lambda n: Read(-1, 0, 100), None, PartitionUnknownError),
-    "negative offset": (lambda n: Read(n, -1, 100), None, OffsetInvalidError),
-    "huge offset": (lambda n: Read(n, 1 << 63, 100), None, OffsetInvalidError),
+    "negative offset": (lambda n: Read(n, -1, 100), None, Reason.OFFSET_INVALID),
+    "huge offset": (lambda n: Read(n, 1 << 63, 100), None, Reason.OFFSET_INVALID),
     "future offset": (lambda n: Read(n, 3, 100), None, OffsetOutOfRangeError),
     "negative bytes": (lambda n: Read(n, 0, -1), None, InvalidRequestError),
     "token unknown": (lambda n: Pull(n, "audit", SESSION, 9, 0, 100, 0), None, TokenUnknownError),
@@ -205,7 +201,7 @@ async def test_bad_calls_are_typed_errors_and_change_nothing(client, partition_i
     make, payload, error = BAD_CALLS[name]
     await client.call(Acquire(partition_id, "g", SESSION, 5, 1000))
     before = (await client.health()).details["next_position"]
-    with pytest.raises(error):
+    with raises(error):
         await client.call(make(partition_id), payload(partition_id) if payload else b"")
 
     assert (await client.health()).details["next_position"] == before
@@ -251,7 +247,7 @@ def test_broker_that_cannot_start_tells_the_reason(process, tmp_path):
     port = process.address.rpartition(":")[2]
     other = BrokerProcess(tmp_path / "data")
     assert "AddressError" in other.refused("--port", port)
-    assert "HostError" in other.refused("--host", "0.0.0.0")
+    assert "INSECURE_HOST" in other.refused("--host", "0.0.0.0")
     assert not (tmp_path / "data").exists()
     assert "another broker is using" in BrokerProcess(process.data).refused()
     (tmp_path / "file").write_text("")

@@ -17,7 +17,7 @@ import pytest
 from keylane import Producer
 from keylane.protocol import endpoints
 from keylane.protocol.control import AcceptFolder, BrokerHeartbeat, Health, RefusedBroker
-from keylane.protocol.errors import DataFolderError, InvalidRequestError, WrongBrokerError
+from keylane.protocol.errors import FolderRefusedError, InvalidRequestError, WrongBrokerError
 from keylane.protocol.frames import Append
 from keylane.protocol.membership.versions import VERSION
 from keylane.protocol.verification import Verification
@@ -195,7 +195,7 @@ async def test_late_report_of_where_a_broker_was_is_no_second_broker(copied: Cop
         with urlopen(f"http://{second}/v1/health") as answer:
             broker_id = json.load(answer)["details"]["broker_id"]
         late = copied.late_report(broker_id, old)
-        with pytest.raises(DataFolderError, match="is a copy"):
+        with pytest.raises(FolderRefusedError, match="is a copy"):
             await MetaClient(network, [copied.cluster.meta]).broker_heartbeat(late)
     finally:
         await network.close()
@@ -215,7 +215,7 @@ async def test_late_report_is_no_second_broker_when_another_program_listens_wher
     try:
         broker_id = (await BrokerClient(network, second).health()).details["broker_id"]
         late = copied.late_report(broker_id, meta)
-        with pytest.raises(DataFolderError, match="is a copy"):
+        with pytest.raises(FolderRefusedError, match="is a copy"):
             await MetaClient(network, [meta]).broker_heartbeat(late)
     finally:
         await network.close()
@@ -232,7 +232,7 @@ async def test_second_folder_under_one_name_is_seen(cluster: Cluster) -> None:
         stranger = BrokerHeartbeat(
             version=VERSION, broker_group="g1", broker_id="other", address="127.0.0.1:9"
         )
-        with pytest.raises(DataFolderError, match="another data folder"):
+        with pytest.raises(FolderRefusedError, match="another data folder"):
             await meta.broker_heartbeat(stranger)
     finally:
         await network.close()
@@ -320,8 +320,8 @@ async def test_copy_of_a_running_folder_is_refused_when_the_original_had_come_fa
     words = ("broker", "accept", "g1", "--meta", copied.cluster.meta)
     asked = await asyncio.to_thread(run_keylane, *words, text="n\n", terminal=True)
     assert asked.returncode == 1
-    assert "what was stored between them is given up" in asked.stderr
-    assert "Give up what this copy of g1's data folder lacks?" in asked.stderr
+    assert "messages that were stored between the two are given up" in asked.stderr
+    assert "Give up the messages that this copy of g1's data folder lacks?" in asked.stderr
     assert "older copy" in await asyncio.to_thread(copied.registration, second)
     assert await told.accept() == would
     await asyncio.to_thread(copied.registration_once, second, "registered")

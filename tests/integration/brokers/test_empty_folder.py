@@ -126,7 +126,7 @@ async def test_loss_is_accepted_on_a_terminal_when_the_answer_is_yes(tmp_path: P
             no = await keylane(cluster, *evacuate, typed="n\n")
             assert no.returncode == 1
             assert "of s would be given up: its end is not known" in no.stderr
-            assert "Give up what only broker group g2 has" in no.stderr
+            assert "Give up the messages that only broker group g2 has" in no.stderr
             assert not any(
                 past.lost for past in (await meta.call(endpoints.HISTORY, subject="s")).partitions
             )

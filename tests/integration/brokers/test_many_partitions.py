@@ -54,8 +54,7 @@ async def test_acks_and_releases_are_quick_beside_a_thousand_pulls(
             subject="many",
             group="g",
             handler=handled.append,
-            consume_strategy=strategy,
-            settings=ConsumerSettings(call_timeout_ms=60_000),
+            settings=ConsumerSettings(call_timeout_ms=60_000, consume_strategy=strategy),
         )
         async with Producer(cluster.meta) as producer:
             await consumer.__aenter__()

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from keylane import Admin, Producer, ScheduledReceipt, SubjectUnknownError
 from keylane.admin import CancelOutcome
-from keylane.errors import DeliverAtError, DeliverAtKeyError, ScheduledUnknownError
+from keylane.errors import Reason
 from keylane.protocol.batch import batch_starts, columns
 from keylane.protocol.frames import Read
 from keylane.protocol.message import unpack_properties
@@ -28,6 +28,7 @@ from keylane.protocol.routing import Route
 from keylane.rpc.client import BrokerClient
 from keylane.rpc.http_network import HttpNetwork
 from support.cluster import Cluster
+from support.raising import raises
 from support.server_process import run_keylane
 
 LATE_MS = 1_000
@@ -193,7 +194,7 @@ async def test_canceled_message_is_never_stored(cluster):
         assert [each.value for each in await stored(route)] == [message.value] == [b"stays"]
         assert await producer.cancel(receipts[1]) is CancelOutcome.CANCELED
         assert await producer.cancel(receipts[0]) is CancelOutcome.DELIVERED
-        with pytest.raises(ScheduledUnknownError):
+        with raises(Reason.SCHEDULED_UNKNOWN):
             await producer.cancel(replace(receipts[0], scheduled_id="00" * 16))
 
 
@@ -214,7 +215,7 @@ async def test_impossible_time_is_refused(cluster, given, text):
     """At once, with advice; other messages of the producer are sent."""
     route = await cluster.create("refused")
     async with Producer(cluster.meta) as producer:
-        with pytest.raises(DeliverAtError, match=text) as refused:
+        with raises(Reason.DELIVER_AT, match=text) as refused:
             producer.send(route.subject, b"v", deliver_at=given)
         assert "time zone" in str(refused.value)
         await producer.send(route.subject, b"v")
@@ -223,7 +224,7 @@ async def test_impossible_time_is_refused(cluster, given, text):
 async def test_scheduled_message_with_a_key_is_refused(cluster):
     """With the reason: a later delivery breaks the order of the key."""
     async with Producer(cluster.meta) as producer:
-        with pytest.raises(DeliverAtKeyError, match="in the order they were sent"):
+        with raises(Reason.DELIVER_AT_KEY, match="in the order they were sent"):
             producer.send("refused", b"v", key=b"k", deliver_at=now_ms() + 60_000)
 
 
@@ -270,13 +271,13 @@ async def test_messages_are_scheduled_and_canceled_by_http(cluster):
         delivered = f"scheduled/{kept['receipts'][0]['scheduled_id']}/cancel"
         assert await post(delivered) == (200, {"outcome": "delivered"})
         status, error = await post(f"{there}?deliver_at=2000-01-01T00:00:00Z", b"v")
-        assert (status, error["name"]) == (400, "DeliverAtError")
+        assert (status, error["name"]) == (400, "InvalidRequestError")
         later = int((due + timedelta(days=1)).timestamp() * 1000)
         for query, key in (("&key=k", {}), ("&key_base64=aw==", {}), ("", {"Message_Key": "k"})):
             status, error = await post(f"{there}?deliver_at={later}{query}", b"v", **key)
-            assert (status, error["name"]) == (400, "DeliverAtKeyError")
+            assert (status, error["name"]) == (400, "InvalidRequestError")
         status, error = await post(f"scheduled/{'00' * 16}/cancel")
-        assert (status, error["name"]) == (404, "ScheduledUnknownError")
+        assert (status, error["name"]) == (404, "NotFoundError")
         async with session.get(f"{base}/health") as response:
             view = (await response.json())["details"]["scheduled"]
         assert (view["count"], view["problem"], view["late"]) == (0, "", {})
@@ -298,7 +299,7 @@ async def test_command_line_sends_messages_for_a_later_delivery(cluster):
     assert "2 messages are kept by g" in shown
     status, shown = await produce("v", "--key", "k", "--delay", "9")
     assert status != 0
-    assert "DeliverAtKeyError" in shown
+    assert "DELIVER_AT_KEY" in shown
     messages = await stored_when(route, 3)
     assert sorted(message.value for message in messages) == [b"alone", b"x", b"y"]
 

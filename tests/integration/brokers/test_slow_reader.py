@@ -5,17 +5,14 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-import aiohttp
-
 from keylane.protocol import endpoints
-from keylane.protocol.endpoints import DATA_PATH
 from keylane.protocol.frames import Append, Read, encode_frame
 from keylane.protocol.limits import PULL_BYTES_MAX
 from keylane.rpc.client import BrokerClient
 from keylane.rpc.http_network import HttpNetwork
 from sim.machines.store import batch, facts
 from support.brokers.broker_process import BrokerProcess
-from support.raw_frames import greet
+from support.raw_frames import connect
 
 READS = 400
 GROWTH_BYTES_MAX = 200 << 20
@@ -37,20 +34,19 @@ async def test_client_that_reads_nothing_costs_little_memory_and_delays_no_other
     for number in range(40):
         await client.call(Append(1), batch(sequence=2 * number, value=b"v" * 100_000))
     before = resident_bytes(process.pid)
-    async with aiohttp.ClientSession() as session:
-        socket = await session.ws_connect(f"http://{process.address}{DATA_PATH}", max_msg_size=0)
-        await greet(socket)
-        socket._response.connection.transport.pause_reading()
-        for number in range(READS):
-            await socket.send_bytes(encode_frame(number + 1, Read(1, 0, PULL_BYTES_MAX)))
-        slowest = 0.0
-        for number in range(40, 80):
-            begun = time.monotonic()
-            await client.call(Append(1), batch(sequence=2 * number))
-            slowest = max(slowest, time.monotonic() - begun)
-            assert resident_bytes(process.pid) - before < GROWTH_BYTES_MAX
-        assert slowest < 1.0
-        socket._response.connection.transport.abort()
+    slow = await connect(process.address)
+    await slow.greet()
+    slow.transport.pause_reading()
+    for number in range(READS):
+        await slow.send(encode_frame(number + 1, Read(1, 0, PULL_BYTES_MAX)))
+    slowest = 0.0
+    for number in range(40, 80):
+        begun = time.monotonic()
+        await client.call(Append(1), batch(sequence=2 * number))
+        slowest = max(slowest, time.monotonic() - begun)
+        assert resident_bytes(process.pid) - before < GROWTH_BYTES_MAX
+    assert slowest < 1.0
+    slow.abort()
     await client.close()
     await network.close()
     assert process.end() == 0

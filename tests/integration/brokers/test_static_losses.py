@@ -16,7 +16,7 @@ from keylane import Consumer, Message, Producer, QueueReader
 from keylane.consumer import ConsumerSettings
 from keylane.producer import ProducerSettings
 from keylane.protocol import endpoints
-from keylane.protocol.errors import AcceptedAsLostError
+from keylane.protocol.errors import Reason
 from keylane.protocol.limits import PARTITION_MESSAGES_MAX
 from keylane.protocol.message import Receipt
 from keylane.protocol.operations import OperationKind, Reshape
@@ -104,7 +104,7 @@ async def lose_the_disk(
     async with asyncio.timeout(60):
         told = await asyncio.gather(*doubtful, return_exceptions=True)
         stored = await asyncio.gather(*newer)
-    assert {type(error) for error in told} == {AcceptedAsLostError}
+    assert {error.reason for error in told} == {Reason.ACCEPTED_AS_LOST}
     assert not any(receipt.reordered for receipt in stored)
 
 

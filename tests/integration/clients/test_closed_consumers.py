@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from keylane import Consumer, Message, Producer
+from keylane import Consumer, ConsumerSettings, Message, Producer
 from keylane.consumer.pulling.pull_client import PullClient
 from keylane.testing import VirtualCluster, run
+from support.consumer_options import consumer_options
 
 MESSAGES = 200
 ROUNDS = 3
@@ -131,7 +132,9 @@ async def left_after(
     freed = Freed()
 
     async def use() -> None:
-        async with Consumer(cluster.address, subject="orders", group="g", **options()) as consumer:
+        async with Consumer(
+            cluster.address, **consumer_options(subject="orders", group="g", **options())
+        ) as consumer:
             freed.note(consumer)
             await body(consumer)
 
@@ -187,7 +190,9 @@ async def close_several(cluster: VirtualCluster) -> None:
 
 
 async def close_broadcast(cluster: VirtualCluster) -> None:
-    async with Consumer(cluster.address, subject="orders", broadcast=True, handler=hang):
+    async with Consumer(
+        cluster.address, subject="orders", settings=ConsumerSettings(broadcast=True), handler=hang
+    ):
         await asyncio.sleep(1)
         async with Producer(cluster.address) as producer:
             for number in range(20):

@@ -47,7 +47,7 @@ async def test_handler_decodes_values_of_the_sender(shared_cluster: Cluster, str
         group="g",
         handler=handle,
         codec=ORDERS,
-        consume_strategy=strategy,
+        settings=ConsumerSettings(consume_strategy=strategy),
     ):
         await eventually(lambda: len(decoded) >= len(SENT))
     assert sorted(decoded, key=lambda order: order.number) == SENT

@@ -18,8 +18,9 @@ import pytest
 
 import keylane.sync
 from keylane import Producer, SubjectUnknownError
-from keylane.errors import KeylaneError, RowsGivenUpError, SubjectDeletedError
+from keylane.errors import KeylaneError, Reason, SubjectDeletedError
 from support.cluster import Cluster, delete_subject
+from support.raising import raises
 
 GONE = (SubjectDeletedError, SubjectUnknownError)
 SENDS_FIRST = 3
@@ -76,9 +77,9 @@ async def test_table_is_given_up_when_its_subject_is_deleted(shared_cluster: Clu
             await producer.send_arrow(subject, table, key="k", value="v")
 
         error = await delete_while_sending(shared_cluster, "deleted-table", send)
-    if isinstance(error, RowsGivenUpError):  # its row was queued when the subject went
+    if error.reason is Reason.ROWS_GIVEN_UP:  # its row was queued when the subject went
         assert (error.rows, error.messages) == ([0], 1)
-    check(error.__cause__ if isinstance(error, RowsGivenUpError) else error)
+    check(error.__cause__ if error.reason is Reason.ROWS_GIVEN_UP else error)
 
 
 async def test_later_rows_of_a_table_are_given_up_when_its_subject_is_deleted(
@@ -104,7 +105,7 @@ async def test_later_rows_of_a_table_are_given_up_when_its_subject_is_deleted(
 
     async with Producer(meta) as producer:
         await producer.send(subject, b"first", key=b"k")
-        with pytest.raises(RowsGivenUpError) as raised:
+        with raises(Reason.ROWS_GIVEN_UP) as raised:
             await producer.send_arrow(
                 subject, pa.RecordBatchReader.from_batches(schema, batches()), key="k", value="v"
             )

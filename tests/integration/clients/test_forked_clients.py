@@ -17,7 +17,7 @@ import pytest
 from keylane import Consumer, Message, Producer
 from keylane.consumer import ConsumerSettings
 from keylane.protocol import endpoints
-from keylane.protocol.errors import GroupUnknownError
+from keylane.protocol.errors import GroupUnknownError, Reason
 from keylane.rpc.client import MetaClient
 from keylane.rpc.environment import Environment
 from keylane.rpc.http_network import HttpNetwork
@@ -142,7 +142,7 @@ def test_forked_producer_sends_nothing_when_it_was_open(shared_cluster: Cluster)
     try:
         loop.run_until_complete(producer.__aenter__())
         loop.run_until_complete(send_some(0, 20))
-        assert Child(child).result() == ["ForkedError", "ForkedError"]
+        assert Child(child).result() == ["FORKED", "FORKED"]
         loop.run_until_complete(send_some(20, 40))
         loop.run_until_complete(producer.close())
         sent = {b"k": [b"%d" % number for number in range(40)]}
@@ -291,7 +291,7 @@ def test_forked_consumer_handles_nothing_when_it_was_open(shared_cluster: Cluste
 
     try:
         loop.run_until_complete(consumer.__aenter__())
-        assert Child(child).result() == [*["ForkedError"] * 5, 0]
+        assert Child(child).result() == [*["FORKED"] * 5, 0]
         loop.run_until_complete(handle_on())
     finally:
         loop.close()
@@ -346,7 +346,7 @@ async def test_open_consumer_is_not_opened_again(shared_cluster: Cluster):
     )
     async with consumer:
         opening = asyncio.gather(consumer.__aenter__(), return_exceptions=True)
-        assert [type(error).__name__ for error in await opening] == ["AlreadyOpenError"]
+        assert [error.reason for error in await opening] == [Reason.ALREADY_OPEN]
         await eventually(lambda: set(seen) == sent)
 
 
@@ -363,6 +363,6 @@ async def test_consumer_used_in_another_event_loop_is_refused(shared_cluster: Cl
             await asyncio.to_thread(lambda call=call: error_of(lambda: asyncio.run(call())))
             for call in calls
         ]
-        assert errors == ["OtherLoopError"] * 5
+        assert errors == ["OTHER_LOOP"] * 5
         await message.ack()
         assert (await anext(consumer)).offset == message.offset + 1

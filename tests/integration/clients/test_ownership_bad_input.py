@@ -31,7 +31,7 @@ from keylane.protocol.control import (
     Join,
     ReleaseGrant,
 )
-from keylane.protocol.errors import FencedError, SessionUnknownError, TokenUnknownError
+from keylane.protocol.errors import FencedError, Reason, SessionUnknownError, TokenUnknownError
 from keylane.protocol.frames import Ack, Acquire, Pull, Release
 from keylane.protocol.limits import TOKEN_STEP_MAX
 from keylane.rpc.client import BrokerClient, MetaClient
@@ -240,7 +240,7 @@ async def test_creation_is_refused_when_two_operators_create_a_subject_at_once(
     )
     made = [answer for answer in answers if not isinstance(answer, BaseException)]
     refused = [answer for answer in answers if isinstance(answer, BaseException)]
-    assert [type(answer).__name__ for answer in refused] == ["SubjectExistsError"]
+    assert [answer.reason for answer in refused] == [Reason.SUBJECT_EXISTS]
     assert (await meta.call(endpoints.SUBJECT, subject="both")).route.partitions == made[
         0
     ].route.partitions

@@ -8,7 +8,7 @@ import asyncio
 
 import pytest
 
-from keylane import Consumer, Message, Producer, ProducerSettings, QueueReader
+from keylane import Consumer, ConsumerSettings, Message, Producer, ProducerSettings, QueueReader
 from support.cluster import Cluster
 
 
@@ -45,7 +45,7 @@ async def test_packed_batches_arrive_as_they_were_sent(
         subject=subject,
         group="g",
         handler=handle,
-        consume_strategy=strategy,
+        settings=ConsumerSettings(consume_strategy=strategy),
     ):
         await asyncio.wait_for(everything.wait(), 60)
     assert sorted((m.offset, m.key, m.value, m.properties["key"]) for m in got) == [

@@ -14,17 +14,13 @@ from msgspec.structs import replace
 
 from keylane import Admin, InvalidRequestError, Producer, SubjectUnknownError
 from keylane.admin import ParkedKeyView, ParkedMessage, ParkState
-from keylane.errors import (
-    GroupUnknownError,
-    ParkedKeyUnknownError,
-    PartitionUnknownError,
-    SubjectExistsError,
-)
+from keylane.errors import ConflictError, GroupUnknownError, PartitionUnknownError, Reason
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.protocol.parked import Failure, Park, ParkedKeyRow
 from support.cluster import Cluster
 from support.parked.raw_owner import FAILURE, RawOwner
+from support.raising import raises
 from support.server_process import run_keylane
 
 KEYS = (b"a", b"b", b"\xff\x00")
@@ -34,7 +30,7 @@ async def sent(
     cluster: Cluster, subject: str, *, partitions: int = 2
 ) -> dict[bytes, list[tuple[int, int]]]:
     """Twelve messages of three keys, and three without one; where those of each key are."""
-    with contextlib.suppress(SubjectExistsError):
+    with contextlib.suppress(ConflictError):
         await cluster.create(subject, partitions=partitions)
     places: dict[bytes, list[tuple[int, int]]] = {key: [] for key in (*KEYS, b"")}
     async with Producer(cluster.meta) as producer:
@@ -141,7 +137,7 @@ async def test_messages_that_a_child_is_taking_over_are_waited_for(shared_cluste
         for child, adopted in taken:
             await owner.change(child, adopted)
         assert [(each.partition_id, each.offset) for each in await asked] == places[b"a"]
-        with pytest.raises(ParkedKeyUnknownError):
+        with raises(Reason.PARKED_KEY_UNKNOWN):
             await shown(b"never parked")
 
 
@@ -182,7 +178,7 @@ async def test_messages_of_an_ancestor_are_read_from_its_broker(shared_cluster: 
         assert await admin.skip("parked-moved", "g", child, b"b", first=3) == 3
         (left,) = await keys_of(admin, "parked-moved", key=b"b")
         assert (left.messages, left.first_offset) == (1, places[b"b"][3][1])
-        with pytest.raises(ParkedKeyUnknownError):
+        with raises(Reason.PARKED_KEY_UNKNOWN):
             await admin.skip("parked-moved", "g", parent, b"b")
 
 
@@ -210,7 +206,7 @@ async def test_wrong_questions_are_refused(shared_cluster: Cluster):
         home = places[b"a"][0][0]
         for call, error in (
             (admin.redrive("parked-wrong", "g"), InvalidRequestError),
-            (admin.redrive("parked-wrong", "g", key=b"unknown"), ParkedKeyUnknownError),
+            (admin.redrive("parked-wrong", "g", key=b"unknown"), Reason.PARKED_KEY_UNKNOWN),
             (admin.redrive("parked-wrong", "g", key="a"), InvalidRequestError),
             (admin.redrive("parked-wrong", "g", older_than_ms=-1), InvalidRequestError),
             (admin.redrive("parked-wrong", "g", error=""), InvalidRequestError),
@@ -219,14 +215,14 @@ async def test_wrong_questions_are_refused(shared_cluster: Cluster):
                 PartitionUnknownError,
             ),
             (admin.skip("parked-wrong", "g", other.partition_id, b"a"), PartitionUnknownError),
-            (admin.skip("parked-wrong", "g", home, b"unknown"), ParkedKeyUnknownError),
+            (admin.skip("parked-wrong", "g", home, b"unknown"), Reason.PARKED_KEY_UNKNOWN),
             (admin.skip("parked-wrong", "g", home, b"a", first=0), InvalidRequestError),
             (admin.skip("parked-wrong", "g", home, bytes(2_000)), InvalidRequestError),
             (admin.skip("parked-wrong", "g", "1", b"a"), InvalidRequestError),
         ):
-            with pytest.raises(error):
+            with raises(error):
                 await call
-        with pytest.raises(ParkedKeyUnknownError):
+        with raises(Reason.PARKED_KEY_UNKNOWN):
             [each async for each in admin.parked_messages("parked-wrong", "g", None)]
         (view,) = await keys_of(admin, "parked-wrong")
         assert (view.state, view.messages) == (ParkState.PARKED, 4)
@@ -273,7 +269,7 @@ async def test_commands_show_redrive_and_skip(shared_cluster: Cluster):
         assert "8 messages of 2 keys redriven" in said
         assert "nothing to redrive" in keylane(shared_cluster, "redrive", *where, "--all", "--yes")
         refused = keylane(shared_cluster, "skip", *where, "--key", "unknown", "--yes", status=1)
-        assert "ParkedKeyUnknownError" in refused
+        assert "PARKED_KEY_UNKNOWN" in refused
 
 
 async def test_dead_letters_without_a_key_are_found_by_commands_of_both_names(
@@ -328,7 +324,7 @@ async def test_dead_letters_are_chosen_by_key(shared_cluster: Cluster):
         assert await admin.skip(*where, key=b"b", dead=True) == 1
         with pytest.raises(InvalidRequestError):
             await admin.skip(*where)
-        with pytest.raises(ParkedKeyUnknownError, match="key b of group 'g': nothing is parked"):
+        with raises(Reason.PARKED_KEY_UNKNOWN, match="key b of group 'g': nothing is parked"):
             await admin.skip(*where, key=b"b", dead=True)
         edited = await admin.edit_parked(*where, *places[b"a"][1], value=b"mended")
         assert edited.edited
@@ -353,7 +349,7 @@ async def test_commands_choose_by_age_and_error(shared_cluster: Cluster):
         assert "failed at" in table
         assert "No key" not in keylane(shared_cluster, "show", *where, "--older-than", "0")
         refused = keylane(shared_cluster, "show", *where, "--older-than", "1h", status=1)
-        assert "ParkedKeyUnknownError" in refused
+        assert "PARKED_KEY_UNKNOWN" in refused
         assert "say which" in keylane(shared_cluster, "show", *where, status=1)
         said = keylane(shared_cluster, "skip", *where, "--error", "town", "--all", "--yes")
         assert "4 messages skipped" in said
@@ -492,7 +488,7 @@ async def test_message_is_edited_by_its_key(shared_cluster: Cluster):
         assert (await admin.parked_message(*where, key=b"a")).message.value == b"mended"
         dead = await admin.edit_parked(*where, key=b"b", dead=True, value=b"dead")
         assert (dead.partition_id, dead.offset) == places[b"b"][0]
-        with pytest.raises(ParkedKeyUnknownError):
+        with raises(Reason.PARKED_KEY_UNKNOWN):
             await admin.edit_parked(*where, key=b"b", value=b"no")
         for wrong in (
             {"key": b"a", "offset": 1},
@@ -521,8 +517,8 @@ async def test_message_is_edited_by_its_key(shared_cluster: Cluster):
         )
         assert json.loads(told.stdout)["value"] == "hex"
         for words, error in (
-            (("--key", "unknown"), "ParkedKeyUnknownError"),
-            (("--key", "a", "--offset", "1"), "leave --offset out"),
+            (("--key", "unknown"), "PARKED_KEY_UNKNOWN"),
+            (("--key", "a", "--offset", "1"), "remove --offset"),
             ((), "say which message"),
         ):
             refused = keylane(shared_cluster, "edit", *where, *words, "--value", "x", status=1)

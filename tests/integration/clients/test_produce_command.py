@@ -46,7 +46,7 @@ async def test_rows_of_a_csv_file_are_stored_by_key(shared_cluster: Cluster, tmp
     status, out, errors = await keylane(shared_cluster, *command)
     problem = json.loads(errors)
     receipts = [json.loads(line) for line in out.splitlines()]
-    assert (status, problem["name"], len(receipts)) == (1, "InputUnfinishedError", 300)
+    assert (status, problem["name"], len(receipts)) == (1, "InputError", 300)
     assert "line 602: the header has 2 columns, and this row 1" in problem["message"]
     assert (problem["details"]["line"], problem["details"]["lines"]) == (602, "602-")
     assert [receipt["line"] for receipt in receipts] == list(range(2, 602, 2))

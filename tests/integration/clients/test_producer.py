@@ -11,19 +11,19 @@ from keylane.protocol.backoff import Backoff
 from keylane.protocol.errors import (
     ClosedError,
     GivenUpError,
-    InvalidNameError,
     InvalidRequestError,
     KeylaneError,
     MessageTooLargeError,
     NotSentError,
     QueueFullError,
-    StrategyMismatchError,
+    Reason,
     SubjectUnknownError,
 )
 from keylane.protocol.routing import logical_partition, route_table
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
 from support.cluster import Cluster, assert_order_per_key
+from support.raising import raises
 
 QUICK = ProducerSettings(
     call_timeout_ms=2_000, backoff=Backoff(first_ms=10, max_ms=50), close_timeout_ms=500
@@ -84,7 +84,7 @@ async def test_properties_and_large_messages_arrive(shared_cluster: Cluster):
 async def test_illegal_name_is_refused_at_once(shared_cluster: Cluster, name: str):
     """A name that is none never reaches the metaserver."""
     async with Producer(shared_cluster.meta) as producer:
-        with pytest.raises(InvalidNameError):
+        with raises(Reason.NAME_INVALID):
             producer.send(name, b"v")
 
 
@@ -107,7 +107,7 @@ async def test_another_strategy_than_the_stored_is_refused(shared_cluster: Clust
     """A client that expects another order strategy than the subject has stores nothing."""
     route = await shared_cluster.create("strictly", strategy="strict")
     async with Producer(shared_cluster.meta, order_strategy="best_tried") as producer:
-        with pytest.raises(StrategyMismatchError):
+        with raises(Reason.ORDER_STRATEGY):
             await producer.send("strictly", b"v")
     assert not any((await shared_cluster.log(route)).values())
 

@@ -12,16 +12,15 @@ from typing import Any
 
 import aiohttp
 import pyarrow as pa
-import pytest
 
 import keylane.sync
 from keylane import CodecError, Fate, JsonCodec, Producer
-from keylane.errors import KeylaneError, MessageTooLargeError, PartlyQueuedError, RowsRefusedError
+from keylane.errors import KeylaneError, MessageTooLargeError, Reason
 from keylane.outbox import Outbox, create_tables
-from keylane.protocol.errors import DeliverAtError, DeliverAtKeyError
 from keylane.protocol.limits import KEY_BYTES_MAX
 from support.cluster import Cluster
 from support.outbox.rows import SETTINGS
+from support.raising import raises
 
 LONG = b"k" * (KEY_BYTES_MAX + 1)
 Send = Callable[[bytes, bytes], Awaitable[Any]]
@@ -31,7 +30,7 @@ Send = Callable[[bytes, bytes], Awaitable[Any]]
 @contextmanager
 def refused(kind: type[KeylaneError]) -> Iterator[Any]:
     """The call is refused with a typed error that has advice, and has done nothing."""
-    with pytest.raises(kind) as told:
+    with raises(kind) as told:
         yield told
     assert told.value.fate is Fate.NOT_DONE
     assert told.value.hint
@@ -72,9 +71,9 @@ async def test_long_key_is_refused_alone_however_it_is_sent(shared_cluster: Clus
         error = await check(b"one", lambda value, key: producer.send(subject, value, key=key))
         assert error.message.endswith("1025 bytes, at most 1024")
         assert error.hint == "Send a digest of it as the key."
-        error = await check(b"many", send_all, PartlyQueuedError)
+        error = await check(b"many", send_all, Reason.PARTLY_QUEUED)
         assert isinstance(error.__cause__, MessageTooLargeError)
-        assert (await check(b"table", send_arrow, RowsRefusedError)).rows == [0]
+        assert (await check(b"table", send_arrow, Reason.ROWS_REFUSED)).rows == [0]
         await check(b"outbox", lambda value, key: outbox.send(subject, value, key=key))
     with keylane.sync.Producer(meta) as script:
 
@@ -110,7 +109,7 @@ async def test_value_that_no_codec_encodes_is_refused_alone_in_the_middle_of_a_b
             if number == 50:
                 with refused(CodecError):
                     producer.send(subject, object(), key=keys[0])
-                with refused(PartlyQueuedError) as told:
+                with refused(Reason.PARTLY_QUEUED) as told:
                     await producer.send_all(subject, [(keys[0], 1j)])
                 assert (told.value.queued, type(told.value.__cause__)) == (0, CodecError)
             for key in keys:
@@ -140,10 +139,10 @@ async def test_late_delivery_of_a_key_or_of_the_past_is_refused_alone(shared_clu
             for key in keys:
                 producer.send(subject, b"%d" % number, key=key)
             if number == 20:
-                with refused(DeliverAtKeyError) as told:
+                with refused(Reason.DELIVER_AT_KEY) as told:
                     producer.send(subject, b"never", key=b"a", deliver_at=now_ms + 60_000)
                 assert "in the order they were sent" in told.value.hint
-                with refused(DeliverAtError):
+                with refused(Reason.DELIVER_AT):
                     producer.send(subject, b"never", deliver_at=now_ms - 60_000)
         await producer.flush()
     values = [b"%d" % number for number in range(40)]

@@ -9,11 +9,12 @@ import pyarrow as pa
 import pytest
 
 from keylane import Fate, Producer
-from keylane.errors import RowsGivenUpError, RowsRefusedError, RowsUnfinishedError
+from keylane.errors import Reason
 from keylane.producer import ProducerSettings
 from keylane.protocol.errors import InvalidRequestError, SubjectUnknownError
 from keylane.protocol.limits import KEY_BYTES_MAX, MESSAGE_BYTES_MAX
 from support.cluster import Cluster, assert_order_per_key
+from support.raising import raises
 
 ROWS = 100_000
 
@@ -128,8 +129,8 @@ async def test_no_row_is_sent_when_one_cannot_be(shared_cluster: Cluster):
     table = pa.table({"k": pa.array(keys, pa.binary()), "v": pa.array(bad_values, pa.binary())})
     async with Producer(shared_cluster.meta) as producer:
         before = [producer.send("arrow-bad", b"before", key=key) for key in (b"other", keys[0])]
-        with pytest.raises(
-            RowsRefusedError, match="3 rows cannot be sent, the first is row 70000: no value"
+        with raises(
+            Reason.ROWS_REFUSED, match="3 rows cannot be sent, the first is row 70000: no value"
         ) as refused:
             await producer.send_arrow("arrow-bad", table, key="k", value="v")
         assert refused.value.rows == [70_000, 70_001, 70_002]
@@ -193,7 +194,7 @@ async def test_row_of_another_type_refuses_a_frame(shared_cluster: Cluster):
     values[70_000] = 3.5
     frame = pd.DataFrame({"v": pd.Series(values, dtype=object), "k": "one key"})
     async with Producer(shared_cluster.meta) as producer:
-        with pytest.raises(RowsRefusedError, match=r"row 70000: 3\.5 is neither bytes nor text"):
+        with raises(Reason.ROWS_REFUSED, match=r"row 70000: 3\.5 is neither bytes nor text"):
             await producer.send_arrow("arrow-objects", frame, key="k", value="v")
         assert not await stored(shared_cluster, route)
         receipt = await producer.send_arrow(
@@ -214,7 +215,7 @@ async def test_rows_given_up_are_named_when_the_broker_is_gone(cluster: Cluster)
     async with Producer(cluster.meta, settings=settings) as producer:
         await producer.send_arrow("arrow-gone", table.slice(0, 10), key="k", value="v")
         cluster.brokers[0].kill()
-        with pytest.raises(RowsGivenUpError, match="3000 rows were given up") as gone:
+        with raises(Reason.ROWS_GIVEN_UP, match="3000 rows were given up") as gone:
             await producer.send_arrow("arrow-gone", table, key="k", value="v")
         assert gone.value.messages == 3_000
         assert gone.value.rows == list(range(100))
@@ -243,7 +244,7 @@ async def test_stream_that_raises_says_how_many_rows_are_stored(
     subject = f"arrow-cut-{batches}"
     route = await shared_cluster.create(subject)
     async with Producer(shared_cluster.meta) as producer:
-        with pytest.raises(RowsUnfinishedError, match="the file is cut off") as cut:
+        with raises(Reason.ROWS_UNFINISHED, match="the file is cut off") as cut:
             await producer.send_arrow(subject, failing_reader(batches, 1_000), key="k", value="v")
         error = cut.value
         assert (error.sent, error.stored, error.messages) == (batches * 1_000, batches * 1_000, 0)
@@ -261,7 +262,7 @@ async def test_stream_that_raises_counts_rows_that_were_given_up(cluster: Cluste
     async with Producer(cluster.meta, settings=settings) as producer:
         await producer.send_arrow("arrow-cut-gone", pa.table({"v": [b"1"]}), value="v")
         cluster.brokers[0].kill()
-        with pytest.raises(RowsUnfinishedError, match="2000 were given up") as cut:
+        with raises(Reason.ROWS_UNFINISHED, match="2000 were given up") as cut:
             await producer.send_arrow("arrow-cut-gone", failing_reader(2, 1_000), value="v")
         assert (cut.value.sent, cut.value.stored, cut.value.messages) == (2_000, 0, 2_000)
         assert cut.value.rows == list(range(100))

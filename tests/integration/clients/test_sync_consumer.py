@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from keylane import ClosedError, ConsumerSettings, InvalidRequestError, JsonCodec
-from keylane.errors import AlreadyOpenError, MixedUseError, SeekRefusedError
+from keylane.errors import Reason
 from keylane.sync import Consumer, Producer, loop_thread
 from support.cluster import Cluster
+from support.raising import raises
 
 
 def fill(cluster: Cluster, subject: str, count: int) -> None:
@@ -35,7 +36,7 @@ def test_loop_acks_and_gives_back_without_an_event_loop(shared_cluster: Cluster)
     with Consumer(
         shared_cluster.meta, subject="sync-loop", group="g", settings=settings
     ) as consumer:
-        with pytest.raises(AlreadyOpenError):
+        with raises(Reason.ALREADY_OPEN):
             consumer.open()
         for message in consumer:
             if not seen:
@@ -100,9 +101,9 @@ def test_failing_key_is_parked_and_partitions_are_paused_without_an_event_loop(
             if len(handled) == 4:
                 break
         assert handled == [b"1", b"3", b"5", b"7"]
-        with pytest.raises(SeekRefusedError):
+        with raises(Reason.SEEK_IN_GROUP):
             consumer.seek(0)
-        with pytest.raises(SeekRefusedError):
+        with raises(Reason.SEEK_IN_GROUP):
             consumer.seek_to_time("-1h")
         consumer.pause()
         assert [each.paused for each in consumer.assignment] == [True]
@@ -129,7 +130,7 @@ def test_batches_of_arrow_data_are_acked_and_given_back(shared_cluster: Cluster)
         first.nack()
         again = next(batches)
         assert (again.start_offset, again.attempt, len(again)) == (0, 2, first.next_offset)
-        with pytest.raises(MixedUseError):
+        with raises(Reason.MIXED_USE):
             next(consumer)
         again.ack()
         offsets += again.record_batch["offset"].to_pylist()

@@ -32,16 +32,12 @@ from keylane import (
     ProducerSettings,
     SubjectUnknownError,
 )
-from keylane.errors import (
-    AlreadyOpenError,
-    ForkedError,
-    OtherLoopError,
-    PartlyQueuedError,
-)
+from keylane.errors import Reason, UsageError
 from keylane.protocol import endpoints
 from keylane.sync import Producer
 from support.cluster import Cluster
 from support.forked import Child
+from support.raising import raises
 
 numbers = itertools.count()
 
@@ -97,11 +93,11 @@ def test_message_is_kept_until_its_time_or_canceled(shared_cluster: Cluster, sub
             assert producer.cancel(receipt) is keylane.admin.CancelOutcome.CANCELED
         due = datetime.now(UTC) + timedelta(seconds=1)
         soon = producer.send(subject, 2, deliver_at=due, tags=["later"])
-        with pytest.raises(keylane.errors.DeliverAtKeyError):
+        with raises(keylane.errors.Reason.DELIVER_AT_KEY):
             producer.send(subject, 3, key=b"k", deliver_at=due)
-        with pytest.raises(keylane.errors.DeliverAtError):
+        with raises(keylane.errors.Reason.DELIVER_AT):
             producer.send(subject, 3, deliver_at=1)
-        with pytest.raises(keylane.errors.ScheduledUnknownError):
+        with raises(keylane.errors.Reason.SCHEDULED_UNKNOWN):
             producer.cancel(msgspec.structs.replace(receipt, scheduled_id="00" * 16))
         with pytest.raises(InvalidRequestError):
             producer.cancel("receipt")
@@ -157,10 +153,10 @@ def test_send_all_sends_what_the_caller_iterates(shared_cluster: Cluster, subjec
         assert producer.send_all(subject, []) == 0
         assert producer.send_all(subject, pairs(2_000)) == 2_000
         assert producer.stats.acked == 2_000
-        with pytest.raises(PartlyQueuedError, match="the file ends here") as told:
+        with raises(Reason.PARTLY_QUEUED, match="the file ends here") as told:
             producer.send_all(subject, pairs(2_500))
         assert told.value.queued == 2_500
-        with pytest.raises(PartlyQueuedError) as told:
+        with raises(Reason.PARTLY_QUEUED) as told:
             producer.send_all(subject, [*pairs(1_100), (b"k", "text")])
         assert (told.value.queued, type(told.value.__cause__)) == (1_100, InvalidRequestError)
         producer.flush()
@@ -209,7 +205,7 @@ def test_errors_are_raised_where_the_program_asks(shared_cluster: Cluster, subje
         with pytest.raises(GivenUpError) as told:
             producer.flush()
         assert told.value.messages == 1
-        with pytest.raises(AlreadyOpenError):
+        with raises(Reason.ALREADY_OPEN):
             producer.open()
         producer.send(subject, b"v", key=b"k")
     with pytest.raises(ClosedError, match=r"the producer is not open \["):
@@ -230,7 +226,7 @@ def test_send_is_refused_when_a_partitioner_calls_it(shared_cluster: Cluster, su
     def place(key: bytes) -> int:
         try:
             producer.send(subject, b"inner")
-        except OtherLoopError as error:
+        except UsageError as error:
             refused.append(error.message)
         return 7
 
@@ -250,8 +246,8 @@ def test_forked_producer_refuses_calls_and_the_parent_sends(shared_cluster: Clus
         ):
             try:
                 call()
-            except ForkedError as error:
-                told.append(type(error).__name__)
+            except UsageError as error:
+                told.append(error.reason.name)
         producer.close()
         with Producer(shared_cluster.meta) as own:
             own.send(subject, b"own", key=b"child").result()
@@ -259,7 +255,7 @@ def test_forked_producer_refuses_calls_and_the_parent_sends(shared_cluster: Clus
 
     with Producer(shared_cluster.meta) as producer:
         producer.send(subject, b"1", key=b"k").result()
-        assert Child(in_child).result() == ["ForkedError"] * 4
+        assert Child(in_child).result() == ["FORKED"] * 4
         producer.send(subject, b"2", key=b"k").result()
     stored(shared_cluster, subject, {b"k": [b"1", b"2"], b"child": [b"own"]})
 

@@ -10,7 +10,7 @@ import asyncio
 import sys
 import time
 
-from keylane import Consumer, Message
+from keylane import Consumer, ConsumerSettings, Message
 
 
 def boot_ms() -> int:
@@ -39,7 +39,7 @@ async def main() -> None:
             meta,
             subject=subject,
             group=group,
-            ttl_ms=int(ttl_ms),
+            settings=ConsumerSettings(ttl_ms=int(ttl_ms)),
             handler=None if how == "iterating" else handle,
         )
         if how == "iterating":

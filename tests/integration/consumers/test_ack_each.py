@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from keylane import Admin, Consumer, Message, Producer
+from keylane import Admin, Consumer, ConsumerSettings, Message, Producer
 from keylane.protocol.errors import ConfigError
 from support.cluster import Cluster, eventually
 from support.server_process import ServerProcess
@@ -14,13 +14,14 @@ from support.server_process import ServerProcess
 KEYS = 4
 PROGRAM = """
 import asyncio, sys
-from keylane import Consumer
+from keylane import Consumer, ConsumerSettings
 
 async def handle(message):
     print(message.key.decode(), message.value.decode(), flush=True)
 
 asyncio.run(Consumer(
-    sys.argv[1], subject=sys.argv[2], group="g", handler=handle, ack=sys.argv[3], concurrency=KEYS, ttl_ms=1_000
+    sys.argv[1], subject=sys.argv[2], group="g", handler=handle, ack=sys.argv[3],
+    settings=ConsumerSettings(concurrency=KEYS, ttl_ms=1_000)
 ).run())
 """.replace("KEYS", str(KEYS))
 
@@ -56,7 +57,11 @@ async def test_killed_consumer_had_each_message_acked_before_the_next_of_its_key
         again.append((message.key.decode(), message.value.decode()))
 
     async with Consumer(
-        shared_cluster.meta, subject="each-killed", group="g", handler=handle, ttl_ms=1_000
+        shared_cluster.meta,
+        subject="each-killed",
+        group="g",
+        handler=handle,
+        settings=ConsumerSettings(ttl_ms=1_000),
     ):
         await eventually(lambda: len({*seen, *again}) == 400)
     assert len(before) < 400
@@ -98,7 +103,7 @@ async def test_messages_are_handled_in_order_when_each_is_acked(
         group="g",
         handler=handle,
         ack="each",
-        consume_strategy=strategy,
+        settings=ConsumerSettings(consume_strategy=strategy),
     )
     async with consumer, Admin(shared_cluster.meta) as admin:
         await eventually(lambda: len(handled) == 200)

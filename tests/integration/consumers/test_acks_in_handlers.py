@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from keylane import Admin, Consumer, InvalidRequestError, Message, Producer
+from keylane import Admin, Consumer, ConsumerSettings, InvalidRequestError, Message, Producer
 from keylane.testing import VirtualCluster, run
 
 
@@ -41,7 +41,11 @@ def test_call_by_hand_is_refused_when_a_handler_has_the_message(
 
         handling: dict[str, Any] = {kind: handle}
         consumer = Consumer(
-            cluster.address, subject="orders", group="g", consume_strategy=strategy, **handling
+            cluster.address,
+            subject="orders",
+            group="g",
+            settings=ConsumerSettings(consume_strategy=strategy),
+            **handling,
         )
         async with Producer(cluster.address) as producer, consumer:
             await producer.send("orders", b"", key=b"k")
@@ -78,7 +82,11 @@ def test_call_by_hand_is_refused_when_the_handler_does_not_wait_for_it(call: str
                 refused.append(error)
 
         consumer = Consumer(
-            cluster.address, subject="orders", group="g", consume_strategy=strategy, handler=handle
+            cluster.address,
+            subject="orders",
+            group="g",
+            settings=ConsumerSettings(consume_strategy=strategy),
+            handler=handle,
         )
         async with Producer(cluster.address) as producer, consumer:
             await producer.send("orders", b"", key=b"k")

@@ -39,8 +39,7 @@ async def test_body_that_blocks_past_the_lease_loses_what_is_in_hand(shared_clus
         shared_cluster.meta,
         subject="blocking-body",
         group="g",
-        on_lost=lost.extend,
-        settings=ConsumerSettings(ttl_ms=1_000, handover_ms=100),
+        settings=ConsumerSettings(ttl_ms=1_000, handover_ms=100, on_lost=lost.extend),
     )
     async with asyncio.timeout(60), consumer:
         taken = await consumer.getmany(max_records=2, timeout_ms=30_000)
@@ -138,7 +137,11 @@ async def test_child_ends_when_a_forking_handler_comes_back_in_it(
         handled.append(message.value)
 
     consumer = Consumer(
-        shared_cluster.meta, subject=subject, group="g", handler=handle, concurrency=4
+        shared_cluster.meta,
+        subject=subject,
+        group="g",
+        handler=handle,
+        settings=ConsumerSettings(concurrency=4),
     )
     async with asyncio.timeout(60), consumer:
         await eventually(lambda: len(handled) == 6)
@@ -147,7 +150,7 @@ async def test_child_ends_when_a_forking_handler_comes_back_in_it(
                 await asyncio.sleep(0.05)
     assert handled == [b"%d" % number for number in range(6)]
     assert statuses == [os.EX_SOFTWARE] * 6
-    assert said.read_text().count("ForkReturnedError 1258") == 6
+    assert said.read_text().count("UsageError 1258") == 6
 
 
 async def test_child_of_a_handler_handles_no_later_message_when_the_handler_returns(
@@ -193,7 +196,11 @@ async def test_batch_handler_that_ends_the_program_acks_nothing(
         raise SystemExit(3)
 
     consumer = Consumer(
-        shared_cluster.meta, subject=subject, group="g", batch_handler=handle, threads=threads
+        shared_cluster.meta,
+        subject=subject,
+        group="g",
+        batch_handler=handle,
+        settings=ConsumerSettings(threads=threads),
     )
     async with asyncio.timeout(60), consumer:
         with pytest.raises(SystemExit):

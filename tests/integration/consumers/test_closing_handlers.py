@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from keylane import Consumer, Message, Producer
-from keylane.protocol.errors import OtherTaskError
+from keylane import Consumer, ConsumerSettings, Message, Producer
+from keylane.protocol.errors import Reason
 from support.cluster import Cluster, eventually
+from support.consumer_options import consumer_options
+from support.raising import raises
 
 SENT = 40
 
@@ -43,13 +45,19 @@ async def test_handlers_do_not_start_after_one_of_them_has_closed_the_consumer(
         closed = True
 
     names: dict[str, Any] = {"subject": subject, "group": "g", "consume_strategy": strategy}
-    consumer = Consumer(shared_cluster.meta, handler=handle, concurrency=concurrency, **names)
+    consumer = Consumer(
+        shared_cluster.meta,
+        **consumer_options(
+            handler=handle, settings=ConsumerSettings(concurrency=concurrency), **names
+        ),
+    )
     await asyncio.wait_for(consumer.run(), 60)
     assert closed
     assert "late" not in started
     handled: list[int] = []
     async with Consumer(
-        shared_cluster.meta, handler=lambda message: handled.append(int(message.value)), **names
+        shared_cluster.meta,
+        **consumer_options(handler=lambda message: handled.append(int(message.value)), **names),
     ):
         acked = 1 if concurrency == 1 else 2 * concurrency
         await eventually(lambda: SENT - acked <= len(handled), seconds=60)
@@ -98,11 +106,14 @@ async def test_message_of_a_key_is_refused_to_a_second_task_before_the_ack(
             handled.append(message.value)
 
     async with Consumer(
-        shared_cluster.meta, subject=subject, group="g", consume_strategy=strategy
+        shared_cluster.meta,
+        subject=subject,
+        group="g",
+        settings=ConsumerSettings(consume_strategy=strategy),
     ) as consumer:
         tasks = [asyncio.create_task(iterate(consumer)) for _ in range(2)]
         await eventually(lambda: len(handled) == 4, seconds=60)
-        with pytest.raises(OtherTaskError):
+        with raises(Reason.OTHER_TASK):
             await tasks[1]
     await asyncio.wait_for(tasks[0], 30)
     assert handled == [b"0", b"1", b"2", b"3"]

@@ -16,12 +16,13 @@ from keylane.protocol.backoff import Backoff
 from keylane.protocol.errors import (
     ClosedError,
     ConfigError,
-    InvalidNameError,
     LeaseLostError,
     NotSentError,
+    Reason,
     SubjectUnknownError,
 )
 from support.cluster import Cluster, eventually, pause, resume
+from support.raising import raises
 from support.server_process import ServerProcess, running_script
 from support.written_lines import written_lines
 
@@ -203,16 +204,21 @@ async def test_partitions_are_divided_and_handed_over(shared_cluster: Cluster):
 @pytest.mark.parametrize("name", ["../x", "a\0b", "x" * 300, ""])
 def test_illegal_names_are_refused_at_once(name: str):
     """Names are checked before anything is opened."""
-    with pytest.raises(InvalidNameError):
+    with raises(Reason.NAME_INVALID):
         Consumer("127.0.0.1:1", subject=name, group="g")
-    with pytest.raises(InvalidNameError):
+    with raises(Reason.NAME_INVALID):
         Consumer("127.0.0.1:1", subject="s", group=name)
 
 
 def test_impossible_settings_are_all_listed():
     """The error lists every problem."""
     with pytest.raises(ConfigError, match=r"ttl_ms.*concurrency"):
-        Consumer("127.0.0.1:1", subject="s", group="g", ttl_ms=10, concurrency=0)
+        Consumer(
+            "127.0.0.1:1",
+            subject="s",
+            group="g",
+            settings=ConsumerSettings(ttl_ms=10, concurrency=0),
+        )
 
 
 async def test_unknown_subject_is_refused_at_open(shared_cluster: Cluster):

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from keylane import Consumer, ConsumerSettings, Message, Producer
-from keylane.protocol.errors import GroupStrategyError
+from keylane.protocol.errors import Reason
 from support.cluster import Cluster, eventually
+from support.raising import raises
 from support.server_process import ServerProcess, running_script
 from support.written_lines import written_lines
 
@@ -165,9 +166,9 @@ async def test_run_ends_with_close_and_raises_the_error_that_ended_the_consumer(
         subject="run-close",
         group="g",
         handler=print,
-        consume_strategy="shared",
+        settings=ConsumerSettings(consume_strategy="shared"),
     )
-    with pytest.raises(GroupStrategyError):
+    with raises(Reason.GROUP_STRATEGY):
         await other.run()
     assert signal.getsignal(signal.SIGTERM) is before
 

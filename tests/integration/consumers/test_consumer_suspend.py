@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
@@ -188,8 +189,7 @@ async def test_late_call_to_suspend_is_undone_by_the_next_heartbeat(
         subject="late",
         group="g",
         handler=print,
-        settings=settings,
-        on_revoked=revoked.extend,
+        settings=replace(settings, on_revoked=revoked.extend),
     ) as consumer:
         await eventually(lambda: len(consumer.assignment) == 2)
         assert consumer._membership is not None

@@ -5,6 +5,7 @@ in one object.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,13 +18,9 @@ from keylane import (
     Message,
     Producer,
 )
-from keylane.errors import (
-    AlreadyOpenError,
-    HandlerTypeError,
-    PartitionUnknownError,
-    SeekRefusedError,
-)
+from keylane.errors import HandlerTypeError, PartitionUnknownError, Reason
 from support.cluster import Cluster, eventually
+from support.raising import raises
 
 
 async def send(cluster: Cluster, subject: str, count: int) -> None:
@@ -120,12 +117,13 @@ async def test_callbacks_tell_of_partitions_that_come_and_go(shared_cluster: Clu
         shared_cluster.meta,
         subject="telling",
         group="g",
-        on_assigned=assigned,
-        on_revoked=revoked,
-        settings=settings,
+        settings=replace(settings, on_assigned=assigned, on_revoked=revoked),
     )
     second = Consumer(
-        shared_cluster.meta, subject="telling", group="g", on_assigned=failing, settings=settings
+        shared_cluster.meta,
+        subject="telling",
+        group="g",
+        settings=replace(settings, on_assigned=failing),
     )
     async with asyncio.timeout(90), first:
         while len(hand) < 16:
@@ -142,9 +140,9 @@ async def test_callbacks_tell_of_partitions_that_come_and_go(shared_cluster: Clu
 
 async def test_seek_is_refused_with_the_way_to_reset():
     consumer = Consumer("127.0.0.1:1", subject="s", group="g")
-    with pytest.raises(SeekRefusedError, match="keylane group reset"):
+    with raises(Reason.SEEK_IN_GROUP, match="keylane group reset"):
         consumer.seek(3, 100)
-    with pytest.raises(SeekRefusedError, match="keylane group reset"):
+    with raises(Reason.SEEK_IN_GROUP, match="keylane group reset"):
         consumer.seek_to_time("-1h")
     with pytest.raises(InvalidRequestError, match="subject"):
         consumer.on("orders", group="g")
@@ -161,11 +159,11 @@ async def test_consumer_without_a_subject_handles_several(shared_cluster: Cluste
     got: dict[str, int] = {"several-a": 0, "several-b": 0}
     begun, refused = asyncio.Event(), asyncio.Event()
 
-    @consumer.on("several-a", group="g", concurrency=2)
+    @consumer.on("several-a", group="g", settings=ConsumerSettings(concurrency=2))
     async def one(message: Message) -> None:
         await take([message])
 
-    @consumer.on("several-b", group="g", batch=True, max_records=4)
+    @consumer.on("several-b", group="g", batch=True, settings=ConsumerSettings(max_records=4))
     async def many(messages: list[Message]) -> None:
         await take(messages)
 
@@ -202,9 +200,9 @@ async def test_consumer_without_a_subject_handles_several(shared_cluster: Cluste
         with pytest.raises(InvalidRequestError, match=by_id + "Assignment"):
             await consumer.pause(*consumer.assignment)  # type: ignore[arg-type]
         assert not any(each.paused for each in consumer.assignment)
-        with pytest.raises(SeekRefusedError, match="keylane group reset"):
+        with raises(Reason.SEEK_IN_GROUP, match="keylane group reset"):
             consumer.seek(owned[0], 3)
-        with pytest.raises(AlreadyOpenError):
+        with raises(Reason.ALREADY_OPEN):
             consumer.on("several-a", group="h")(one)
         refused.set()
         await running

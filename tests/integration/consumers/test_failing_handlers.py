@@ -126,7 +126,7 @@ async def test_handler_that_blocks_the_loop_is_logged_as_the_reason_of_a_lost_le
             await eventually(lambda: any("lost the lease" in text for text in caplog.messages))
     (text, *_) = [text for text in caplog.messages if "lost the lease" in text]
     assert "consumer of blocked in group g lost the lease of partition" in text
-    assert "a handler that blocks needs threads=" in text
+    assert "a handler that blocks needs threads: settings=ConsumerSettings(threads=8)" in text
     assert sum("session is unknown" in line for line in caplog.messages) <= 1
     stall = re.search(r"the event loop did not run for ([\d.]+) s", text)
     assert stall, text

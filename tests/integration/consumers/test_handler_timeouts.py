@@ -8,12 +8,14 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from keylane import Admin, Consumer, ConsumerSettings, Message, Producer
 from keylane.testing import VirtualCluster, run
+from support.consumer_options import consumer_options
 
 KINDS = pytest.mark.parametrize("strategy", ["exclusive", "shared"])
 
@@ -79,14 +81,16 @@ def test_consumer_goes_on_when_all_its_handlers_hang(strategy: str, batch: bool)
         )
         consumer = Consumer(
             cluster.address,
-            subject="s",
-            group="g",
-            consume_strategy=strategy,
-            concurrency=4,
-            on_failure="park" if strategy == "exclusive" else "dead",
-            tries_max=2,
-            handler_timeout_ms=20_000,
-            **handlers,
+            **consumer_options(
+                subject="s",
+                group="g",
+                settings=ConsumerSettings(
+                    consume_strategy=strategy, concurrency=4, handler_timeout_ms=20_000
+                ),
+                on_failure="park" if strategy == "exclusive" else "dead",
+                tries_max=2,
+                **handlers,
+            ),
         )
         async with consumer:
             await send(cluster, *(b"hang%d" % number for number in range(4)))
@@ -114,11 +118,11 @@ def test_message_is_lost_when_its_handler_times_out_and_it_was_acked_before(
             cluster.address,
             subject="s",
             group="g",
-            consume_strategy=strategy,
-            concurrency=1,
+            settings=ConsumerSettings(
+                consume_strategy=strategy, concurrency=1, handler_timeout_ms=20_000
+            ),
             ack="before",
             handler=hanging.one,
-            handler_timeout_ms=20_000,
         )
         async with consumer:
             await send(cluster, b"hang", b"good")
@@ -145,7 +149,7 @@ def test_broadcast_handler_is_tried_again_when_it_times_out():
 
         settings = ConsumerSettings(handler_timeout_ms=2_000)
         async with Consumer(
-            cluster.address, subject="s", broadcast=True, handler=handle, settings=settings
+            cluster.address, subject="s", handler=handle, settings=replace(settings, broadcast=True)
         ):
             await send(cluster, b"a")
             await asyncio.sleep(30)
@@ -217,14 +221,16 @@ def test_try_has_failed_when_its_handler_takes_its_time_out_in_any_way(
         )
         async with Consumer(
             cluster.address,
-            subject="s",
-            group="g",
-            consume_strategy=strategy,
-            concurrency=1,
-            on_failure="dead",
-            tries_max=2,
-            handler_timeout_ms=5_000,
-            **handlers,
+            **consumer_options(
+                subject="s",
+                group="g",
+                settings=ConsumerSettings(
+                    consume_strategy=strategy, concurrency=1, handler_timeout_ms=5_000
+                ),
+                on_failure="dead",
+                tries_max=2,
+                **handlers,
+            ),
         ):
             await send(cluster, b"late", b"next", b"last")
             await asyncio.sleep(60)
@@ -253,9 +259,8 @@ def test_message_is_lost_once_when_its_handler_times_out_in_any_way_and_it_was_a
             subject="s",
             group="g",
             handler=handle,
-            concurrency=1,
+            settings=ConsumerSettings(concurrency=1, handler_timeout_ms=5_000),
             ack="before",
-            handler_timeout_ms=5_000,
         ):
             await send(cluster, b"late", b"next")
             await asyncio.sleep(60)
@@ -289,11 +294,14 @@ def test_partition_is_handed_over_when_its_handlers_took_no_notice_of_their_time
 
         settings = ConsumerSettings(handler_timeout_ms=2_000, handover_ms=3_000)
         given: dict[str, Any] = {"subject": "s", "group": "g", "settings": settings}
-        async with Consumer(cluster.address, handler=hang, concurrency=8, **given):
+        async with Consumer(
+            cluster.address,
+            **consumer_options(handler=hang, concurrency=8, **given),
+        ):
             await send(cluster, *(b"%d" % number for number in range(8)))
             await asyncio.sleep(20)
             assert begun == ["first"] * 8
-            async with Consumer(cluster.address, handler=handle, **given):
+            async with Consumer(cluster.address, **consumer_options(handler=handle, **given)):
                 await asyncio.sleep(20)
         assert "second" in begun
         assert begun.count("first") == 8
@@ -318,7 +326,7 @@ def test_handler_that_raises_another_error_at_its_time_out_has_timed_out():
             handler=handle,
             on_failure="dead",
             tries_max=1,
-            handler_timeout_ms=5_000,
+            settings=ConsumerSettings(handler_timeout_ms=5_000),
         ):
             await send(cluster, b"a")
             await asyncio.sleep(30)
@@ -343,8 +351,7 @@ def test_error_of_a_later_try_is_its_own_when_the_first_has_timed_out():
             handler=handle,
             on_failure="dead",
             tries_max=2,
-            concurrency=1,
-            handler_timeout_ms=60_000,
+            settings=ConsumerSettings(concurrency=1, handler_timeout_ms=60_000),
         ):
             await send(cluster, b"a")
             await asyncio.sleep(100)
@@ -358,7 +365,10 @@ def test_handler_has_an_hour_unless_its_consumer_says_otherwise(given: dict, han
     async def story(cluster: VirtualCluster) -> None:
         await cluster.create_subject("s", partitions=1)
         hanging = LateHandlers(cluster)
-        async with Consumer(cluster.address, subject="s", group="g", handler=hanging.one, **given):
+        async with Consumer(
+            cluster.address,
+            **consumer_options(subject="s", group="g", handler=hanging.one, **given),
+        ):
             await send(cluster, b"hang")
             await asyncio.sleep(3_590)
             assert hanging.cancelled == []

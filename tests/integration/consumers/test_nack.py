@@ -8,7 +8,7 @@ import asyncio
 
 import pytest
 
-from keylane import NACK, Consumer, Message, Producer, Retry
+from keylane import NACK, Consumer, ConsumerSettings, Message, Producer, Retry
 from keylane.protocol.errors import ClosedError, InvalidRequestError
 from support.cluster import Cluster, eventually
 
@@ -29,7 +29,10 @@ async def test_message_given_back_comes_before_later_ones_of_its_key(
     await send(shared_cluster, subject, b"a", b"a", b"b", b"a", b"b")
     seen: list[tuple[bytes, bytes, int]] = []
     async with Consumer(
-        shared_cluster.meta, subject=subject, group="g", consume_strategy=strategy
+        shared_cluster.meta,
+        subject=subject,
+        group="g",
+        settings=ConsumerSettings(consume_strategy=strategy),
     ) as consumer:
         async with asyncio.timeout(60):
             while len(seen) < 7:

@@ -14,6 +14,7 @@ import pytest
 from keylane import Admin, Consumer, ConsumerSettings, Message, OverloadedError, Producer
 from keylane.broker.partition import acks
 from keylane.testing import VirtualCluster, run
+from support.consumer_options import consumer_options
 
 RANGES_MAX = 20
 KEYS = 5
@@ -73,7 +74,8 @@ def story_of(
         async def work() -> None:
             settings = ConsumerSettings(ack="each", ttl_ms=2_000, concurrency=4)
             await Consumer(
-                cluster.address, subject="orders", group="g", settings=settings, **given
+                cluster.address,
+                **consumer_options(subject="orders", group="g", settings=settings, **given),
             ).run()
 
         program = cluster.start(work)
@@ -137,7 +139,11 @@ def test_ack_by_hand_returns_only_once_it_is_durable_when_acks_are_refused(
     async def story(cluster: VirtualCluster) -> None:
         await fill(cluster)
         async with Consumer(
-            cluster.address, subject="orders", group="g", ack="each", consume_strategy=strategy
+            cluster.address,
+            subject="orders",
+            group="g",
+            ack="each",
+            settings=ConsumerSettings(consume_strategy=strategy),
         ) as consumer:
             taken: list[Message] = []
             while len(taken) < 100:

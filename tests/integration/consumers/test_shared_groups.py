@@ -16,12 +16,13 @@ from keylane import Consumer, Message, Producer
 from keylane.consumer import ConsumerSettings
 from keylane.protocol import endpoints
 from keylane.protocol.control import SwitchGroup
-from keylane.protocol.errors import GroupStrategyError
+from keylane.protocol.errors import Reason
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.protocol.routing import ConsumeStrategy
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
 from support.cluster import Cluster, eventually, pause, resume
+from support.raising import raises
 from support.server_process import ServerProcess, running_script
 from support.written_lines import written_lines
 
@@ -174,9 +175,12 @@ async def test_strategy_mismatch_is_refused_at_open_with_the_way_to_switch(share
     """The group's first consumer has decided the strategy."""
     await shared_cluster.create("decided")
     async with Consumer(
-        shared_cluster.meta, subject="decided", group="g", consume_strategy="shared"
+        shared_cluster.meta,
+        subject="decided",
+        group="g",
+        settings=ConsumerSettings(consume_strategy="shared"),
     ):
-        with pytest.raises(GroupStrategyError, match="keylane group switch"):
+        with raises(Reason.GROUP_STRATEGY, match="keylane group switch"):
             async with Consumer(shared_cluster.meta, subject="decided", group="g"):
                 pass
 

@@ -11,6 +11,7 @@ import pytest
 
 from keylane import Admin, Consumer, ConsumerSettings, Message, Producer
 from keylane.testing import VirtualCluster, run
+from support.consumer_options import consumer_options
 
 SHARED: dict[str, Any] = {"subject": "s", "group": "g", "consume_strategy": "shared"}
 
@@ -34,7 +35,9 @@ async def dead_letters(cluster: VirtualCluster) -> list[tuple[int, str, int]]:
 
 async def member(address: str, handling: LongHandlers) -> None:
     """The program of a member."""
-    await Consumer(address, handler=handling.one, on_failure="dead", tries_max=3, **SHARED).run()
+    await Consumer(
+        address, **consumer_options(handler=handling.one, on_failure="dead", tries_max=3, **SHARED)
+    ).run()
 
 
 class LongHandlers:
@@ -73,8 +76,8 @@ def test_message_is_handled_once_when_its_handler_takes_longer_than_its_time_in_
         ]
         settings = ConsumerSettings(in_flight_ms=10_000)
         async with (
-            Consumer(address, settings=settings, **SHARED, **given[0]),
-            Consumer(address, settings=settings, **SHARED, **given[1]),
+            Consumer(address, **consumer_options(settings=settings, **SHARED, **given[0])),
+            Consumer(address, **consumer_options(settings=settings, **SHARED, **given[1])),
         ):
             await send(cluster, b"long")
             await asyncio.sleep(200)
@@ -95,7 +98,7 @@ def test_message_is_handled_once_when_its_broker_restarts_meanwhile():
     async def story(cluster: VirtualCluster) -> None:
         await cluster.create_subject("s", partitions=1)
         handling = LongHandlers(cluster, 150)
-        async with Consumer(cluster.address, handler=handling.one, **SHARED):
+        async with Consumer(cluster.address, **consumer_options(handler=handling.one, **SHARED)):
             await send(cluster, b"long")
             await asyncio.sleep(30)
             cluster.brokers[0].kill()
@@ -114,11 +117,11 @@ def test_member_leaves_messages_to_others_when_its_workers_are_busy():
     async def story(cluster: VirtualCluster) -> None:
         await cluster.create_subject("s", partitions=1)
         busy, free = LongHandlers(cluster), LongHandlers(cluster)
-        async with Consumer(cluster.address, handler=busy.one, **SHARED):
+        async with Consumer(cluster.address, **consumer_options(handler=busy.one, **SHARED)):
             await send(cluster, *(b"long%d" % number for number in range(16)))
             await asyncio.sleep(30)
             assert len(busy.begun) == 16
-            async with Consumer(cluster.address, handler=free.one, **SHARED):
+            async with Consumer(cluster.address, **consumer_options(handler=free.one, **SHARED)):
                 await asyncio.sleep(10)
                 began_s = cluster.now_s
                 await send(cluster, *(b"quick%d" % number for number in range(300)))
@@ -136,11 +139,13 @@ def test_hanging_message_takes_one_worker_and_no_more():
         handling = LongHandlers(cluster)
         consumer = Consumer(
             cluster.address,
-            handler=handling.one,
-            on_failure="dead",
-            tries_max=3,
-            handler_timeout_ms=200_000,
-            **SHARED,
+            **consumer_options(
+                handler=handling.one,
+                on_failure="dead",
+                tries_max=3,
+                settings=ConsumerSettings(handler_timeout_ms=200_000),
+                **SHARED,
+            ),
         )
         async with consumer:
             await send(cluster, b"long")
@@ -164,8 +169,8 @@ def test_message_in_hand_is_not_handed_out_again_while_its_program_works(togethe
         await cluster.create_subject("s", partitions=1)
         other = LongHandlers(cluster)
         async with (
-            Consumer(cluster.address, **SHARED) as consumer,
-            Consumer(cluster.address, handler=other.one, **SHARED) as second,
+            Consumer(cluster.address, **consumer_options(**SHARED)) as consumer,
+            Consumer(cluster.address, **consumer_options(handler=other.one, **SHARED)) as second,
         ):
             await second.suspend()
             await send(cluster, b"a", b"b")
@@ -194,7 +199,9 @@ def test_message_that_a_loop_passes_over_counts_as_failed_when_it_comes_again():
         await cluster.create_subject("s", partitions=1)
         given: list[tuple[bytes, int, float]] = []
         late: list[Message] = []
-        async with Consumer(cluster.address, on_failure="dead", tries_max=3, **SHARED) as consumer:
+        async with Consumer(
+            cluster.address, **consumer_options(on_failure="dead", tries_max=3, **SHARED)
+        ) as consumer:
             await send(cluster, b"never", b"late", b"good")
 
             async def loop() -> None:

@@ -15,13 +15,15 @@ from keylane import (
     ArrowBatch,
     ClosedError,
     Consumer,
+    ConsumerSettings,
     InvalidRequestError,
     LeaseLostError,
     Message,
     Producer,
 )
-from keylane.errors import MixedUseError, OtherTaskError
+from keylane.errors import Reason
 from support.cluster import Cluster, eventually
+from support.raising import raises
 
 
 async def fill(
@@ -72,7 +74,7 @@ async def test_batch_handler_gets_everything_in_order_over_failures(
         subject=subject,
         group="g",
         batch_handler=handle,
-        max_records=50,
+        settings=ConsumerSettings(max_records=50),
         ack=ack,
     ) as consumer:
         await eventually(lambda: len(done) == 1_000)
@@ -110,7 +112,7 @@ async def test_getmany_gives_messages_of_a_key_together_and_holds_later_ones(
             await consumer.nack(3)  # type: ignore[arg-type]
         with pytest.raises(InvalidRequestError, match="another consumer"):
             await consumer.ack(stranger)
-        with pytest.raises(MixedUseError):
+        with raises(Reason.MIXED_USE):
             await anext(consumer)
         with pytest.raises(InvalidRequestError, match="max_records must be"):
             await consumer.getmany(max_records=0)
@@ -122,7 +124,7 @@ async def test_getmany_gives_messages_of_a_key_together_and_holds_later_ones(
             done += messages
         waiting = asyncio.create_task(consumer.getmany(timeout_ms=30_000))
         await asyncio.sleep(0.01)
-        with pytest.raises(OtherTaskError):
+        with raises(Reason.OTHER_TASK):
             await consumer.getmany()
         await eventually(lambda: consumer.lag.messages == 0)
     with pytest.raises(ClosedError):
@@ -228,7 +230,11 @@ async def test_blocking_handlers_run_in_threads_in_the_order_of_their_key(shared
             done.append(message)
 
     consumer = Consumer(
-        shared_cluster.meta, subject="threads", group="g", handler=handle, threads=4
+        shared_cluster.meta,
+        subject="threads",
+        group="g",
+        handler=handle,
+        settings=ConsumerSettings(threads=4),
     )
     async with consumer:
         await eventually(lambda: len(done) >= 59)

@@ -9,6 +9,7 @@ import asyncio
 import json
 import sys
 import time
+from dataclasses import replace
 
 from keylane import Consumer, Message
 from keylane.consumer import ConsumerSettings
@@ -56,9 +57,7 @@ async def main() -> None:
             subject=subject,
             group=group,
             handler=handle,
-            ttl_ms=int(ttl_ms),
-            concurrency=4,
-            settings=settings,
+            settings=replace(settings, ttl_ms=int(ttl_ms), concurrency=4),
         ) as consumer:
             print("ready", flush=True)
             await consumer.run()

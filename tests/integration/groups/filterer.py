@@ -7,7 +7,8 @@ line of the file per message that a handler gets: PARTITION OFFSET VALUE.
 import asyncio
 import sys
 
-from keylane import Consumer, Message
+from keylane import Consumer, ConsumerSettings, Message
+from support.consumer_options import consumer_options
 
 
 async def main() -> None:
@@ -26,13 +27,13 @@ async def main() -> None:
         wanted = {"filter": {"country": "DE"}} if manner == "property" else {"tags": ["paid"]}
         await Consumer(
             meta,
-            subject=subject,
-            group="g",
-            ttl_ms=3_000,
-            concurrency=8,
-            max_records=16,
-            **calls,
-            **wanted,
+            **consumer_options(
+                subject=subject,
+                group="g",
+                settings=ConsumerSettings(ttl_ms=3_000, concurrency=8, max_records=16),
+                **calls,
+                **wanted,
+            ),
         ).run()
 
 

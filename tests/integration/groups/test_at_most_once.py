@@ -13,17 +13,18 @@ import pytest
 from keylane import NACK, Admin, Consumer, ConsumerSettings, Message, Producer, Retry
 from keylane.errors import ConfigError
 from support.cluster import Cluster, eventually
+from support.consumer_options import consumer_options
 from support.server_process import ServerProcess
 
 PROGRAM = """
 import asyncio, sys
-from keylane import Consumer
+from keylane import Consumer, ConsumerSettings
 
 async def handle(message):
     print(int(message.value), flush=True)
     await asyncio.sleep(0.02)
 
-asyncio.run(Consumer(sys.argv[1], subject=sys.argv[2], group="g", handler=handle, ack="before", concurrency=8, ttl_ms=1_000).run())
+asyncio.run(Consumer(sys.argv[1], subject=sys.argv[2], group="g", handler=handle, ack="before", settings=ConsumerSettings(concurrency=8, ttl_ms=1_000)).run())
 """
 
 
@@ -89,11 +90,13 @@ async def test_message_whose_handler_fails_is_lost_and_told(
             asyncio.timeout(30),
             Consumer(
                 shared_cluster.meta,
-                subject=subject,
-                group="g",
-                ack="before",
-                consume_strategy=strategy,
-                **given,  # type: ignore[arg-type]
+                **consumer_options(
+                    subject=subject,
+                    group="g",
+                    ack="before",
+                    settings=ConsumerSettings(consume_strategy=strategy),
+                    **given,
+                ),
             ),
         ):
             await eventually(lambda: len(fails.seen) >= 60)
@@ -125,7 +128,7 @@ async def test_ack_is_durable_when_a_handler_starts(shared_cluster: Cluster):
             group="g",
             ack="before",
             handler=handle,
-            concurrency=20,
+            settings=ConsumerSettings(concurrency=20),
         ) as consumer,
     ):
         await eventually(lambda: len(running) == 20)

@@ -7,13 +7,15 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from keylane import Admin, Consumer, ConsumerSettings, Message, Producer
-from keylane.errors import ConfigError, GroupFilterError
+from keylane.errors import ConfigError, Reason
 from keylane.protocol.backoff import Backoff
 from support.cluster import Cluster, eventually
+from support.raising import raises
 
 FAST = ConsumerSettings(handler_backoff=Backoff(first_ms=5, max_ms=5))
 
@@ -74,8 +76,7 @@ async def test_handler_gets_tagged_messages_and_the_rest_is_acked(
             shared_cluster.meta,
             subject=subject,
             group="g",
-            tags=["paid", "void"],
-            consume_strategy=strategy,
+            settings=ConsumerSettings(tags=["paid", "void"], consume_strategy=strategy),
             handler=handled.append,
         ):
             await until_lag(shared_cluster, subject, 0)
@@ -86,7 +87,10 @@ async def test_handler_gets_tagged_messages_and_the_rest_is_acked(
                 by_key[message.key].append(int(message.value))
             assert all(numbers == sorted(numbers) for numbers in by_key.values())
         async with Consumer(
-            shared_cluster.meta, subject=subject, group="g", consume_strategy=strategy
+            shared_cluster.meta,
+            subject=subject,
+            group="g",
+            settings=ConsumerSettings(consume_strategy=strategy),
         ) as consumer:
             assert await consumer.getmany(timeout_ms=300) == []
 
@@ -96,7 +100,12 @@ async def test_cursor_rises_over_a_partition_without_wanted_messages(shared_clus
     await fill(shared_cluster, "tags-none", 50)
     async with (
         asyncio.timeout(30),
-        Consumer(shared_cluster.meta, subject="tags-none", group="g", tags=["void"]) as consumer,
+        Consumer(
+            shared_cluster.meta,
+            subject="tags-none",
+            group="g",
+            settings=ConsumerSettings(tags=["void"]),
+        ) as consumer,
     ):
         assert await consumer.getmany(timeout_ms=100) == []
         await until_lag(shared_cluster, "tags-none", 0)
@@ -112,9 +121,8 @@ async def test_message_whose_filter_fails_is_tried_again_and_others_go_on(shared
             shared_cluster.meta,
             subject="filter-fails",
             group="g",
-            filter=wants,
             handler=handled.append,
-            settings=FAST,
+            settings=replace(FAST, filter=wants),
         ),
     ):
         await eventually(lambda: wants.failed > 2)
@@ -134,9 +142,8 @@ async def test_message_whose_filter_fails_too_often_is_parked(shared_cluster: Cl
             shared_cluster.meta,
             subject="filter-parks",
             group="g",
-            filter=Wants(6),
             handler=handled.append,
-            settings=FAST,
+            settings=replace(FAST, filter=Wants(6)),
             on_failure="park",
             tries_max=2,
         ),
@@ -191,7 +198,7 @@ async def test_program_takes_wanted_messages_in_the_order_of_their_keys(
     async with (
         asyncio.timeout(30),
         Consumer(
-            shared_cluster.meta, subject=subject, group="g", filter=wants, settings=FAST
+            shared_cluster.meta, subject=subject, group="g", settings=replace(FAST, filter=wants)
         ) as consumer,
     ):
         others = [0, *(number for number in range(24) if number % 2 == 0 and number % 3)]
@@ -208,12 +215,18 @@ async def test_consumer_with_another_filter_is_refused(shared_cluster: Cluster):
     """Its messages would be lost with the other member; the error names both."""
     await shared_cluster.create("filters-differ", partitions=1)
     known = {"subject": "filters-differ", "group": "g"}
-    async with Consumer(shared_cluster.meta, tags=["paid"], name="first", **known):
-        with pytest.raises(GroupFilterError) as caught:
-            async with Consumer(shared_cluster.meta, filter={"country": "DE"}, **known):
+    async with Consumer(
+        shared_cluster.meta, settings=ConsumerSettings(tags=["paid"], name="first"), **known
+    ):
+        with raises(Reason.GROUP_FILTER) as caught:
+            async with Consumer(
+                shared_cluster.meta, settings=ConsumerSettings(filter={"country": "DE"}), **known
+            ):
                 pass
     assert (caught.value.stored, caught.value.asked) == ("tags paid", "country = 'DE'")
     assert caught.value.client == "first"
-    async with Consumer(shared_cluster.meta, filter={"country": "DE"}, **known) as consumer:
+    async with Consumer(
+        shared_cluster.meta, settings=ConsumerSettings(filter={"country": "DE"}), **known
+    ) as consumer:
         with pytest.raises(ConfigError, match="every row"):
             await anext(consumer.batches())

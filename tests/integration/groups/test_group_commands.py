@@ -30,7 +30,7 @@ async def test_commands_store_what_describe_shows(shared_cluster: Cluster):
     made = keylane(shared_cluster, "create", *where, "--start", "-1h")
     assert "g on group-commands: exclusive, began at" in made.stdout
     other = keylane(shared_cluster, "create", *where, "--start", "latest")
-    assert (other.returncode, "GroupExistsError 1260" in other.stderr) == (1, True)
+    assert (other.returncode, "ConflictError 1260" in other.stderr) == (1, True)
     words = ("--on-failure", "park", "--tries-max", "5")
     backoff = ("--backoff-first-ms", "1", "--backoff-max-ms", "9")
     assert keylane(shared_cluster, "set", *where, *words, *backoff).returncode == 0

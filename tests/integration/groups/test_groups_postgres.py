@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from msgspec.structs import replace
 
 from keylane.metaserver.cluster.brokers import report_broker
@@ -23,9 +22,10 @@ from keylane.metaserver.retention.idle_rows import idle_groups, note_idle
 from keylane.metaserver.sql.database import open_database
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.control import BrokerHeartbeat, CreateSubject, Join, ReleaseGrant
-from keylane.protocol.errors import GroupFilterError
+from keylane.protocol.errors import Reason
 from keylane.protocol.progress import ResetGroup, ResetTo
 from support.postgres import Postgres
+from support.raising import raises
 from support.sql.told_groups import hear
 
 A = "a" * 16
@@ -46,7 +46,7 @@ async def test_statements_work_on_postgresql(postgres: Postgres, tmp_path: Path)
         ask = Join(subject="s", group="g", session=A, filter="tags paid")
         group_id = (await database.write(join_group, ask, sessions_max=9)).group_id
         other = Join(subject="s", group="g", session="b" * 16)
-        with pytest.raises(GroupFilterError):
+        with raises(Reason.GROUP_FILTER):
             await database.write(join_group, other, sessions_max=9)
         await database.write(hear, group_id)
         await database.write(settle_group, group_id)

@@ -7,23 +7,20 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from keylane import Admin, Consumer, ConsumerSettings, Message, Producer
-from keylane.errors import (
-    FencedError,
-    GroupBusyError,
-    OffsetOutOfRangeError,
-    ResetCanceledError,
-    ResetForwardError,
-)
+from keylane.errors import FencedError, OffsetOutOfRangeError, Reason
 from keylane.protocol import endpoints
 from keylane.protocol.frames import Ack
 from keylane.rpc.client import BrokerClient, MetaClient
 from keylane.rpc.http_network import HttpNetwork
 from support.cluster import Cluster, eventually
+from support.consumer_options import consumer_options
+from support.raising import raises
 from support.server_process import run_keylane
 
 SETTINGS = ConsumerSettings(ttl_ms=3_000, handover_ms=300)
@@ -37,15 +34,19 @@ class Member:
         self.told: list[str] = []
         self.consumer: Consumer = Consumer(
             cluster.meta,
-            subject=subject,
-            group="g",
-            name=name,
-            handler=self.handle,
-            settings=SETTINGS,
-            on_assigned=lambda _ids: self.told.append("assigned"),
-            on_revoked=lambda _ids: self.told.append("revoked"),
-            on_lost=lambda _ids: self.told.append("lost"),
-            **given,  # type: ignore[arg-type]
+            **consumer_options(
+                subject=subject,
+                group="g",
+                handler=self.handle,
+                settings=replace(
+                    SETTINGS,
+                    name=name,
+                    on_assigned=lambda _ids: self.told.append("assigned"),
+                    on_revoked=lambda _ids: self.told.append("revoked"),
+                    on_lost=lambda _ids: self.told.append("lost"),
+                ),
+                **given,
+            ),
         )
 
     async def handle(self, message: Message) -> None:
@@ -90,7 +91,7 @@ async def test_members_go_on_at_the_new_cursors_without_being_restarted(
         Admin(shared_cluster.meta) as admin,
     ):
         await eventually(lambda: len(first.handled) + len(second.handled) == 40)
-        with pytest.raises(GroupBusyError):
+        with raises(Reason.GROUP_BUSY):
             await admin.reset_group(subject, "g", "earliest")
         since = len(first.handled), len(second.handled)
         done = await admin.reset_group(subject, "g", "earliest", live=True)
@@ -139,8 +140,7 @@ async def test_handler_that_runs_ends_before_the_cursors_are_set_and_its_ack_mov
             subject=subject,
             group="g",
             handler=handle,
-            concurrency=1,
-            settings=ConsumerSettings(handover_ms=20_000),
+            settings=ConsumerSettings(handover_ms=20_000, concurrency=1),
         ) as consumer,
         Admin(shared_cluster.meta) as admin,
     ):
@@ -153,7 +153,7 @@ async def test_handler_that_runs_ends_before_the_cursors_are_set_and_its_ack_mov
         )
         await asyncio.sleep(0.3)
         assert not reset.done()
-        with pytest.raises(GroupBusyError):
+        with raises(Reason.GROUP_BUSY):
             await admin.reset_group(subject, "g", "latest", live=True)
         gate.set()
         await reset
@@ -255,7 +255,7 @@ async def test_canceled_reset_leaves_the_group_where_it_was(shared_cluster: Clus
     )
     async with asyncio.timeout(60), consumer, Admin(shared_cluster.meta) as admin:
         await running.wait()
-        with pytest.raises(ResetForwardError):
+        with raises(Reason.RESET_FORWARD):
             await admin.cancel_reset(subject, "g")
         reset = asyncio.create_task(admin.reset_group(subject, "g", "earliest", live=True))
         while (pending := (await admin.describe_group(subject, "g")).reset) is None:
@@ -270,14 +270,14 @@ async def test_canceled_reset_leaves_the_group_where_it_was(shared_cluster: Clus
         while (done := await asyncio.to_thread(run_keylane, *words)).returncode:
             assert "has no reset" in done.stderr
         assert "nothing was changed" in done.stdout
-        with pytest.raises(ResetCanceledError):
+        with raises(Reason.RESET_CANCELED):
             await reset
         assert (await admin.describe_group(subject, "g")).reset is None
         gate.set()
         await eventually(lambda: len(handled) == 10)
         assert len(set(handled)) == 10, "no message came twice"
         await admin.reset_group(subject, "g", "earliest", live=True)
-        with pytest.raises(ResetForwardError, match="is done"):
+        with raises(Reason.RESET_FORWARD, match="is done"):
             await admin.cancel_reset(subject, "g")
         await eventually(lambda: len(handled) == 20)
     refused = run_keylane(*words, "--live")

@@ -8,9 +8,10 @@ import logging
 import pytest
 
 from keylane import Admin, Consumer, ConsumerSettings, FailurePolicy, Message, Producer
-from keylane.errors import GroupUnknownError, InvalidRequestError, PolicyInvalidError
+from keylane.errors import GroupUnknownError, InvalidRequestError, Reason
 from keylane.protocol.backoff import Backoff
 from support.cluster import Cluster, eventually
+from support.raising import raises
 
 FAST = Backoff(first_ms=5, max_ms=5)
 
@@ -116,9 +117,9 @@ async def test_policy_that_cannot_work_is_refused(shared_cluster: Cluster):
     await shared_cluster.create("policy-refused", partitions=1)
     async with Admin(shared_cluster.meta) as admin:
         before = await admin.create_group("policy-refused", "g")
-        with pytest.raises(PolicyInvalidError, match="go together"):
+        with raises(Reason.POLICY_INVALID, match="go together"):
             await admin.set_group("policy-refused", "g", backoff_first_ms=5)
-        with pytest.raises(PolicyInvalidError, match="backoff_first_ms is 5"):
+        with raises(Reason.POLICY_INVALID, match="backoff_first_ms is 5"):
             await admin.set_group("policy-refused", "g", backoff_first_ms=5, backoff_max_ms=4)
         with pytest.raises(InvalidRequestError):
             await admin.set_group("policy-refused", "g", on_failure="sometimes")

@@ -11,17 +11,13 @@ import time
 
 import pytest
 
-from keylane import Admin, Consumer, Message, Producer
+from keylane import Admin, Consumer, ConsumerSettings, Message, Producer
 from keylane.admin import GroupStart, StartAt
-from keylane.errors import (
-    GroupExistsError,
-    GroupUnknownError,
-    KeylaneError,
-    NotSentError,
-)
+from keylane.errors import GroupUnknownError, KeylaneError, NotSentError, Reason
 from keylane.protocol.operations import OperationKind, Reshape
 from support.cluster import ALERT, Cluster, eventually
 from support.postgres import Postgres
+from support.raising import raises
 
 
 async def send(cluster: Cluster, subject: str, *numbers: int) -> None:
@@ -75,7 +71,7 @@ async def test_created_group_gets_everything_sent_after_its_creation(shared_clus
         made = await admin.create_group("start-created", "g", start="latest")
         assert made == await admin.create_group("start-created", "g", start="latest")
         assert (made.start, made.unstarted) == (GroupStart(at=StartAt.LATEST), ())
-        with pytest.raises(GroupExistsError, match="began at latest"):
+        with raises(Reason.GROUP_EXISTS, match="began at latest"):
             await admin.create_group("start-created", "g")
         assert await admin.lag("start-created", "g") == 0
         await send(shared_cluster, "start-created", *range(20, 40))
@@ -129,7 +125,7 @@ async def test_group_starts_at_a_time(shared_cluster: Cluster, shared: bool):
         subject=subject,
         group="g",
         handler=seen.append,
-        consume_strategy=strategy,
+        settings=ConsumerSettings(consume_strategy=strategy),
     ):
         await eventually(lambda: len(seen) >= 10)
     assert numbers(seen) == list(range(10, 20))

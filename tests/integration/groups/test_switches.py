@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from keylane import Admin, Consumer, ConsumerSettings, Message, Producer
 from support.cluster import ALERT, Cluster, eventually
+from support.consumer_options import consumer_options
 from support.postgres import Postgres
 
 SETTINGS = ConsumerSettings(ttl_ms=3_000)
@@ -20,12 +22,13 @@ SETTINGS = ConsumerSettings(ttl_ms=3_000)
 def consumer_of(cluster: Cluster, subject: str, name: str, seen: list[Message], **more) -> Consumer:
     return Consumer(
         cluster.addresses,
-        subject=subject,
-        group="g",
-        name=name,
-        handler=seen.append,
-        settings=SETTINGS,
-        **more,
+        **consumer_options(
+            subject=subject,
+            group="g",
+            handler=seen.append,
+            settings=replace(SETTINGS, name=name),
+            **more,
+        ),
     )
 
 

@@ -84,11 +84,11 @@ def test_metaserver_refuses_the_database_of_another_cluster(start, tmp_path: Pat
     given = ("--data", str(tmp_path / "m2"), "--cluster", "south", "--port", "0")
     done = run_keylane("metaserver", "run", *given, "--database-url", url)
     assert done.returncode == 1
-    assert "OtherClusterError 1365" in done.stderr
+    assert "ConflictError 1365" in done.stderr
     assert "its own database" in done.stderr
 
 
-@pytest.mark.parametrize(("reached", "error"), [("0.9", "MemberTooOldError 1363"), (str(OWN), "")])
+@pytest.mark.parametrize(("reached", "error"), [("0.9", "VersionError 1363"), (str(OWN), "")])
 def test_metaserver_is_refused_when_the_cluster_is_past_its_version(
     tmp_path: Path, reached: str, error: str
 ) -> None:

@@ -25,8 +25,9 @@ from keylane.metaserver.sql.migrate import (
     alembic_config,
     migrate,
 )
-from keylane.protocol.errors import SchemaTooNewError
+from keylane.protocol.errors import Reason
 from keylane.protocol.membership.versions import FIRST_RELEASE, OWN, parse_version, steps
+from support.raising import raises
 from support.server_process import ServerProcess, run_keylane
 from support.sql.narrowing import narrowings
 
@@ -133,10 +134,10 @@ def test_newer_schema_is_refused_when_it_is_not_for_this_version(engine, tmp_pat
         migrate(connection)
     age(tmp_path / "meta.db", "0.5", *ADDED)
     before = content(tmp_path / "meta.db")
-    with engine.begin() as connection, pytest.raises(SchemaTooNewError, match=f"{NEWER}.*{HEAD}"):
+    with engine.begin() as connection, raises(Reason.SCHEMA_TOO_NEW, match=f"{NEWER}.*{HEAD}"):
         migrate(connection, program="0.4.0")
     done = run_keylane("metaserver", "run", "--data", str(tmp_path), "--port", "0")
-    assert (done.returncode, "SchemaTooNewError 1390" in done.stderr) == (1, True)
+    assert (done.returncode, "ConfigError 1390" in done.stderr) == (1, True)
     assert content(tmp_path / "meta.db") == before
 
 

@@ -254,7 +254,7 @@ def test_metaserver_says_once_that_a_password_is_in_its_arguments(tmp_path: Path
     given = ("metaserver", "run", "--data", str(tmp_path), "--port", "0", "--log-format", "text")
     told = run_keylane(*given, "--database-url", url)
     assert told.returncode == 1
-    assert told.stderr.count("--database-url is seen by every user of this host") == 1
+    assert told.stderr.count("every user of this host can see the password in --database-url") == 1
     assert "KEYLANE_METASERVER_DATABASE_URL" in told.stderr
     assert "secret" not in told.stderr
     silent = run_keylane(*given, environment={"KEYLANE_METASERVER_DATABASE_URL": url})

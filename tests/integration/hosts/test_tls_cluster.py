@@ -20,12 +20,9 @@ import pytest
 from keylane import Admin, Consumer, Producer, Reader, TlsSettings, sync
 from keylane.cli.commands.cluster.certificates import CertificateAuthority
 from keylane.cli.connection import available_brokers
-from keylane.protocol.errors import (
-    CertificateUnknownError,
-    ConfigError,
-    TlsNeededError,
-)
+from keylane.protocol.errors import ConfigError, Reason
 from support.ports import free_port
+from support.raising import raises
 from support.server_process import ServerProcess, run_keylane
 
 HOSTS = ("127.0.0.1", "127.0.0.2", "127.0.0.3")
@@ -139,13 +136,13 @@ async def test_clients_take_the_authority_from_the_environment(
 
 
 async def test_clients_are_told_what_tls_they_lack(cluster: HostedCluster, tmp_path: Path) -> None:
-    with pytest.raises(TlsNeededError, match="wants TLS"):
+    with raises(Reason.TLS_NEEDED, match="wants TLS"):
         async with Admin(cluster.meta) as admin:
             await admin.health()
     other = tmp_path / "other.pem"
     now = dt.datetime.now(dt.UTC)
     other.write_bytes(CertificateAuthority("another", now).pair.certificate)
-    with pytest.raises(CertificateUnknownError):
+    with raises(Reason.CERTIFICATE_UNKNOWN):
         async with Admin(cluster.meta, tls=TlsSettings(ca=str(other))) as admin:
             await admin.health()
     with pytest.raises(ConfigError, match="TlsSettings"):
@@ -164,7 +161,7 @@ def test_init_writes_private_keys_for_their_owner_alone_and_refuses_a_used_folde
     assert not any(cluster.token.encode() in content for content in before.values())
     again = keylane("cluster", "init", str(cluster.folder), "--host", "127.0.0.1")
     assert again.returncode == 1
-    assert "ClusterFolderError 1349" in again.stderr
+    assert "ConfigError 1349" in again.stderr
     assert {path: path.read_bytes() for path in files} == before
 
 
@@ -250,7 +247,7 @@ def test_server_without_tls_is_refused_beyond_loopback(tmp_path: Path, program: 
     everywhere = ("--host", "0.0.0.0", "--advertised-host", "127.0.0.1")
     done = keylane(program, "run", *needed, *everywhere)
     assert done.returncode == 1
-    assert "HostError 1403" in done.stderr
+    assert "AddressError 1403" in done.stderr
     assert "insecure_network" in done.stderr
     done = keylane(program, "run", *needed, *everywhere, "--insecure-network", "true")
     assert done.returncode == 1

@@ -26,7 +26,6 @@ from keylane.protocol.control import (
     Leave,
 )
 from keylane.protocol.errors import SessionUnknownError
-from keylane.protocol.http.at_once import HeartbeatAnswers, Heartbeats
 from support.sql.told_groups import hear
 
 FIRST, SECOND = "a" * 16, "b" * 16
@@ -189,55 +188,3 @@ async def test_waiter_joining_after_the_change_that_a_poll_saw_is_woken_by_the_n
     with pytest.raises(SessionUnknownError):
         await asyncio.wait_for(tasks[1], LONG_MS / 3_000)
     tasks[0].cancel()
-
-
-async def test_heartbeat_beside_a_report_is_woken_by_a_change_during_the_report(
-    house: TwoMetaservers,
-):
-    """All heartbeats of a call wait for changes before the first of them reports."""
-    await house.join(FIRST, group="g")
-    await house.join(SECOND, group="h")
-    first, second = [await house.version(session) for session in (FIRST, SECOND)]
-    await house.look()
-
-    async def before_write() -> None:
-        house.database.before_write = None
-        await house.elsewhere.leave(Leave(session=SECOND))
-        await house.look()
-
-    house.database.before_write = before_write
-    asks = (
-        Heartbeat(session=FIRST, known_version=first, wait_ms=LONG_MS, drained=(1,), holding=()),
-        Heartbeat(session=SECOND, known_version=second, wait_ms=LONG_MS),
-    )
-    call = asyncio.create_task(house.here.heartbeats(Heartbeats(heartbeats=asks)))
-    told = await asyncio.wait_for(call, LONG_MS / 3_000)
-    ended = {news.session for news in told.news if news.error is not None}
-    assert ended == {SECOND}
-
-
-async def test_reports_of_one_call_are_taken_at_once(house: TwoMetaservers):
-    """The second report does not wait for the first one's commit."""
-    await house.join(FIRST, group="g")
-    await house.join(SECOND, group="h")
-    first, second = [await house.version(session) for session in (FIRST, SECOND)]
-    begun: list[None] = []
-    both = asyncio.Event()
-
-    async def before_write() -> None:
-        begun.append(None)
-        if len(begun) == 2:
-            both.set()
-        await both.wait()
-
-    house.database.before_write = before_write
-    asks = tuple(
-        Heartbeat(session=session, known_version=version, drained=(1,), holding=())
-        for session, version in ((FIRST, first), (SECOND, second))
-    )
-    call: asyncio.Task[HeartbeatAnswers] = asyncio.create_task(
-        house.here.heartbeats(Heartbeats(heartbeats=asks))
-    )
-    told = await asyncio.wait_for(call, LONG_MS / 3_000)
-    assert [news.error for news in told.news if news.error is not None] == []
-    assert len(begun) == 2

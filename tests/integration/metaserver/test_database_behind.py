@@ -16,7 +16,7 @@ import pytest
 from integration.hosts.test_operating import get, samples_of
 from keylane.protocol import endpoints
 from keylane.protocol.control import CreateSubject
-from keylane.protocol.errors import DatabaseEmptyError
+from keylane.protocol.errors import Reason, UnavailableError
 from keylane.protocol.groups import CreateGroup
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.rpc.client import MetaClient
@@ -24,6 +24,7 @@ from keylane.rpc.http_network import HttpNetwork
 from support.cluster import Cluster, eventually
 from support.lost_database import rebuild_lost_database
 from support.postgres import Postgres
+from support.raising import raises
 from support.server_process import run_keylane
 
 BEHIND = ("keylane_metaserver_database_behind", ())
@@ -128,16 +129,16 @@ async def test_metaserver_creates_nothing_and_says_why_when_the_database_lost_a_
         database.go_back(running)
         dry_run = Reshape(kind=OperationKind.RESIZE, subject="orders", partitions=3, dry_run=True)
 
-        async def refused() -> DatabaseEmptyError:
+        async def refused() -> UnavailableError:
             while True:
                 try:
                     await meta.call(endpoints.RESHAPE, dry_run)
-                except DatabaseEmptyError as error:
+                except UnavailableError as error:
                     return error
                 await asyncio.sleep(0.1)
 
         error = await asyncio.wait_for(refused(), 60)
-        assert "went back" in error.message
+        assert "is older than" in error.message
         assert "keylane meta rebuild" in error.hint
         await behind(running, 1)
         for call in (
@@ -148,14 +149,14 @@ async def test_metaserver_creates_nothing_and_says_why_when_the_database_lost_a_
                 Reshape(kind=OperationKind.RESIZE, subject="orders", partitions=3),
             ),
         ):
-            with pytest.raises(DatabaseEmptyError, match="went back"):
+            with raises(Reason.DATABASE_BEHIND, match="is older than"):
                 await call()
         status, body = get(running.meta, "/health/ready")
         assert status == 503
         assert "keylane meta rebuild" in json.loads(body)["reason"]
         checked = await asyncio.to_thread(run_keylane, "cluster", "check", "--meta", running.meta)
         assert checked.returncode == 1
-        assert "went back" in checked.stdout
+        assert "is older than" in checked.stdout
         assert "keylane meta rebuild" in checked.stdout
 
 

@@ -18,11 +18,9 @@ from keylane.consumer import ConsumerSettings
 from keylane.protocol import endpoints
 from keylane.protocol.control import CreateSubject, HostPartition
 from keylane.protocol.errors import (
-    CreationFailedError,
-    DatabaseEmptyError,
-    InvalidNameError,
-    NotEnoughBrokersError,
     OutcomeUnknownError,
+    Reason,
+    UnavailableError,
 )
 from keylane.protocol.ids import NAME_CHARS_MAX
 from keylane.protocol.operations import OperationKind, Reshape
@@ -31,6 +29,7 @@ from keylane.rpc.client import BrokerClient, MetaClient
 from keylane.rpc.http_network import HttpNetwork
 from support.cluster import Cluster, eventually
 from support.lost_database import rebuild_lost_database
+from support.raising import raises
 
 REPAIR_MS = 100
 
@@ -77,7 +76,7 @@ async def test_subject_with_the_longest_name_is_created(tmp_path: Path) -> None:
                 await producer.send(name, b"value", key=b"key")
             await eventually(lambda: handled)
         assert [message.value for message in handled] == [b"value"]
-        with pytest.raises(InvalidNameError):
+        with raises(Reason.NAME_INVALID):
             await meta.create_subject(CreateSubject(subject=name + "s"))
         await assert_goes_on(cluster, meta)
         assert [subject.subject for subject in (await meta.call(endpoints.SUBJECTS)).subjects] == [
@@ -114,7 +113,7 @@ async def test_empty_database_is_not_ready_beside_brokers_with_partitions(
                     endpoints.RESHAPE, Reshape(kind=OperationKind.EVACUATE, broker_group="g1")
                 ),
             ):
-                with pytest.raises(DatabaseEmptyError, match="'g1' has 2 partitions") as refused:
+                with raises(Reason.DATABASE_BEHIND, match="'g1' has 2 partitions") as refused:
                     await call()
                 assert "keylane meta rebuild" in refused.value.hint
             cluster.meta_program.kill()
@@ -182,13 +181,13 @@ async def test_creation_fails_when_its_partition_id_was_taken_just_now(tmp_path:
     """
     async with small_cluster(tmp_path) as (cluster, meta):
         used = await take_next_number(cluster, await cluster.create("old", partitions=2))
-        with pytest.raises(CreationFailedError, match=r"'g1': .* hosted with other facts"):
+        with raises(Reason.CREATION_FAILED, match=r"'g1': .* hosted with other facts"):
             await cluster.create("newer", partitions=1)
         failed = {
             subject.subject: subject for subject in (await meta.call(endpoints.SUBJECTS)).subjects
         }["newer"]
         assert "a newer database or another one" in failed.problem
-        with pytest.raises(CreationFailedError, match="hosted with other facts"):
+        with raises(Reason.CREATION_FAILED, match="hosted with other facts"):
             await meta.route("newer")
         await assert_goes_on(cluster, meta)
 
@@ -216,7 +215,7 @@ async def test_failed_creation_leaves_no_open_partition(tmp_path: Path) -> None:
     """One partition's id is in use; the others are sealed at their brokers."""
     async with small_cluster(tmp_path) as (cluster, meta):
         await take_next_number(cluster, await cluster.create("old", partitions=1))
-        with pytest.raises(CreationFailedError, match=r"hosted with other facts, as 'newer\.p0'"):
+        with raises(Reason.CREATION_FAILED, match=r"hosted with other facts, as 'newer\.p0'"):
             await cluster.create("other", partitions=3)
         network = HttpNetwork()
         try:
@@ -243,7 +242,7 @@ async def opened(meta: MetaClient, ask: CreateSubject) -> Route:
         while True:
             try:
                 return (await meta.create_subject(ask)).route
-            except (NotEnoughBrokersError, OutcomeUnknownError):
+            except (UnavailableError, OutcomeUnknownError):
                 await asyncio.sleep(0.1)
 
 
@@ -258,7 +257,7 @@ async def test_creation_goes_elsewhere_when_its_broker_dies_before_it_hosts(
         await cluster.create("warm", partitions=2)
         cluster.brokers[1].kill()
         ask = CreateSubject(subject="s", partitions=4)
-        with pytest.raises(NotEnoughBrokersError, match="'g2'"):
+        with raises(Reason.NOT_ENOUGH_BROKERS, match="'g2'"):
             await meta.create_subject(ask)
         if asked_again:
             route = await opened(meta, ask)

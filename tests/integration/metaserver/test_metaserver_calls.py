@@ -24,20 +24,13 @@ from keylane.protocol.control import (
     SwitchGroup,
 )
 from keylane.protocol.errors import (
-    BrokerCordonedError,
-    BrokerGroupTakenError,
-    BrokerGroupUnknownError,
     FlushFailedError,
-    GroupStrategyError,
     GroupUnknownError,
     InternalError,
     InvalidRequestError,
     KeylaneError,
-    NotEnoughBrokersError,
-    OperationUnknownError,
+    Reason,
     SessionUnknownError,
-    StrategyMismatchError,
-    SubjectExistsError,
     SubjectUnknownError,
     TokenUnknownError,
 )
@@ -52,6 +45,7 @@ from keylane.protocol.routing import (
     split_ranges,
 )
 from support.brokers.hosting_broker import MetaAndBroker, hosting_broker, running_house
+from support.raising import raises
 
 A = "a" * 16
 B = "b" * 16
@@ -170,7 +164,7 @@ async def test_switch_answers_waiting_heartbeats(house: MetaAndBroker) -> None:
     with pytest.raises(SessionUnknownError):
         await waiting
     assert time.monotonic() - began < 4
-    with pytest.raises(GroupStrategyError):
+    with raises(Reason.GROUP_STRATEGY):
         await house.meta.call(endpoints.JOIN, Join(subject="s", group="g", session=B))
     for session in (B, C):
         ask = Join(subject="s", group="g", session=session, strategy=ConsumeStrategy.SHARED)
@@ -197,14 +191,14 @@ async def test_cordon_is_stored_and_an_unknown_operation_refused(house: MetaAndB
         assert {partition.broker_group for partition in made.route.partitions} == {"right"}
         ids = (made.route.partitions[0].partition_id,)
         move = Reshape(kind=OperationKind.MOVE, partition_ids=ids, broker_group="left")
-        with pytest.raises(BrokerCordonedError):
+        with raises(Reason.BROKER_CORDONED):
             await house.meta.call(endpoints.RESHAPE, move)
         assert not (
             await house.meta.call(endpoints.CORDON, Cordon(cordoned=False), group="left")
         ).cordoned
-        with pytest.raises(BrokerGroupUnknownError):
+        with raises(Reason.BROKER_GROUP_UNKNOWN):
             await house.meta.call(endpoints.CORDON, Cordon(), group="nowhere")
-        with pytest.raises(OperationUnknownError):
+        with raises(Reason.OPERATION_UNKNOWN):
             await house.meta.call(endpoints.CANCEL_OPERATION, id=99)
 
 
@@ -301,7 +295,7 @@ async def test_silent_broker_has_no_address(tmp_path: Path, database: dict[str, 
         async with asyncio.timeout(60):
             while {partition.address for partition in route.partitions} != {None}:
                 route = await house.meta.route("s", known_version=route.version, wait_ms=5_000)
-        with pytest.raises(NotEnoughBrokersError):
+        with raises(Reason.NOT_ENOUGH_BROKERS):
             await house.meta.create_subject(CreateSubject(subject="t"))
         await house.broker.report(house.meta)
         back = await house.meta.route("s", known_version=route.version)
@@ -314,12 +308,12 @@ async def test_creation_continues_after_a_refusal(house: MetaAndBroker) -> None:
     answers.
     """
     house.broker.refuse_after = 1
-    with pytest.raises(NotEnoughBrokersError):
+    with raises(Reason.NOT_ENOUGH_BROKERS):
         await house.meta.create_subject(CreateSubject(subject="s", partitions=3))
     with pytest.raises(SubjectUnknownError):
         await house.meta.route("s")
     assert (await house.meta.call(endpoints.SUBJECTS)).subjects == []
-    with pytest.raises(SubjectExistsError):
+    with raises(Reason.SUBJECT_EXISTS):
         await house.meta.create_subject(CreateSubject(subject="s", partitions=2))
     house.broker.refuse_after = None
     for _ in range(100):
@@ -353,7 +347,7 @@ async def test_creation_waits_whatever_error_its_broker_answers(
         house.broker.refusal, house.broker.refuse_after = refusal, 0
         ask = CreateSubject(subject="s", partitions=2)
         for _ in range(2):
-            with pytest.raises(NotEnoughBrokersError, match=f"'left': {refusal.message}"):
+            with raises(Reason.NOT_ENOUGH_BROKERS, match=f"'left': {refusal.message}"):
                 await house.meta.create_subject(ask)
         tried = house.broker.calls
         async with asyncio.timeout(60):
@@ -375,7 +369,7 @@ async def test_creation_is_refused_without_a_broker(
     """Without an available broker a subject is refused, and nothing is stored."""
     async with running_house(tmp_path, **database) as house:
         await house.broker.report(house.meta, writable=False)
-        with pytest.raises(NotEnoughBrokersError):
+        with raises(Reason.NOT_ENOUGH_BROKERS):
             await house.meta.create_subject(CreateSubject(subject="s"))
         await house.broker.report(house.meta)
         await house.meta.create_subject(CreateSubject(subject="s", partitions=1))
@@ -386,7 +380,7 @@ async def test_second_data_folder_of_a_live_group_is_refused(house: MetaAndBroke
     ask = BrokerHeartbeat(
         version=VERSION, broker_group="left", broker_id="copy", address="127.0.0.1:9"
     )
-    with pytest.raises(BrokerGroupTakenError, match="another data folder"):
+    with raises(Reason.BROKER_GROUP_TAKEN, match="another data folder"):
         await house.meta.broker_heartbeat(ask)
     url = f"http://{house.address}/v1/brokers/heartbeat"
     async with aiohttp.ClientSession() as session:
@@ -402,12 +396,12 @@ async def test_subject_is_refused_when_it_exists_with_other_settings(house: Meta
     await house.meta.create_subject(strict)
     by_default = await house.meta.create_subject(CreateSubject(subject="s", partitions=2))
     assert by_default.order_strategy is OrderStrategy.STRICT
-    with pytest.raises(SubjectExistsError):
+    with raises(Reason.SUBJECT_EXISTS):
         await house.meta.create_subject(replace(strict, order_strategy=OrderStrategy.BEST_TRIED))
-    with pytest.raises(SubjectExistsError, match="retention acked, not time") as refused:
+    with raises(Reason.SUBJECT_EXISTS, match="retention acked, not time") as refused:
         await house.meta.create_subject(replace(strict, retention=Retention.TIME))
     assert refused.value.retention == "acked"
-    with pytest.raises(StrategyMismatchError) as mismatch:
+    with raises(Reason.ORDER_STRATEGY) as mismatch:
         await house.meta.route("s", order_strategy=OrderStrategy.BEST_TRIED)
     assert (mismatch.value.stored, mismatch.value.asked) == ("strict", "best_tried")
     route = await house.meta.route("s", order_strategy=OrderStrategy.STRICT)

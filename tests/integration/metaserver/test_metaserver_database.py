@@ -32,6 +32,7 @@ from keylane.protocol.control import BrokerHeartbeat, CreateSubject, Join
 from keylane.protocol.errors import (
     ConfigError,
     DataFolderError,
+    FolderRefusedError,
     OverloadedError,
     SessionUnknownError,
     StorageError,
@@ -202,7 +203,7 @@ async def test_silent_folder_with_partitions_is_not_replaced(tmp_path: Path) -> 
         await populate(database)
         clock.advance(60_000)
         other = BrokerHeartbeat(broker_group="b", broker_id="y", address="b:1")
-        with pytest.raises(DataFolderError, match="2 partitions"):
+        with pytest.raises(FolderRefusedError, match="2 partitions"):
             await database.write(report_broker, other, ttl_ms=10_000)
         empty = BrokerHeartbeat(broker_group="c", broker_id="y", address="c:1")
         await database.write(report_broker, empty, ttl_ms=10_000)

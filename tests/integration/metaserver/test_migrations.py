@@ -133,7 +133,7 @@ def test_database_of_before_the_first_release_is_refused_and_not_changed(
     for command_words in (("meta", "migrate"), ("metaserver", "run", "--port", "0")):
         done = run_keylane(*command_words, "--data", str(tmp_path))
         assert done.returncode != 0
-        assert "is at 0034, of a keylane before 0.2, the first release: give a new" in done.stderr
+        assert "is at 0034, from a keylane before 0.2, the first release: use a new" in done.stderr
         assert content(path) == before
 
 

@@ -18,12 +18,13 @@ from keylane.metaserver.running import running_metaserver
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.protocol import endpoints
 from keylane.protocol.control import BrokerHeartbeat, CreateSubject
-from keylane.protocol.errors import BrokerGroupTakenError, NotEnoughBrokersError, StorageError
+from keylane.protocol.errors import Reason, StorageError
 from keylane.protocol.membership.versions import VERSION
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
 from support.cluster import Program
 from support.postgres import Postgres
+from support.raising import raises
 
 
 @asynccontextmanager
@@ -57,7 +58,7 @@ async def test_metaserver_is_not_ready_while_its_disk_takes_nothing(
             assert await becomes(meta, ready=True) == ""
             limits = resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
             if used:
-                with pytest.raises((StorageError, NotEnoughBrokersError)):
+                with raises((StorageError, Reason.NOT_ENOUGH_BROKERS)):
                     await meta.create_subject(CreateSubject(subject="s"))
             reason = await becomes(meta, ready=False)
             assert "cannot be written" in reason
@@ -97,7 +98,7 @@ async def test_metaserver_stays_ready_when_it_refuses_a_brokers_folder(
         await meta.broker_heartbeat(own)
         with caplog.at_level(logging.WARNING, "keylane.metaserver"):
             for _ in range(3):
-                with pytest.raises(BrokerGroupTakenError):
+                with raises(Reason.BROKER_GROUP_TAKEN):
                     await meta.broker_heartbeat(stray)
                 assert (await meta.health()).reason == ""
         assert "cannot be written" not in caplog.text

@@ -13,9 +13,7 @@ import pytest
 from keylane import Admin, Consumer, Message, Producer, QueueReader
 from keylane.protocol.errors import (
     InvalidRequestError,
-    OperationRunningError,
-    QueueUnknownError,
-    SubjectNotStaticError,
+    Reason,
 )
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.protocol.queues import QueueView
@@ -23,6 +21,7 @@ from keylane.protocol.routing import logical_partition
 from support.cluster import ALERT, Cluster, begun, done_operation, eventually
 from support.load import Load
 from support.lost_database import rebuild_lost_database
+from support.raising import raises
 from support.server_process import run_keylane
 
 TTL_MS = 8_000
@@ -170,15 +169,15 @@ async def test_impossible_growths_are_refused(shared_cluster: Cluster):
     ):
         before = await reader.queues()
         for subject, growth, error in (
-            ("no-queues", {"count": 3}, SubjectNotStaticError),
-            ("stays", {"queues": [2]}, QueueUnknownError),
+            ("no-queues", {"count": 3}, Reason.SUBJECT_NOT_STATIC),
+            ("stays", {"queues": [2]}, Reason.QUEUE_UNKNOWN),
             ("stays", {"queues": ["0"]}, InvalidRequestError),
             ("stays", {"count": 1}, InvalidRequestError),
             ("stays", {"count": 1025}, InvalidRequestError),
             ("stays", {"count": 3, "queues": [0]}, InvalidRequestError),
             ("stays", {}, InvalidRequestError),
         ):
-            with pytest.raises(error):
+            with raises(error):
                 await admin.grow_subject(subject, **growth)
         assert await reader.queues() == before
 
@@ -206,7 +205,7 @@ async def test_grow_command_splits_queues(shared_cluster: Cluster):
     for words, text in (
         ((), "--queue"),
         (("--queue", "0", "--queues", "5"), "--queue"),
-        (("--queue", "9"), "QueueUnknownError"),
+        (("--queue", "9"), "QUEUE_UNKNOWN"),
         (("--queues", "2"), "InvalidRequestError"),
     ):
         status, _, errors = await grow(*words)
@@ -243,7 +242,7 @@ async def test_growth_continues_when_the_metaserver_is_killed(cluster: Cluster, 
         program.restart()
         (view,) = await admin.list_operations("cut")
         if view.state is OperationState.PLAN:
-            with pytest.raises((OperationRunningError, InvalidRequestError)):
+            with raises((Reason.OPERATION_RUNNING, InvalidRequestError)):
                 await admin.grow_subject("cut", 2)
         await done_operation(admin._meta, view)
         await load.progress(200)

@@ -19,17 +19,15 @@ from keylane.protocol.control import TimeBound
 from keylane.protocol.errors import (
     ClosedError,
     InvalidRequestError,
-    OffsetInvalidError,
     OffsetOutOfRangeError,
-    QueueUnknownError,
-    StaticSubjectError,
-    SubjectNotStaticError,
+    Reason,
 )
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
 from support.cluster import Cluster, eventually
 from support.load import Load
+from support.raising import raises
 from support.server_process import run_keylane
 
 
@@ -199,10 +197,10 @@ async def test_requests_that_static_subjects_do_not_allow_are_refused(shared_clu
             Reshape(kind=OperationKind.SPLIT, partition_ids=(first,)),
             Reshape(kind=OperationKind.MERGE, partition_ids=(first, second)),
         ):
-            with pytest.raises(StaticSubjectError):
+            with raises(Reason.SUBJECT_STATIC):
                 await meta.call(endpoints.RESHAPE, ask)
         assert await meta.route("fixed") == route
-        with pytest.raises(SubjectNotStaticError):
+        with raises(Reason.SUBJECT_NOT_STATIC):
             await meta.call(endpoints.QUEUES, subject="loose")
     finally:
         await network.close()
@@ -211,17 +209,17 @@ async def test_requests_that_static_subjects_do_not_allow_are_refused(shared_clu
         bounds = [await reader.bounds(queue) for queue in (0, 1)]
         queue = bounds.index((0, 1))
         for wrong, error in (
-            ((2, 0), QueueUnknownError),
-            ((-1, 0), QueueUnknownError),
-            ((queue, -1), OffsetInvalidError),
-            ((queue, 2**63), OffsetInvalidError),
+            ((2, 0), Reason.QUEUE_UNKNOWN),
+            ((-1, 0), Reason.QUEUE_UNKNOWN),
+            ((queue, -1), Reason.OFFSET_INVALID),
+            ((queue, 2**63), Reason.OFFSET_INVALID),
             ((queue, 2), OffsetOutOfRangeError),
             ((1 - queue, 1), OffsetOutOfRangeError),
         ):
-            with pytest.raises(error):
+            with raises(error):
                 await reader.read(*wrong)
         for number in ("0", None, 0.0, [0]):
-            with pytest.raises(QueueUnknownError, match=re.escape(f"not {number!r}")):
+            with raises(Reason.QUEUE_UNKNOWN, match=re.escape(f"not {number!r}")):
                 await reader.read(number, 0)  # type: ignore[arg-type]
         for bytes_max in (0, -1, 1.5, "1", True, 10**30):
             with pytest.raises(InvalidRequestError, match="bytes_max must be a whole number"):
@@ -275,10 +273,10 @@ async def test_queue_commands_make_move_show_and_read(shared_cluster: Cluster):
     )
     assert (lookup["min_offset"], lookup["max_offset"], lookup["offset"]) == (0, 3, 0)
     for words, text in (
-        (("subject", "resize", "cmd", "--partitions", "2"), "StaticSubjectError"),
+        (("subject", "resize", "cmd", "--partitions", "2"), "SUBJECT_STATIC"),
         (("queue", "read", "cmd", "0", "--offset", "9"), "not in [0, 3]"),
         (("queue", "offsets", "cmd", "0", "--at", "noon"), "not a time"),
-        (("queue", "offsets", "cmd", "7"), "QueueUnknownError"),
+        (("queue", "offsets", "cmd", "7"), "QUEUE_UNKNOWN"),
         (("subject", "create", "x", "--queues", "2"), "--static"),
         (("subject", "create", "x", "--static", "--queues", "1025"), "--queues"),
     ):

@@ -17,12 +17,12 @@ from keylane import Admin, Producer
 from keylane.errors import (
     InvalidRequestError,
     MessageTooLargeError,
-    RowsRefusedError,
-    SubjectExistsError,
+    Reason,
 )
 from keylane.outbox import Outbox, RowChange, create_tables, outbox_status, redrive_failed
 from support.cluster import Cluster
 from support.outbox.rows import SETTINGS
+from support.raising import raises
 from support.server_process import run_keylane
 
 META = "broker_heartbeat_ms = 200\nbroker_ttl_ms = 1500\n"
@@ -44,7 +44,7 @@ async def test_every_way_in_refuses_a_message_over_the_limit(cluster: Cluster):
         with pytest.raises(InvalidRequestError, match="1024"):
             await admin.create_subject("s", message_bytes_max=1_023)
         await admin.create_subject("s", partitions=2, message_bytes_max=LIMIT)
-        with pytest.raises(SubjectExistsError, match="message_bytes_max 4096, not 1048576"):
+        with raises(Reason.SUBJECT_EXISTS, match="message_bytes_max 4096, not 1048576"):
             await admin.create_subject("s", partitions=2)
         assert (await admin.describe_subject("s")).message_bytes_max == LIMIT
         async with Producer(cluster.meta) as producer:
@@ -56,7 +56,7 @@ async def test_every_way_in_refuses_a_message_over_the_limit(cluster: Cluster):
             with pytest.raises(MessageTooLargeError):
                 producer.send("s", LARGE, key=b"k")
             table = pa.table({"value": [LARGE + b"x", b"fits"]})
-            with pytest.raises(RowsRefusedError, match="row 0: 4097 bytes, over 4096"):
+            with raises(Reason.ROWS_REFUSED, match="row 0: 4097 bytes, over 4096"):
                 await producer.send_arrow("s", table, value="value")
             receipt = await producer.send_arrow("s", table, value="value", partial=True)
             assert (receipt.stored, list(receipt.refused)) == (1, [0])

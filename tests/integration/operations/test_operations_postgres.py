@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from keylane.metaserver.catalogue.creations import plan_creation_anew
+from keylane.metaserver.catalogue.creations import replan_creation
 from keylane.metaserver.cluster.brokers import report_broker
 from keylane.metaserver.cluster.subjects import (
     find_subject,
@@ -28,13 +28,10 @@ from keylane.metaserver.sql.database import SqlDatabase, open_database
 from keylane.metaserver.sql.schema import operations, subjects
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.control import BrokerHeartbeat, CreateSubject
-from keylane.protocol.errors import (
-    BrokerCordonedError,
-    CreationRunningError,
-    OperationRunningError,
-)
+from keylane.protocol.errors import Reason
 from keylane.protocol.operations import OperationKind, Reshape
 from support.postgres import Postgres
+from support.raising import raises
 
 EVACUATE = Reshape(kind=OperationKind.EVACUATE, broker_group="g3")
 TTL_MS = 600_000
@@ -111,7 +108,7 @@ async def test_evacuation_sees_a_plan_that_was_uncommitted_when_it_began(meeting
     await meeting.first(move)
     evacuation = await meeting.second(begin, EVACUATE)
     await meeting.commit()
-    with pytest.raises(OperationRunningError):
+    with raises(Reason.OPERATION_RUNNING):
         await evacuation
 
 
@@ -122,7 +119,7 @@ async def test_evacuation_sees_a_creation_that_was_uncommitted_when_it_began(
     await meeting.first(plan_subject, CreateSubject(subject="new", partitions=3), subjects_max=9)
     evacuation = await meeting.second(begin, EVACUATE)
     await meeting.commit()
-    with pytest.raises(CreationRunningError):
+    with raises(Reason.CREATION_RUNNING):
         await evacuation
 
 
@@ -135,7 +132,7 @@ async def test_plan_sees_a_cordon_that_was_uncommitted_when_it_began(meeting: Me
     ask = CreateSubject(subject="new", partitions=3)
     creation = await meeting.second(plan_subject, ask, subjects_max=9)
     await meeting.commit()
-    with pytest.raises(BrokerCordonedError):
+    with raises(Reason.BROKER_CORDONED):
         await moving
     await creation
     await meeting.write(open_subject, "new")
@@ -151,8 +148,8 @@ async def test_creation_is_planned_anew_once_by_two_metaservers(meeting: Meeting
     subject = await meeting.write(find_subject, "new")
     report = BrokerHeartbeat(broker_group="g3", broker_id="g3", address="g3:1")
     await meeting.write(report_broker, report, ttl_ms=1)
-    assert await meeting.first(plan_creation_anew, subject.subject_id)
-    second = await meeting.second(plan_creation_anew, subject.subject_id)
+    assert await meeting.first(replan_creation, subject.subject_id)
+    second = await meeting.second(replan_creation, subject.subject_id)
     assert not second.done()
     await meeting.commit()
     assert not await second

@@ -13,13 +13,11 @@ import pytest
 
 from keylane.protocol import endpoints
 from keylane.protocol.errors import (
-    BrokerCordonedError,
-    BrokerGroupUnknownError,
+    BusyError,
     InvalidRequestError,
-    NotEnoughBrokersError,
-    OperationForwardError,
-    OperationRunningError,
     PartitionUnknownError,
+    Reason,
+    UnavailableError,
 )
 from keylane.protocol.operations import (
     Cordon,
@@ -34,6 +32,7 @@ from keylane.rpc.http_network import HttpNetwork
 from support.cluster import ALERT, Cluster, begun, done_operation, meta_of, pause, silent
 from support.load import Load
 from support.postgres import Postgres
+from support.raising import raises
 
 pytestmark = pytest.mark.cluster(brokers=3, meta_settings=ALERT)
 
@@ -118,12 +117,12 @@ async def test_bad_requests_have_typed_errors(shared_cluster: Cluster):
                 partition_ids=(int(route.partitions[0].partition_id),),
                 broker_group="nowhere",
             ),
-            BrokerGroupUnknownError,
+            Reason.BROKER_GROUP_UNKNOWN,
         ),
     ]
     async with meta_of(shared_cluster) as meta:
         for ask, error in asks:
-            with pytest.raises(error):
+            with raises(error):
                 await meta.call(endpoints.RESHAPE, ask)
         assert (await meta.call(endpoints.SUBJECT, subject="bad")).route.version == route.version
 
@@ -146,7 +145,7 @@ async def test_operation_ends_when_the_metaserver_is_killed_after_any_step(
         if view.state is not OperationState.DONE:
             # It may come to its end just now; then brokers have yet to report themselves for a
             # second one.
-            with contextlib.suppress(OperationRunningError, NotEnoughBrokersError):
+            with contextlib.suppress(BusyError, UnavailableError):
                 (second,) = (await meta.call(endpoints.RESHAPE, resize("steps", 3))).operations
                 (_, view) = (
                     await meta.call(endpoints.OPERATIONS, subject="steps")
@@ -329,12 +328,12 @@ async def test_operation_waiting_in_plan_is_canceled(cluster: Cluster):
         back = Reshape(
             kind=OperationKind.MOVE, partition_ids=(there.partition_id,), broker_group="g1"
         )
-        with pytest.raises(BrokerCordonedError):
+        with raises(Reason.BROKER_CORDONED):
             await meta.call(endpoints.RESHAPE, back)
         assert not (await meta.call(endpoints.CORDON, Cordon(cordoned=False), group="g1")).cordoned
         (done,) = (await meta.call(endpoints.RESHAPE, resize("canceled", 4))).operations
         await done_operation(meta, done)
-        with pytest.raises(OperationForwardError):
+        with raises(Reason.OPERATION_FORWARD):
             await meta.call(endpoints.CANCEL_OPERATION, id=done.operation_id)
         await load.progress(300)
         await load.finish()

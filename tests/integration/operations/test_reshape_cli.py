@@ -68,7 +68,7 @@ async def test_resize_shows_its_plan_its_end_and_its_lineage(shared_cluster: Clu
     ]
     assert moved["state"] == "done"
     refused = await keylane(shared_cluster, "cancel", str(moved["operation_id"]))
-    assert "OperationForwardError" in refused.stderr
+    assert "OPERATION_FORWARD" in refused.stderr
     assert drawn[-2].endswith((": sealed at 0", ": expired at 0"))
     assert sum(line.endswith(": open") for line in drawn) == 1
 
@@ -79,7 +79,7 @@ async def test_resize_shows_its_plan_its_end_and_its_lineage(shared_cluster: Clu
         (("resize", "nowhere", "--partitions", "2"), "SubjectUnknownError"),
         (("split", "1000000"), "PartitionUnknownError"),
         (("merge", "1000000", "1000001"), "PartitionUnknownError"),
-        (("evacuate", "nowhere"), "BrokerGroupUnknownError"),
+        (("evacuate", "nowhere"), "BROKER_GROUP_UNKNOWN"),
     ],
 )
 async def test_command_ends_with_the_error_of_a_refused_request(

@@ -9,9 +9,10 @@ import asyncio
 import pytest
 
 from keylane import Admin, Producer
-from keylane.errors import StrategyMismatchError
+from keylane.errors import Reason
 from keylane.protocol.routing import OrderStrategy, PartitionState
 from support.cluster import Cluster
+from support.raising import raises
 from support.server_process import run_keylane
 
 META = "broker_heartbeat_ms = 200\nbroker_ttl_ms = 1500\n"
@@ -48,7 +49,7 @@ async def test_strategy_changes_under_producers_and_ends_one_that_names_the_old(
             await admin.wait(change.operation)
             changed.set()
             await working
-            with pytest.raises(StrategyMismatchError):
+            with raises(Reason.ORDER_STRATEGY):
                 await stubborn.send("s", b"late", key=b"stubborn")
         assert (change.before["order_strategy"], change.after["order_strategy"]) == (
             "strict",

@@ -21,7 +21,7 @@ from keylane.metaserver.running import running_metaserver
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.protocol import endpoints
 from keylane.protocol.control import CreateSubject, Route
-from keylane.protocol.errors import FlushFailedError, NotEnoughBrokersError, StaleRouteError
+from keylane.protocol.errors import FlushFailedError, Reason, StaleRouteError
 from keylane.protocol.frames import Append, Appended
 from keylane.protocol.operations import (
     OperationKind,
@@ -33,6 +33,7 @@ from keylane.protocol.routing import OrderStrategy, Partition
 from keylane.rpc.client import BrokerClient, MetaClient
 from keylane.rpc.http_network import HttpNetwork
 from sim.machines.store import batch
+from support.raising import raises
 
 THREE = Reshape(kind=OperationKind.RESIZE, subject="s", partitions=3)
 
@@ -201,10 +202,10 @@ async def test_broker_list_and_a_refused_move_say_why_a_broker_takes_no_writes(
         partition_ids=((await house.on("g1")).partition_id,),
         broker_group="g2",
     )
-    with pytest.raises(NotEnoughBrokersError, match=f"'g2' takes no writes: {full}"):
+    with raises(Reason.NOT_ENOUGH_BROKERS, match=f"'g2' takes no writes: {full}"):
         await house.begin(move)
     evacuation = Reshape(kind=OperationKind.EVACUATE, broker_group="g1")
-    with pytest.raises(NotEnoughBrokersError, match=f"no other broker group .*: {full}"):
+    with raises(Reason.NOT_ENOUGH_BROKERS, match=f"no other broker group .*: {full}"):
         await house.begin(evacuation)
     capsys.readouterr()
     await list_brokers(house.meta_address, OutputFormat.TABLE)

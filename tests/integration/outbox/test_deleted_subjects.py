@@ -11,9 +11,10 @@ import pytest
 
 from keylane import Admin
 from keylane.outbox import Outbox, OutboxSettings, purge_failed
-from keylane.protocol.errors import OutboxRowFailedError
+from keylane.protocol.errors import Reason
 from support.cluster import Cluster, alert_cluster, delete_subject, pause
 from support.outbox.rows import SETTINGS, drained, rows_left
+from support.raising import raises
 
 KEYS = [b"%d" % number for number in range(8)]
 
@@ -89,7 +90,7 @@ async def test_rows_that_may_be_stored_fail_when_their_subject_is_deleted(
             broker.kill()
             if not restarted:
                 deleting = asyncio.create_task(delete_subject(cluster.meta, "s"))
-                with pytest.raises(OutboxRowFailedError, match="subject was deleted") as failed:
+                with raises(Reason.OUTBOX_ROW, match="subject was deleted") as failed:
                     await doubtful
                 assert "redrive" in str(failed.value)
         if restarted:

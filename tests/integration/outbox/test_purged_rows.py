@@ -6,12 +6,11 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
 from keylane.outbox import Outbox, RowChange, purge_waiting
-from keylane.protocol.errors import Fate, OutboxRowFailedError, OutboxSubjectExistsError
+from keylane.protocol.errors import Fate, Reason
 from support.cluster import Cluster, delete_subject
 from support.outbox.rows import SETTINGS, rows_left
+from support.raising import raises
 
 
 async def test_send_is_not_told_that_a_row_is_stored_when_it_was_purged(
@@ -24,7 +23,7 @@ async def test_send_is_not_told_that_a_row_is_stored_when_it_was_purged(
         while not await rows_left(sqlite):
             await asyncio.sleep(0.01)
         assert await purge_waiting(meta, sqlite, subject=subject) == RowChange(waiting=1)
-        with pytest.raises(OutboxRowFailedError, match="an operator has deleted rows") as told:
+        with raises(Reason.OUTBOX_ROW, match="an operator has deleted rows") as told:
             await sending
         assert told.value.fate is Fate.UNKNOWN
         await shared_cluster.create(subject, partitions=1)
@@ -44,7 +43,7 @@ async def test_waiting_rows_are_purged_when_their_subject_is_deleted(
     async with sqlite.begin() as connection:
         for name in (subject, subject, "outbox-purged-never"):
             await outbox.add(connection, name, b"waits", key=b"k")
-    with pytest.raises(OutboxSubjectExistsError) as refused:
+    with raises(Reason.OUTBOX_SUBJECT_EXISTS) as refused:
         await purge_waiting(meta, sqlite, subject=subject)
     assert (refused.value.subject, "--force" in refused.value.hint) == (subject, True)
     assert await purge_waiting(meta, sqlite, subject=subject, force=True, dry_run=True) == (

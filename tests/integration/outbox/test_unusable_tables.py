@@ -13,9 +13,10 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from keylane.outbox import Outbox, create_tables
 from keylane.outbox.tables import VERSION, OutboxTables
-from keylane.protocol.errors import OutboxMissingError, OutboxNewerError, OutboxOlderError
+from keylane.protocol.errors import Reason, SchemaError
 from support.cluster import Cluster
 from support.outbox.rows import SETTINGS, drained
+from support.raising import raises
 
 OLD = OutboxTables("old_outbox")
 numbers = itertools.count(1)
@@ -70,11 +71,11 @@ async def test_rows_beside_are_sent_when_tables_are_missing(
 ):
     """A savepoint keeps the user's transaction as it was before the refusal, on every database."""
     missing = Outbox(shared_cluster.meta, engine, prefix="never_made")
-    with pytest.raises(OutboxMissingError, match="create_tables"):
+    with raises(Reason.OUTBOX_MISSING, match="create_tables"):
         await missing.__aenter__()
     async with engine.begin() as connection:
         await beside.add(connection)
-        with pytest.raises(OutboxMissingError, match="create_tables") as refused:
+        with raises(Reason.OUTBOX_MISSING, match="create_tables") as refused:
             async with connection.begin_nested():
                 await missing.add(connection, beside.subject, b"never", key=b"a")
         assert refused.value.table == "never_made"
@@ -91,7 +92,7 @@ async def test_outbox_goes_on_when_its_missing_tables_are_made_again(
         await outbox.send(beside.subject, b"before", key=b"c")
         async with engine.begin() as connection:
             await connection.run_sync(OLD.metadata.drop_all)
-        with pytest.raises(OutboxMissingError, match="create_tables"):
+        with raises(Reason.OUTBOX_MISSING, match="create_tables"):
             await outbox.send(beside.subject, b"never", key=b"c")
         await beside.send()
         await create_tables(engine, prefix="old_outbox")
@@ -101,14 +102,17 @@ async def test_outbox_goes_on_when_its_missing_tables_are_made_again(
 
 @pytest.mark.parametrize(
     ("version", "kind", "advice"),
-    [(VERSION - 1, OutboxOlderError, "Upgrade them"), (VERSION + 1, OutboxNewerError, "Install")],
+    [
+        (VERSION - 1, Reason.OUTBOX_OLDER, "Upgrade them"),
+        (VERSION + 1, Reason.OUTBOX_NEWER, "Install"),
+    ],
 )
 async def test_rows_are_sent_later_when_tables_are_of_another_version(
     shared_cluster: Cluster,
     engine: AsyncEngine,
     beside: Beside,
     version: int,
-    kind: type[OutboxOlderError | OutboxNewerError],
+    kind: type[SchemaError],
     advice: str,
 ):
     """Nothing of them is changed; they are sent, in order, by a process whose version they have."""
@@ -119,7 +123,7 @@ async def test_rows_are_sent_later_when_tables_are_of_another_version(
             await outbox.add(connection, beside.subject, value, key=b"c")
     await set_version(engine, version)
     for refuse in (outbox.__aenter__, outbox.status, outbox.gauges):
-        with pytest.raises(kind, match=advice) as refused:
+        with raises(kind, match=advice) as refused:
             await refuse()
         assert refused.value.version == version
     await beside.send()

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from keylane import Admin, Consumer, ConsumerSettings, Message, Producer
-from keylane.protocol.errors import ConfigError, InstanceTakenError
+from keylane.protocol.errors import ConfigError, Reason
 from support.cluster import Cluster, eventually
 from support.postgres import Postgres
+from support.raising import raises
 from support.server_process import ServerProcess
 
 ZOMBIE = Path(__file__).parents[1] / "consumers" / "zombie.py"
@@ -121,7 +122,13 @@ async def check_newer_wins(metas: list[str], subject: str) -> None:
         async def handle(message: Message) -> None:
             handled.append((name, message.value))
 
-        return Consumer(meta, subject=subject, group="g", handler=handle, instance="a")
+        return Consumer(
+            meta,
+            subject=subject,
+            group="g",
+            handler=handle,
+            settings=ConsumerSettings(instance="a"),
+        )
 
     async with asyncio.timeout(30), Producer(metas[0]) as producer:
         older, newer = consumer("older", metas[0]), consumer("newer", metas[-1])
@@ -130,7 +137,7 @@ async def check_newer_wins(metas: list[str], subject: str) -> None:
         await eventually(lambda: handled == [("older", b"0")])
         async with newer:
             began = time.monotonic()
-            with pytest.raises(InstanceTakenError) as refused:
+            with raises(Reason.INSTANCE_TAKEN) as refused:
                 await older.wait()
             assert time.monotonic() - began < 5, "its long poll is answered at once"
             assert refused.value.code == 1267

@@ -13,6 +13,7 @@ import pytest
 from keylane import Consumer, Message, Producer
 from keylane.protocol.errors import UnreachableError
 from keylane.testing import VirtualCluster, run
+from support.consumer_options import consumer_options
 
 AWAY_S = 3_600
 
@@ -33,7 +34,9 @@ def test_consumers_tell_a_trouble_once_when_a_server_is_away_for_an_hour(
         async with AsyncExitStack() as stack:
             producer = await stack.enter_async_context(Producer(cluster.address))
             for kind in kinds:
-                consumer = Consumer(cluster.address, subject="orders", handler=handle, **kind)
+                consumer = Consumer(
+                    cluster.address, **consumer_options(subject="orders", handler=handle, **kind)
+                )
                 await stack.enter_async_context(consumer)
             await producer.send("orders", b"before", key=b"k")
             server = cluster.metaserver if away == "metaserver" else cluster.brokers[0]

@@ -9,7 +9,7 @@ import asyncio
 import os
 import sys
 
-from keylane import Consumer, Message
+from keylane import Consumer, ConsumerSettings, Message
 
 
 async def main() -> None:
@@ -37,14 +37,16 @@ async def main() -> None:
             "shared": {"handler": handle},
             "batch": {"batch_handler": handle_all},
         }
+        settings = {
+            "arrow": ConsumerSettings(ttl_ms=10_000, instance="crasher"),
+            "shared": ConsumerSettings(ttl_ms=1_000, consume_strategy="shared"),
+        }
         consumer = Consumer(
             meta,
             subject=subject,
             group="g",
-            ttl_ms=10_000 if manner == "arrow" else 1_000,
-            instance="crasher" if manner == "arrow" else None,
+            settings=settings.get(manner, ConsumerSettings(ttl_ms=1_000)),
             on_failure={"arrow": "block", "dead": "dead"}.get(manner, "park"),
-            consume_strategy="shared" if manner == "shared" else None,
             **handlers.get(manner, {}),
         )
         if manner not in {"iterated", "arrow"}:

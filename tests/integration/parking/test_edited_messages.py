@@ -19,11 +19,11 @@ from keylane import Admin, Consumer, ConsumerSettings, Message, Producer
 from keylane.errors import (
     InvalidRequestError,
     MessageTooLargeError,
-    ParkedMessageUnknownError,
-    ParkedRedrivenError,
+    Reason,
 )
 from keylane.protocol.message import EDITED_PROPERTY
 from support.cluster import Cluster, eventually
+from support.raising import raises
 from support.server_process import run_keylane
 
 
@@ -180,7 +180,7 @@ async def test_edit_is_refused_while_a_message_that_may_end_its_process_is_handl
             await eventually(lambda: process.poll() is not None)
         async with consumer_of(shared_cluster, subject, judge):
             await judge.has_begun.wait()
-            with pytest.raises(ParkedRedrivenError):
+            with raises(Reason.PARKED_REDRIVEN):
                 await admin.edit_parked(subject, "g", key=b"bad", value=b"41")
             judge.go_on.set()
             while await parked_count(admin, subject):
@@ -200,13 +200,13 @@ async def test_impossible_edit_is_refused_and_others_are_unharmed(shared_cluster
         for call, error in (
             (admin.edit_parked(*where, 0, value=bytes(1 << 20)), MessageTooLargeError),
             (admin.edit_parked(*where, 0, properties={"x": "y" * 70_000}), MessageTooLargeError),
-            (admin.edit_parked(*where, 99, value=b"1"), ParkedMessageUnknownError),
+            (admin.edit_parked(*where, 99, value=b"1"), Reason.PARKED_MESSAGE_UNKNOWN),
             (admin.edit_parked(*where, -1, value=b"1"), InvalidRequestError),
             (admin.edit_parked(*where, 0, value="text"), InvalidRequestError),  # type: ignore[arg-type]
             (admin.edit_parked(*where, 0), InvalidRequestError),
-            (admin.parked_message(*where, 99), ParkedMessageUnknownError),
+            (admin.parked_message(*where, 99), Reason.PARKED_MESSAGE_UNKNOWN),
         ):
-            with pytest.raises(error):
+            with raises(error):
                 await call
         assert not (await admin.parked_message(*where, 0)).edited
         await admin.edit_parked(*where, 0, value=b"0")
@@ -214,7 +214,7 @@ async def test_impossible_edit_is_refused_and_others_are_unharmed(shared_cluster
         async with consumer_of(shared_cluster, subject, judge):
             await admin.redrive(subject, "g", all=True)
             await eventually(lambda: [n for _, n in judge.handled[b"k"]] == [0, 1, 2])
-        with pytest.raises(ParkedMessageUnknownError):
+        with raises(Reason.PARKED_MESSAGE_UNKNOWN):
             await admin.edit_parked(*where, 0, value=b"1")
 
 

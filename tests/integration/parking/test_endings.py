@@ -16,6 +16,7 @@ from keylane import Consumer, ConsumerSettings, Message, Producer
 from keylane.protocol.errors import ClosedError, ConfigError
 from keylane.sync import Consumer as SyncConsumer
 from support.cluster import Cluster, eventually
+from support.consumer_options import consumer_options
 from support.handling import Crash
 
 Tried = list[tuple[bytes, int]]
@@ -42,7 +43,7 @@ async def run_thread(given: dict[str, Any], tried: Tried, error: type[BaseExcept
         if message.key == BAD:
             raise error(1)
 
-    await Consumer(**given, handler=handle, threads=2).run()
+    await Consumer(**consumer_options(**given, handler=handle, threads=2)).run()
 
 
 async def run_batch(given: dict[str, Any], tried: Tried, error: type[BaseException]) -> None:
@@ -51,7 +52,7 @@ async def run_batch(given: dict[str, Any], tried: Tried, error: type[BaseExcepti
         if any(message.key == BAD for message in messages):
             raise error(1)
 
-    await Consumer(**given, batch_handler=handle, max_records=16).run()
+    await Consumer(**consumer_options(**given, batch_handler=handle, max_records=16)).run()
 
 
 async def run_loop(given: dict[str, Any], tried: Tried, error: type[BaseException]) -> None:
@@ -168,7 +169,7 @@ async def test_message_in_hand_has_no_try_when_a_cancellation_ends_its_consumer(
     async with asyncio.timeout(60), Producer(shared_cluster.meta) as producer:
         await send(producer, subject, b"a", 0)
         await send(producer, subject, b"b", 0)
-        handled = Consumer(**given, handler=hang, concurrency=1)
+        handled = Consumer(**consumer_options(**given, handler=hang, concurrency=1))
         for consume in (handled.run, iterate):
             begun.clear()
             running = asyncio.create_task(consume())
@@ -178,7 +179,9 @@ async def test_message_in_hand_has_no_try_when_a_cancellation_ends_its_consumer(
                 await running
         while signals:
             with pytest.raises(type(signals[-1])):
-                await Consumer(**given, handler=be_signaled, concurrency=1).run()
+                await Consumer(
+                    **given, handler=be_signaled, settings=ConsumerSettings(concurrency=1)
+                ).run()
         with pytest.raises(ValueError, match="of which"):
             await take_both()
         with pytest.raises(KeyboardInterrupt):

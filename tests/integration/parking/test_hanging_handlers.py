@@ -10,7 +10,7 @@ import pytest
 
 from integration.parking.test_parked_keys import send
 from integration.parking.test_poison_in_a_change import sealed_behind, shown
-from keylane import Admin, Consumer, Message, Producer
+from keylane import Admin, Consumer, ConsumerSettings, Message, Producer
 from keylane.admin import FailingMessage
 from keylane.protocol.text import key_digest
 from keylane.testing import VirtualCluster, run
@@ -48,7 +48,7 @@ async def test_hanging_handler_that_holds_a_resize_up_is_named_everywhere(
             handler=hanging.handle,
             subject=subject,
             group="g",
-            name="till-1",
+            settings=ConsumerSettings(name="till-1"),
             on_failure="park",
         ),
     ):
@@ -114,7 +114,12 @@ def test_message_that_a_loop_holds_is_named(manner: str):
         async with (
             Producer(cluster.address) as producer,
             Admin(cluster.address) as admin,
-            Consumer(cluster.address, subject="orders", group="g", name="till-1") as consumer,
+            Consumer(
+                cluster.address,
+                subject="orders",
+                group="g",
+                settings=ConsumerSettings(name="till-1"),
+            ) as consumer,
         ):
             looping = asyncio.create_task(loop(consumer))
             for key in (b"good", b"bad", b"good"):

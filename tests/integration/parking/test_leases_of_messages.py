@@ -8,10 +8,11 @@ from collections.abc import Iterable
 import pytest
 import sqlalchemy as sa
 
-from keylane import Admin, Consumer, Lease, Message, Producer, Reader
+from keylane import Admin, Consumer, ConsumerSettings, Lease, Message, Producer, Reader
 from keylane.sink import fenced_batch
 from keylane.sink.tables import tables_of
 from keylane.testing import VirtualCluster, run
+from support.consumer_options import consumer_options
 
 KEYS = [b"k%d" % number for number in range(8)]
 
@@ -145,12 +146,17 @@ def test_lease_is_known_in_every_style(shared: bool):
         address = cluster.address
         async with (
             Producer(address) as producer,
-            Consumer(address, group="a", handler=one, **grouped),
-            Consumer(address, group="b", batch_handler=many, **grouped),
-            Consumer(address, broadcast=True, handler=one, **options),
-            Consumer(address, group="c", **grouped) as loop,
-            Consumer(address, group="d", **grouped) as getmany,
-            Consumer(address, group="e", **options) as arrow,
+            Consumer(address, **consumer_options(group="a", handler=one, **grouped)),
+            Consumer(address, **consumer_options(group="b", batch_handler=many, **grouped)),
+            Consumer(
+                address,
+                **consumer_options(
+                    settings=ConsumerSettings(broadcast=True), handler=one, **options
+                ),
+            ),
+            Consumer(address, **consumer_options(group="c", **grouped)) as loop,
+            Consumer(address, **consumer_options(group="d", **grouped)) as getmany,
+            Consumer(address, **consumer_options(group="e", **options)) as arrow,
             Reader(address, "s", follow=True) as reader,
         ):
             await producer.send("s", b"1", key=b"k")

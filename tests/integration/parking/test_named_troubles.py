@@ -11,7 +11,7 @@ import pytest
 
 from integration.parking.test_parked_keys import Handler, brokers_of, consumer_of, send
 from integration.parking.test_poison_in_a_change import sealed_behind, shown
-from keylane import Admin, Consumer, Producer
+from keylane import Admin, Consumer, ConsumerSettings, Producer
 from keylane.protocol.text import key_digest
 from support.cluster import Cluster, eventually
 
@@ -42,7 +42,12 @@ async def test_message_that_a_loop_always_gives_back_is_named(
         asyncio.timeout(60),
         Admin(shared_cluster.meta) as admin,
         Producer(shared_cluster.meta) as producer,
-        Consumer(shared_cluster.meta, subject=subject, group="g", name="till-1") as consumer,
+        Consumer(
+            shared_cluster.meta,
+            subject=subject,
+            group="g",
+            settings=ConsumerSettings(name="till-1"),
+        ) as consumer,
     ):
         looping = asyncio.create_task(loop(consumer))
         await send(producer, subject, b"bad", 0, 1)

@@ -22,6 +22,7 @@ from keylane.protocol.parked import ChangeParkedKey, ParkedList, ParkState
 from keylane.rpc.client import BrokerClient, MetaClient
 from keylane.rpc.http_network import HttpNetwork
 from support.cluster import Cluster, eventually
+from support.consumer_options import consumer_options
 from support.server_process import ServerProcess
 
 FAST = Backoff(first_ms=5, max_ms=5)
@@ -108,16 +109,15 @@ async def brokers_of(cluster: Cluster, subject: str) -> AsyncIterator[ParkedBrok
 
 def consumer_of(cluster: Cluster, subject: str, handler: Handler, **given: object) -> Consumer:
     """A consumer that parks after three tries."""
-    settings = {"on_failure": "park", "tries_max": 3, **given}
-    from keylane import ConsumerSettings
-
+    options = {
+        "on_failure": "park",
+        "tries_max": 3,
+        "handler_backoff": FAST,
+        "backoff": FAST,
+        **given,
+    }
     return Consumer(
-        cluster.meta,
-        subject=subject,
-        group="g",
-        handler=handler,
-        settings=ConsumerSettings(handler_backoff=FAST, backoff=FAST),
-        **settings,  # type: ignore[arg-type]
+        cluster.meta, **consumer_options(subject=subject, group="g", handler=handler, **options)
     )
 
 
@@ -318,8 +318,8 @@ async def handle(message):
     raise ValueError("never")
 
 asyncio.run(Consumer(
-    sys.argv[1], subject="orders", group="g", handler=handle, ttl_ms=1_000,
-    settings=ConsumerSettings(handler_backoff=Backoff(first_ms=100, max_ms=100)),
+    sys.argv[1], subject="orders", group="g", handler=handle,
+    settings=ConsumerSettings(ttl_ms=1_000, handler_backoff=Backoff(first_ms=100, max_ms=100)),
 ).run())
 """
 

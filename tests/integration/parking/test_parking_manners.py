@@ -15,13 +15,14 @@ from integration.parking.test_parked_keys import FAST, brokers_of, send
 from keylane import Consumer, ConsumerSettings, Message, Producer
 from keylane.errors import ConfigError
 from support.cluster import Cluster, eventually
+from support.consumer_options import consumer_options
 
 SETTINGS = ConsumerSettings(handler_backoff=FAST, backoff=FAST, tries_max=3)
 
 
 def consumer_of(cluster: Cluster, subject: str, **given: Any) -> Consumer:
     given = {"on_failure": "park", "settings": SETTINGS} | given
-    return Consumer(cluster.meta, subject=subject, group="g", **given)
+    return Consumer(cluster.meta, **consumer_options(subject=subject, group="g", **given))
 
 
 async def test_failing_message_of_a_batch_handler_is_parked_and_redriven(shared_cluster: Cluster):

@@ -14,10 +14,12 @@ import pytest
 
 from integration.parking.test_parked_keys import Handler, send
 from keylane import NACK, Admin, Consumer, ConsumerSettings, Message, Producer, Retry
-from keylane.errors import RetryPolicyError
+from keylane.errors import Reason
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.operations import OperationKind, Reshape
 from support.cluster import Cluster, eventually
+from support.consumer_options import consumer_options
+from support.raising import raises
 from support.server_process import ForkedProcess, run_keylane
 
 RETRIER = Path(__file__).with_name("retrier.py")
@@ -25,13 +27,9 @@ FAST = Backoff(first_ms=60, max_ms=200)
 
 
 def consumer_of(cluster: Cluster, subject: str, handler: object, **given: object) -> Consumer:
+    options = {"retry_backoff": FAST, "backoff": FAST, **given}
     return Consumer(
-        cluster.meta,
-        subject=subject,
-        group="g",
-        handler=handler,  # type: ignore[arg-type]
-        settings=ConsumerSettings(retry_backoff=FAST, backoff=FAST),
-        **given,  # type: ignore[arg-type]
+        cluster.meta, **consumer_options(subject=subject, group="g", handler=handler, **options)
     )
 
 
@@ -179,12 +177,12 @@ async def test_retry_is_refused_on_a_strict_subject(shared_cluster: Cluster):
     """
     subject = "retry-strict"
     await shared_cluster.create(subject, partitions=1)
-    with pytest.raises(RetryPolicyError, match="strict") as caught:
+    with raises(Reason.RETRY_POLICY, match="strict") as caught:
         async with consumer_of(shared_cluster, subject, Handler(), on_failure="retry"):
             pass
     assert "park" in caught.value.hint
     async with Admin(shared_cluster.meta) as admin:
-        with pytest.raises(RetryPolicyError):
+        with raises(Reason.RETRY_POLICY):
             await admin.set_group(subject, "g", on_failure="retry")
 
 

@@ -17,7 +17,6 @@ from keylane.metaserver.running import running_metaserver
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.protocol import endpoints
 from keylane.protocol.control import CreateSubject, Grants, Heartbeat, Join
-from keylane.protocol.http.at_once import HeartbeatNews, Heartbeats
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
 from support.brokers.hosting_broker import hosting_broker
@@ -41,10 +40,6 @@ class HeldRows:
         await self.meta.call(
             endpoints.JOIN, Join(subject="s", group=group, session=session, ttl_ms=ttl_ms)
         )
-
-    async def news(self, asks: Heartbeats) -> dict[str, HeartbeatNews]:
-        answers = await self.meta.call(endpoints.HEARTBEATS, asks, wait_ms=0, timeout_ms=10_000)
-        return {news.session: news for news in answers.news}
 
     async def forget_told(self) -> None:
         async with self._engine.begin() as connection:
@@ -99,21 +94,45 @@ async def test_session_is_renewed_when_the_row_of_another_one_is_held(rows: Held
     assert isinstance(await late, Grants)
 
 
-async def test_sessions_of_one_call_are_answered_when_the_row_of_one_is_held(rows: HeldRows):
-    """The one whose row is held is told so, and has not ended."""
-    for session, group in ((HELD, "g"), (FREE, "h"), (SECOND, "i")):
-        await rows.join(session, group)
-    asks = Heartbeats(
-        heartbeats=tuple(Heartbeat(session=session) for session in (HELD, FREE, SECOND))
-    )
-    async with rows.held(f"sessions WHERE session = '{HELD}'"), asyncio.timeout(LIMIT_S):
-        told = await rows.news(asks)
-        assert told[HELD].error is not None
-        assert "StorageError" in repr(told[HELD].error.error())
-        assert told[FREE].grants is not None
-        assert told[SECOND].grants is not None
-    told = await rows.news(asks)
-    assert told[HELD].grants is not None
+@pytest.mark.parametrize("group_count", [1, 30])
+async def test_session_is_renewed_when_the_rows_of_many_others_are_held(
+    rows: HeldRows, group_count: int
+):
+    """More of them wait than the metaserver has connections; each is renewed when its row is free
+    again.
+    """
+    many = [f"{number:016x}" for number in range(30)]
+    for number, session in enumerate(many):
+        await rows.join(session, f"g{number % group_count}")
+    await rows.join(FREE, "h")
+    async with rows.held(f"sessions WHERE session <> '{FREE}'"):
+        late = [
+            asyncio.create_task(rows.meta.call(endpoints.HEARTBEAT, Heartbeat(session=each)))
+            for each in many
+        ]
+        await asyncio.sleep(0.2)
+        async with asyncio.timeout(LIMIT_S):
+            for _ in range(3):
+                await rows.meta.call(endpoints.HEARTBEAT, Heartbeat(session=FREE))
+        assert not any(each.done() for each in late)
+    assert all(isinstance(each, Grants) for each in await asyncio.gather(*late))
+
+
+async def test_member_is_renewed_when_the_row_of_another_member_is_held(rows: HeldRows):
+    """The one whose row is held asks again and again, as its consumer does."""
+    for session in (HELD, FREE):
+        await rows.join(session, "g")
+    async with rows.held(f"sessions WHERE session = '{HELD}'"):
+        late = [
+            asyncio.create_task(rows.meta.call(endpoints.HEARTBEAT, Heartbeat(session=HELD)))
+            for _ in range(3)
+        ]
+        await asyncio.sleep(0.2)
+        async with asyncio.timeout(LIMIT_S):
+            for _ in range(3):
+                await rows.meta.call(endpoints.HEARTBEAT, Heartbeat(session=FREE))
+        assert not any(each.done() for each in late)
+    assert all(isinstance(each, Grants) for each in await asyncio.gather(*late))
 
 
 async def test_lost_consumer_is_replaced_when_the_row_of_another_group_is_held(rows: HeldRows):

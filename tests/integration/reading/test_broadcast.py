@@ -5,16 +5,19 @@ and no group.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from keylane import Admin, Consumer, ConsumerSettings, Message, Producer
-from keylane.errors import ConfigError, SeekRefusedError
+from keylane.errors import ConfigError, Reason
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.sync import Consumer as SyncConsumer
 from support.cluster import Cluster, eventually
+from support.consumer_options import consumer_options
+from support.raising import raises
 
 KEYS = [b"key-%d" % number for number in range(6)]
 FAST = ConsumerSettings(handler_backoff=Backoff(first_ms=5, max_ms=5))
@@ -63,10 +66,17 @@ async def test_broadcast_consumers_get_every_message_in_order(shared_cluster: Cl
         single.append(message)
 
     several = Consumer(shared_cluster.meta)
-    several.on(subject, broadcast=True, batch=True, max_records=7)(batched.extend)
+    several.on(subject, settings=ConsumerSettings(broadcast=True, max_records=7), batch=True)(
+        batched.extend
+    )
     async with (
         asyncio.timeout(120),
-        Consumer(shared_cluster.meta, subject=subject, broadcast=True, handler=handle),
+        Consumer(
+            shared_cluster.meta,
+            subject=subject,
+            settings=ConsumerSettings(broadcast=True),
+            handler=handle,
+        ),
         several,
     ):
         await send(shared_cluster, subject, range(2, 20))
@@ -75,7 +85,10 @@ async def test_broadcast_consumers_get_every_message_in_order(shared_cluster: Cl
         await send(shared_cluster, subject, range(20, 40))
         await move_all(shared_cluster, subject)
         async with Consumer(
-            shared_cluster.meta, subject=subject, broadcast=True, handler=later.append
+            shared_cluster.meta,
+            subject=subject,
+            settings=ConsumerSettings(broadcast=True),
+            handler=later.append,
         ):
             await send(shared_cluster, subject, range(40, 60))
             total = 58 * len(KEYS)
@@ -94,7 +107,9 @@ async def test_broadcast_consumer_begins_at_the_latest_message_when_it_is_opened
     """In a loop of its own; what was sent while it was closed does not come."""
     subject = "bc-again"
     await shared_cluster.create(subject, partitions=2)
-    consumer = Consumer(shared_cluster.meta, subject=subject, broadcast=True)
+    consumer = Consumer(
+        shared_cluster.meta, subject=subject, settings=ConsumerSettings(broadcast=True)
+    )
     for first in (0, 10):
         await send(shared_cluster, subject, range(first, first + 3))
         async with asyncio.timeout(60), consumer:
@@ -125,10 +140,10 @@ async def test_failing_message_holds_only_its_key_back(shared_cluster: Cluster):
         Consumer(
             shared_cluster.meta,
             subject=subject,
-            broadcast=True,
             handler=handle,
-            filter=lambda message: int(message.value) % 2 == 0,
-            settings=FAST,
+            settings=replace(
+                FAST, broadcast=True, filter=lambda message: int(message.value) % 2 == 0
+            ),
         ) as consumer,
     ):
         await send(shared_cluster, subject, range(10))
@@ -150,7 +165,10 @@ async def test_suspended_broadcast_consumer_goes_on_behind_what_it_has_handled(
     async with (
         asyncio.timeout(60),
         Consumer(
-            shared_cluster.meta, subject=subject, broadcast=True, handler=handled.append
+            shared_cluster.meta,
+            subject=subject,
+            settings=ConsumerSettings(broadcast=True),
+            handler=handled.append,
         ) as consumer,
     ):
         await send(shared_cluster, subject, range(3))
@@ -170,7 +188,12 @@ async def test_broadcast_consumer_rides_out_a_restart_of_its_broker(cluster: Clu
     handled = list[Message]()
     async with (
         asyncio.timeout(90),
-        Consumer(cluster.meta, subject="s", broadcast=True, handler=handled.append),
+        Consumer(
+            cluster.meta,
+            subject="s",
+            settings=ConsumerSettings(broadcast=True),
+            handler=handled.append,
+        ),
     ):
         await send(cluster, "s", range(2))
         await eventually(lambda: len(handled) == 2 * len(KEYS))
@@ -195,7 +218,9 @@ async def test_sync_consumer_takes_a_broadcast(shared_cluster: Cluster):
                 break
         return numbers
 
-    consumer: SyncConsumer[Any] = SyncConsumer(shared_cluster.meta, subject=subject, broadcast=True)
+    consumer: SyncConsumer[Any] = SyncConsumer(
+        shared_cluster.meta, subject=subject, settings=ConsumerSettings(broadcast=True)
+    )
     await asyncio.to_thread(consumer.open)
     try:
         await send(shared_cluster, subject, range(2))
@@ -222,14 +247,14 @@ async def test_sync_consumer_takes_a_broadcast(shared_cluster: Cluster):
 )
 def test_broadcast_refuses_what_only_a_group_has(wrong: dict[str, Any], advice: str):
     with pytest.raises(ConfigError, match=advice):
-        Consumer("127.0.0.1:1", **({"subject": "s", "broadcast": True} | wrong))
+        Consumer("127.0.0.1:1", **consumer_options(**({"subject": "s", "broadcast": True} | wrong)))
 
 
 def test_broadcast_needs_a_subject():
     with pytest.raises(ConfigError, match="of a subject"):
-        Consumer("127.0.0.1:1", broadcast=True)
+        Consumer("127.0.0.1:1", settings=ConsumerSettings(broadcast=True))
 
 
 def test_seek_of_a_broadcast_is_refused_with_the_way_to_read_older_messages():
-    with pytest.raises(SeekRefusedError, match="a Reader begins anywhere"):
-        Consumer("127.0.0.1:1", subject="s", broadcast=True).seek()
+    with raises(Reason.SEEK_IN_GROUP, match="a Reader begins anywhere"):
+        Consumer("127.0.0.1:1", subject="s", settings=ConsumerSettings(broadcast=True)).seek()

@@ -13,10 +13,11 @@ import pytest
 
 from keylane import Producer
 from keylane.arrow import range_reader
-from keylane.protocol.errors import KeylaneError, RangeUnreadableError, UnreachableError
+from keylane.protocol.errors import KeylaneError, Reason, UnreachableError
 from keylane.spark.failure import error_in
 from keylane.spark.source import KeylaneReader, KeylaneSource
 from support.cluster import Cluster, Program, pause, resume
+from support.raising import raises
 
 ROWS = 200
 VALUE_BYTES = 100_000
@@ -85,9 +86,9 @@ def test_broker_hung_in_mid_read_is_told_or_ridden_out(hanging: Cluster, monkeyp
     stream = made.read(task)
     offsets = next(stream)["offset"].to_pylist()
     monkeypatch.setattr(range_reader, "PATIENCE_S", 0.3)
-    with hung(hanging.brokers[0]), pytest.raises(RangeUnreadableError) as caught:
+    with hung(hanging.brokers[0]), raises(Reason.RANGE_UNREADABLE) as caught:
         list(stream)
-    assert f"offsets [0, {ROWS}): nothing came from offset" in told(caught.value)
+    assert f"offsets [0, {ROWS}): no answer from offset" in told(caught.value)
     monkeypatch.undo()
     stream = made.read(task)
     offsets = next(stream)["offset"].to_pylist()

@@ -12,7 +12,7 @@ import pytest
 
 from keylane import Producer
 from keylane.arrow import range_reader
-from keylane.protocol.errors import KeylaneError, RangeUnreadableError
+from keylane.protocol.errors import KeylaneError, Reason
 from keylane.spark.schema import spark_schema
 from keylane.spark.source import KeylaneSource
 from support.cluster import Cluster, Program, pause, resume
@@ -79,7 +79,7 @@ def test_batch_that_fails_beside_a_hung_broker_is_replayed_with_the_same_rows(
             query.run()
     finally:
         resume(cluster.brokers[0].process.pid)
-    assert isinstance(caught.value, RangeUnreadableError)
+    assert caught.value.reason is Reason.RANGE_UNREADABLE
     monkeypatch.undo()
     query.run()
     query.check(range(500))

@@ -15,7 +15,7 @@ from pyspark import cloudpickle
 
 from keylane import Producer
 from keylane.cli.demo.source import Flight, flights_file, read_flights
-from keylane.protocol.errors import RangeUnreadableError, UnreachableError
+from keylane.protocol.errors import UnreachableError
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.spark.source import KeylaneReader, KeylaneSource
 from support.cluster import Cluster
@@ -130,7 +130,7 @@ def test_broker_that_is_gone_is_told_and_the_others_are_read_without_it(
     for part in made.partitions():
         try:
             read += [row for batch in made.read(part) for row in batch["partition"].to_pylist()]
-        except RangeUnreadableError as error:
+        except UnreachableError as error:
             unread.append(error.partition_id)
     assert (set(read), len(read)) == (set(left), len(rows))
     assert set(owner) - set(unread) == set(left)

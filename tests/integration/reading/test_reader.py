@@ -26,10 +26,11 @@ from keylane.errors import (
     ConfigError,
     OffsetOutOfRangeError,
     PartitionUnknownError,
-    ReadFilterError,
+    Reason,
 )
 from keylane.protocol.operations import OperationKind, Reshape
 from support.cluster import Cluster
+from support.raising import raises
 from support.server_process import run_keylane
 
 KEYS = [b"key-%d" % number for number in range(6)]
@@ -224,7 +225,7 @@ async def test_reader_goes_on_behind_a_message_whose_filter_failed(shared_cluste
         return message.offset > 3
 
     async with Reader(shared_cluster.meta, "read-filter", where=where) as reader:
-        with pytest.raises(ReadFilterError, match="odd message") as failed:
+        with raises(Reason.READER_WHERE, match="odd message") as failed:
             await anext(reader)
         assert (failed.value.offset, type(failed.value.__cause__)) == (4, ValueError)
         assert (await anext(reader)).offset == 5
@@ -242,7 +243,7 @@ async def test_reader_goes_on_behind_a_message_whose_filter_failed(shared_cluste
         def __call__(self, message: Message) -> Any:
             return later(message)
 
-    with pytest.raises(ReadFilterError, match="async"):
+    with raises(Reason.READER_WHERE, match="async"):
         await read(shared_cluster, "read-filter", where=Hidden())
 
 

@@ -23,9 +23,9 @@ from keylane.protocol.errors import (
     ConfigError,
     DataLossError,
     KeylaneError,
-    NotStreamableError,
     OffsetOutOfRangeError,
     PartitionUnknownError,
+    Reason,
     SubjectDeletedError,
     SubjectUnknownError,
 )
@@ -41,6 +41,7 @@ from keylane.spark.streaming import watch
 from keylane.spark.streaming.limits import ReadAllAvailable, ReadMaxRows
 from keylane.spark.streaming.reader import KeylaneStreamReader
 from support.cluster import Cluster, delete_subject, meta_of
+from support.raising import raises
 from support.spark.query import Query
 
 KEYS = 40
@@ -381,9 +382,9 @@ def test_stream_fails_in_its_first_call_when_it_cannot_be_one(shared_cluster, su
     monkeypatch.setattr(source_module, "LIMITED", False)
     with streaming(shared_cluster.meta, subject, end="latest") as reader:
         for call in (reader.initialOffset, reader.latestOffset):
-            with pytest.raises(NotStreamableError):
+            with raises(Reason.NOT_STREAMABLE):
                 call()
-    with pytest.raises(NotStreamableError, match="maxRowsPerTrigger"):
+    with raises(Reason.NOT_STREAMABLE, match="maxRowsPerTrigger"):
         source_of(shared_cluster.meta, subject, maxRowsPerTrigger="5").schema()
 
 

@@ -16,8 +16,8 @@ from keylane import Producer
 from keylane.protocol.errors import (
     ConfigError,
     KeylaneError,
-    ManifestError,
     PartitionUnknownError,
+    Reason,
 )
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.spark.options import parse_options
@@ -28,6 +28,7 @@ from keylane.spark.reprocess.worker import JobTask, run_piece
 from keylane.spark.schema import spark_schema
 from keylane.spark.source import KeylaneSource
 from support.cluster import Cluster, delete_subject
+from support.raising import raises
 
 JOB = Job("same", lambda rows: rows, "jobs:same@1")
 COLUMNS = "partition,offset,key,value,timestamp,properties"
@@ -113,17 +114,17 @@ def test_wrong_start_behind_a_backfill_is_refused_at_load(shared_cluster, tmp_pa
     asyncio.run(shared_cluster.create("others", partitions=1))
     asyncio.run(send(shared_cluster, "begins", range(10)))
     start = f"manifest:{tmp_path}"
-    with pytest.raises(ManifestError):
+    with raises(Reason.MANIFEST):
         source(shared_cluster, "begins", start=start).schema()
     folder = backfill(shared_cluster, "begins", tmp_path)
     assert isinstance(source(shared_cluster, "begins", start=start).schema(), StructType)
     for subject, options, error in (
-        ("others", {}, ManifestError),
+        ("others", {}, Reason.MANIFEST),
         ("begins,others", {}, ConfigError),
         ("begins", {"end": start}, ConfigError),
         ("begins", {"start": "manifest:"}, ConfigError),
     ):
-        with pytest.raises(error):
+        with raises(error):
             source(shared_cluster, subject, **{"start": start, **options}).schema()
     with pytest.raises(ConfigError, match="a batch begins at"):
         source(shared_cluster, "begins", start=start).reader(spark_schema())

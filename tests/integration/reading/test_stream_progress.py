@@ -11,11 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from keylane import Admin, Consumer, ConsumerSettings, Producer
-from keylane.protocol.errors import (
-    ConfigError,
-    GroupUnknownError,
-    NotStreamableError,
-)
+from keylane.protocol.errors import ConfigError, GroupUnknownError, Reason
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.spark import source as source_module
 from keylane.spark.schema import spark_schema
@@ -23,6 +19,7 @@ from keylane.spark.source import KeylaneSource
 from keylane.spark.streaming import progress
 from keylane.spark.streaming.reader import KeylaneStreamReader
 from support.cluster import Cluster, eventually
+from support.raising import raises
 from support.spark.query import Query
 
 KEYS = 40
@@ -168,10 +165,10 @@ def test_batch_has_no_group_that_follows(shared_cluster, subject, monkeypatch):
     """Nor has a stream of a PySpark that does not tell where a batch begins."""
     given = {"meta": shared_cluster.meta, "subject": subject, "commitGroup": "spark"}
     source = KeylaneSource(given)
-    with pytest.raises(ConfigError, match="commitGroup: a group follows a stream"):
+    with pytest.raises(ConfigError, match="commitGroup: a group can follow only a stream"):
         source.reader(source.schema())
     monkeypatch.setattr(source_module, "LIMITED", False)
-    with pytest.raises(NotStreamableError, match="commitGroup"):
+    with raises(Reason.NOT_STREAMABLE, match="commitGroup"):
         KeylaneSource(given).schema()
 
 
@@ -181,6 +178,8 @@ def test_limit_of_a_streams_batches_is_refused_by_a_batch(shared_cluster, subjec
         {"meta": shared_cluster.meta, "subject": subject, "maxRowsPerTrigger": "3"}
     )
     schema = source.schema()
-    with pytest.raises(ConfigError, match="maxRowsPerTrigger: limits the batches of a stream"):
+    with pytest.raises(
+        ConfigError, match="maxRowsPerTrigger: the option limits the batches of a stream"
+    ):
         source.reader(schema)
     source.streamReader(schema)

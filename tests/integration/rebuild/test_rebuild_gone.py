@@ -62,7 +62,7 @@ async def test_cluster_continues_without_a_removed_broker(cluster: Cluster, tmp_
     assert subject["gone"] == [
         {"partition_id": partition_id, "unread_by": []} for partition_id in away
     ]
-    assert f"partition {away[0]} of 's' is gone" in done.stderr
+    assert f"partition {away[0]} of 's' is lost" in done.stderr
     cluster.meta_program.restart()
 
     consumer = Consumer(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from keylane import Consumer, Message, Producer
@@ -35,8 +36,7 @@ async def test_shared_group_continues_from_its_cursor_after_a_rebuild(tmp_path: 
                 subject="s",
                 group="g",
                 handler=handled.append,
-                settings=SETTINGS,
-                consume_strategy="shared",
+                settings=replace(SETTINGS, consume_strategy="shared"),
             )
 
         async with Producer(cluster.meta) as producer, consumer():

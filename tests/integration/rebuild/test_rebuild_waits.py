@@ -6,19 +6,18 @@ import asyncio
 import time
 from pathlib import Path
 
-import pytest
-
 from keylane import Consumer, Message, Producer
 from keylane.consumer import ConsumerSettings
 from keylane.protocol import endpoints
 from keylane.protocol.control import Heartbeat, Join
-from keylane.protocol.errors import GroupBusyError, NotSentError
+from keylane.protocol.errors import NotSentError, Reason
 from keylane.protocol.frames import Acquire
 from keylane.protocol.progress import ResetGroup, ResetTo
 from keylane.rpc.client import BrokerClient, MetaClient
 from keylane.rpc.http_network import HttpNetwork
 from support.cluster import Cluster, eventually
 from support.lost_database import rebuild_lost_database
+from support.raising import raises
 
 TTL_MS = 6_000
 OLD = "0" * 31 + "1"
@@ -77,7 +76,7 @@ async def test_rebuilt_group_is_not_reset_while_an_old_session_may_be_at_work(
     network = HttpNetwork()
     try:
         meta = MetaClient(network, [cluster.meta])
-        with pytest.raises(GroupBusyError, match="the database was rebuilt"):
+        with raises(Reason.GROUP_BUSY, match="the database was rebuilt"):
             await reset(meta)
     finally:
         await network.close()

@@ -14,16 +14,14 @@ from keylane import Admin, Consumer, Message, Producer, QueueReader
 from keylane.consumer import ConsumerSettings
 from keylane.protocol import endpoints
 from keylane.protocol.errors import (
+    BusyError,
     FencedError,
-    GroupBusyError,
     GroupUnknownError,
     InvalidRequestError,
     NotSentError,
     OffsetOutOfRangeError,
     PartitionUnknownError,
-    QueueUnknownError,
-    ResetUnfinishedError,
-    SubjectNotStaticError,
+    Reason,
     SubjectUnknownError,
     UnreachableError,
 )
@@ -33,6 +31,7 @@ from keylane.protocol.progress import GroupReset, ResetGroup, ResetTo, SetCursor
 from keylane.rpc.client import BrokerClient
 from keylane.rpc.http_network import HttpNetwork
 from support.cluster import ALERT, Cluster, Program, eventually, meta_of
+from support.raising import raises
 from support.server_process import run_keylane
 
 SETTINGS = ConsumerSettings(ttl_ms=1_500)
@@ -174,7 +173,7 @@ async def test_shift_and_dry_run_say_what_they_set(shared_cluster: Cluster):
     ):
         async with Consumer(shared_cluster.meta, subject="shifted", group="g"):
             plan = command("--shift", "-15", "--dry-run")
-            with pytest.raises(GroupBusyError):
+            with raises(Reason.GROUP_BUSY):
                 await admin.reset_group("shifted", "g", "shift", shift=-15)
         assert plan["dry_run"]
         assert {cursor["token"] for cursor in plan["cursors"]} == {0}
@@ -246,7 +245,7 @@ async def test_reset_is_refused_while_a_consumer_lives(shared_cluster: Cluster):
         ) as consumer:
             held = await consumer.getmany(max_records=5)
             await held[0].ack()
-            with pytest.raises(GroupBusyError):
+            with raises(Reason.GROUP_BUSY):
                 await meta.call(
                     endpoints.RESET_GROUP, ResetGroup(to=ResetTo.LATEST), subject="busy", group="g"
                 )
@@ -292,9 +291,9 @@ async def test_bad_reset_is_refused(shared_cluster: Cluster):
             ("wrong", "h", {"to": ResetTo.LATEST}, GroupUnknownError),
             ("wrong", "g", {"to": ResetTo.OFFSET, "offset": 0}, InvalidRequestError),
             ("wrong", "g", {"to": ResetTo.OFFSET, "offset": 1, "queue": 0}, OffsetOutOfRangeError),
-            ("wrong", "g", {"to": ResetTo.LATEST, "queue": 2}, QueueUnknownError),
+            ("wrong", "g", {"to": ResetTo.LATEST, "queue": 2}, Reason.QUEUE_UNKNOWN),
             ("wrong", "g", {"to": ResetTo.LATEST, "partition_id": 1}, InvalidRequestError),
-            ("other", "g", {"to": ResetTo.LATEST, "queue": 0}, SubjectNotStaticError),
+            ("other", "g", {"to": ResetTo.LATEST, "queue": 0}, Reason.SUBJECT_NOT_STATIC),
             ("other", "g", {"to": ResetTo.LATEST, "partition_id": 10**6}, PartitionUnknownError),
             (
                 "other",
@@ -303,7 +302,7 @@ async def test_bad_reset_is_refused(shared_cluster: Cluster):
                 InvalidRequestError,
             ),
         ):
-            with pytest.raises(error):
+            with raises(error):
                 await meta.call(
                     endpoints.RESET_GROUP, ResetGroup(**ask), subject=subject, group=group
                 )
@@ -351,7 +350,7 @@ async def brokers_known(cluster: Cluster, ask: ResetGroup) -> GroupReset:
         while True:
             try:
                 return await meta.call(endpoints.RESET_GROUP, ask, subject="cut", group="g")
-            except (NotSentError, GroupBusyError):
+            except (NotSentError, BusyError):
                 assert time.monotonic() < until
                 await asyncio.sleep(0.05)
 
@@ -371,7 +370,7 @@ async def test_reset_is_refused_or_unfinished_when_a_broker_does_not_answer(clus
             await meta.call(endpoints.RESET_GROUP, ask, subject="cut", group="g")
         restart_to_die_at_its_next_sync(broker)
         assert await lag(reader) == 0
-        with pytest.raises(ResetUnfinishedError) as unfinished:
+        with raises(Reason.RESET_UNFINISHED) as unfinished:
             await brokers_known(cluster, ask)
         assert unfinished.value.fate == "unknown"
         broker.process.wait(60)

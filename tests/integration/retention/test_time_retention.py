@@ -10,7 +10,7 @@ from urllib.request import urlopen
 import pytest
 
 from keylane import Admin, Consumer, Message, Producer
-from keylane.cli.commands.group.describe import describe_group
+from keylane.cli.commands.group_description import describe_group
 from keylane.cli.options import OutputFormat
 from keylane.consumer import ConsumerSettings
 from keylane.protocol import endpoints

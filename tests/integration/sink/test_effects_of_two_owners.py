@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 
 from keylane import InvalidRequestError, Message
-from keylane.errors import EffectDoneError, EffectFencedError
+from keylane.errors import EffectDoneError, LeaseLostError, Reason
 from keylane.sink import FencedSession, fenced, fenced_batch
 from support.sink.deliveries import GroupDelivery, delivered
 from support.sink.entries import ENTRIES, entries_by_key, entry
@@ -63,9 +63,9 @@ async def test_old_owner_is_refused_when_the_new_one_was_first(engine, level):
         assert await effect(at_level, numbered(2, token=2))
         assert await effect(at_level, numbered(1, token=2))
         go.set()
-    assert isinstance(old.result(), EffectFencedError | DBAPIError), old.result()
+    assert isinstance(old.result(), LeaseLostError | DBAPIError), old.result()
     if level == "READ COMMITTED":
-        assert isinstance(old.result(), EffectFencedError)
+        assert old.result().reason is Reason.EFFECT_FENCED
     assert await entries_by_key(engine) == {b"k": [b"0", b"2", b"1"]}
 
 
@@ -74,7 +74,7 @@ async def _outcome(
 ) -> object:
     try:
         return await effect(engine, message, inside, go)
-    except (EffectFencedError, EffectDoneError, DBAPIError) as error:
+    except (LeaseLostError, EffectDoneError, DBAPIError) as error:
         return error
 
 

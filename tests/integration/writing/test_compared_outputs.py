@@ -13,7 +13,7 @@ import pytest
 
 from keylane import Producer
 from keylane.arrow.task_reader import read_task
-from keylane.errors import CompareError, ManifestError, SubjectUnknownError
+from keylane.errors import Reason, SubjectUnknownError
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.spark.options import parse_options
 from keylane.spark.reprocess import outputs
@@ -25,6 +25,7 @@ from keylane.spark.reprocess.outputs import compare_outputs
 from keylane.spark.reprocess.target import JobTarget
 from keylane.spark.writing.job import WriteOptions
 from support.cluster import Cluster
+from support.raising import raises
 from support.server_process import run_keylane
 from support.tasks_here import TasksHere
 
@@ -193,18 +194,18 @@ def test_outputs_that_cannot_be_compared_are_refused(work, tmp_path):
     """
     whole = work.run(same, "same")
     nameless = work.run(nameless_rows, "nameless")
-    with pytest.raises(CompareError, match="keep the column offset"):
+    with raises(Reason.OUTPUTS_DIFFER, match="keep the column offset"):
         work.compare(whole, nameless)
     with pytest.raises(SubjectUnknownError):
         work.compare("subject:nothing", whole)
-    with pytest.raises(ManifestError, match="not complete"):
+    with raises(Reason.MANIFEST, match="not complete"):
         work.compare(str(tmp_path / "nothing"), whole)
     asyncio.run(send(work.cluster, work.source, range(1)))
     longer = work.run(same, "same", folder="longer")
-    with pytest.raises(ManifestError, match="other ranges"):
+    with raises(Reason.MANIFEST, match="different ranges"):
         work.compare(whole, longer)
     run_keylane(
         "subject", "delete", f"{work.source}.same", "--yes", "--force", "--meta", work.cluster.meta
     ).check_returncode()
-    with pytest.raises((CompareError, SubjectUnknownError)):
+    with raises((Reason.OUTPUTS_DIFFER, SubjectUnknownError)):
         work.compare(f"subject:{work.source}", whole)

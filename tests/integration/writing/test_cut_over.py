@@ -12,14 +12,9 @@ import pyarrow as pa
 import pytest
 
 import keylane.arrow
-from keylane import Admin, Consumer, Message, Producer
+from keylane import Admin, Consumer, ConsumerSettings, Message, Producer
 from keylane.cli.commands.subject.cut_over import cut_over, plan_cut_over
-from keylane.protocol.errors import (
-    JobFailedError,
-    ManifestError,
-    PublishBehindError,
-    PublishTargetError,
-)
+from keylane.protocol.errors import Reason
 from keylane.protocol.ids import Subject
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.spark.options import parse_options
@@ -32,6 +27,7 @@ from keylane.spark.schema import spark_schema
 from keylane.spark.source import KeylaneSource
 from keylane.spark.writing.job import WriteOptions
 from support.cluster import Cluster, eventually
+from support.raising import raises
 from support.server_process import run_keylane
 from support.spark.query import Query
 from support.tasks_here import TasksHere
@@ -58,7 +54,11 @@ async def handled(
         got.append(message)
 
     async with Consumer(
-        cluster.meta, subject=subject, group=group, handler=handle, concurrency=1, ttl_ms=3_000
+        cluster.meta,
+        subject=subject,
+        group=group,
+        handler=handle,
+        settings=ConsumerSettings(concurrency=1, ttl_ms=3_000),
     ):
         await eventually(lambda: len(got) >= count, what="the messages of the group")
     return got[:count]
@@ -279,14 +279,14 @@ async def test_cut_over_is_refused_when_the_job_ended_before_the_latest_message(
     assert "1323" in refused.stderr
     assert "10 messages from offset 20" in refused.stderr
     async with Admin(file_cluster.meta) as admin:
-        with pytest.raises(PublishBehindError, match="10 messages of partition") as told:
+        with raises(Reason.PUBLISH_BEHIND, match="10 messages of partition") as told:
             await admin.publish_subject("short.new", "short", replace=True, ends={first: 20})
         assert (told.value.partition_id, told.value.from_offset, told.value.messages) == (
             first,
             20,
             10,
         )
-        with pytest.raises(PublishTargetError, match="--replace"):
+        with raises(Reason.PUBLISH_TARGET, match="--replace"):
             await admin.publish_subject("short.new", "short")
     values = [message.value for message in await handled(file_cluster, "all", 40, "short")]
     assert sorted(map(int, values)) == list(range(40))
@@ -309,7 +309,7 @@ async def test_cut_over_is_refused_when_the_hidden_subject_lacks_the_rows_of_the
     def dies(_rows: pa.Table) -> pa.Table:
         raise RuntimeError("the test kills it")
 
-    with pytest.raises(JobFailedError, match="the test kills it"):
+    with raises(Reason.JOB_FAILED, match="the test kills it"):
         await asyncio.to_thread(
             backfill, file_cluster, str(tmp_path / "other"), hidden, dies, subject
         )
@@ -431,10 +431,10 @@ async def test_start_behind_a_backfill_is_refused_when_rows_replaced_messages_on
     refused = await create_behind(file_cluster, subject, "live", start)
     assert refused.returncode == 1
     assert "messages [30, 33) of partition" in refused.stderr
-    assert "keylane spark reprocess` anew into another folder" in refused.stderr
+    assert "keylane spark reprocess` again into another folder" in refused.stderr
     async with Admin(file_cluster.meta) as admin:
         assert await admin.list_groups(subject) == []
-    with pytest.raises(ManifestError, match=r"messages \[30, 33\) of partition"):
+    with raises(Reason.MANIFEST, match=r"messages \[30, 33\) of partition"):
         await asyncio.to_thread(streamed, file_cluster, subject, start)
     newer = await asyncio.to_thread(to_files, file_cluster, str(tmp_path / "newer"), subject)
     assert (await create_behind(file_cluster, subject, "live", newer)).returncode == 0

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 import keylane.arrow
-from keylane.errors import CommitUnknownError
+from keylane.errors import Reason
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.errors import KeylaneError
 from keylane.rpc.http_network import HttpNetwork
@@ -23,6 +23,7 @@ from keylane.spark.writing.hidden import HiddenSubject
 from keylane.spark.writing.job import TaskReport, WriteOptions, check_job
 from keylane.spark.writing.task import write_task
 from support.cluster import Cluster, Program, pause, resume
+from support.raising import raises
 
 COUNT = 30_000
 CHUNK = 1_000
@@ -141,7 +142,7 @@ async def test_commit_beside_a_hung_metaserver_is_unknown_and_its_repeat_publish
         meta = cluster.meta_program.process.pid
         pause(meta)
         try:
-            with pytest.raises(CommitUnknownError, match="may be published in 'unknown' or not"):
+            with raises(Reason.COMMIT_UNKNOWN, match="may be published in 'unknown' or not"):
                 await job.subject.publish()
         finally:
             resume(meta)

@@ -12,7 +12,7 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 
 import keylane.arrow
 from keylane import Producer
-from keylane.errors import HiddenTakenError
+from keylane.errors import Reason
 from keylane.protocol import endpoints
 from keylane.protocol.control import DeleteSubject
 from keylane.protocol.ids import Subject
@@ -23,6 +23,7 @@ from keylane.spark.writing.batch_writer import KeylaneBatchWriter
 from keylane.spark.writing.hidden import HiddenSubject
 from keylane.spark.writing.job import WriteOptions
 from support.cluster import Cluster, delete_subject
+from support.raising import raises
 
 SCHEMA = StructType([StructField("key", BinaryType()), StructField("value", BinaryType())])
 
@@ -72,12 +73,12 @@ def test_second_writer_of_a_hidden_subject_is_refused_and_the_first_publishes_it
     """
     asyncio.run(file_cluster.create("twice", partitions=2))
     first = writer(file_cluster, "twice")
-    with pytest.raises(HiddenTakenError, match="is filled by a write of Spark"):
+    with raises(Reason.HIDDEN_TAKEN, match="is filled by a write of Spark"):
         writer(file_cluster, "twice")
     first.commit([first.write(rows(b"first"))])
     complete = values_of(file_cluster, "twice.new")
     assert len(complete) == 100
-    with pytest.raises(HiddenTakenError):
+    with raises(Reason.HIDDEN_TAKEN):
         writer(file_cluster, "twice")
     assert values_of(file_cluster, "twice.new") == complete
     asyncio.run(delete_subject(file_cluster.meta, "twice.new"))
@@ -111,7 +112,7 @@ async def test_cut_deletes_no_subject_that_another_job_has_made_under_its_name(
         subject = HiddenSubject(network, options, "cut.new", filled_by="this")
         await subject.make()
         await file_cluster.reshape(Reshape(kind=OperationKind.RESIZE, subject="cut", partitions=3))
-        with pytest.raises(HiddenTakenError, match="another"):
+        with raises(Reason.HIDDEN_TAKEN, match="another"):
             await subject.cut()
     finally:
         await network.close()

@@ -10,7 +10,7 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 
 import keylane.arrow
 from keylane import Admin
-from keylane.errors import PublishOutdatedError
+from keylane.errors import PublishError, Reason
 from keylane.protocol.operations import OperationKind, Publication, Reshape
 from keylane.spark.writing import once
 from keylane.spark.writing.batch_writer import KeylaneBatchWriter
@@ -99,7 +99,7 @@ def test_job_with_a_name_is_written_when_its_publication_was_canceled(
 
     async def outdated(subject: HiddenSubject, *, replace: bool = False) -> Publication:
         if subject.name == canceled:
-            raise PublishOutdatedError(subject=canceled)
+            raise PublishError(Reason.PUBLISH_OUTDATED, subject=canceled)
         return await publish(subject, replace=replace)
 
     monkeypatch.setattr(once.HiddenSubject, "publish", outdated)

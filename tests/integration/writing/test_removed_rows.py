@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import keylane.arrow
-from keylane.errors import RowsRemovedError
+from keylane.errors import Reason
 from keylane.protocol import endpoints
 from keylane.protocol.control import PartitionStatus, Retention
 from keylane.protocol.ids import PartitionId
@@ -19,6 +19,7 @@ from keylane.rpc.client import BrokerClient
 from keylane.rpc.http_network import HttpNetwork
 from keylane.spark.writing.job import check_job
 from support.cluster import Cluster
+from support.raising import raises
 from support.spark.written_job import WrittenJob
 
 SEGMENT = 16_384
@@ -87,7 +88,7 @@ async def test_job_is_refused_when_retention_by_time_has_removed_rows(cluster):
     await work.subject.make()
     report = await work.attempt(0, rows())
     await restarted(cluster)
-    with pytest.raises(RowsRemovedError, match="rows of partition 2") as caught:
+    with raises(Reason.ROWS_REMOVED, match="rows of partition 2") as caught:
         await work.subject.kept()
     assert 0 < (caught.value.rows or 0) < COUNT
     assert check_job([report], await work.subject.stored()) == COUNT

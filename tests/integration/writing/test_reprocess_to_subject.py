@@ -17,15 +17,7 @@ import keylane.arrow
 from keylane import Admin, Producer
 from keylane.cli.commands.spark.reprocess import Asked, reprocess
 from keylane.cli.options import OutputFormat
-from keylane.protocol.errors import (
-    HiddenTakenError,
-    JobChangedError,
-    JobFailedError,
-    PublishOutdatedError,
-    PublishTargetError,
-    RowsDifferError,
-    SubjectUnknownError,
-)
+from keylane.protocol.errors import Reason, SubjectUnknownError
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.spark.options import parse_options
 from keylane.spark.reprocess import run as runs
@@ -34,6 +26,7 @@ from keylane.spark.reprocess.job import Job
 from keylane.spark.reprocess.target import JobTarget
 from keylane.spark.writing.job import WriteOptions
 from support.cluster import Cluster, delete_subject
+from support.raising import raises
 from support.server_process import run_keylane
 from support.tasks_here import TasksHere
 
@@ -124,7 +117,7 @@ def test_rows_are_published_at_once_and_marked_and_a_repeat_does_nothing(
             rows_of(file_cluster, "published")
         return rows
 
-    with pytest.raises(JobFailedError, match="no column value"):
+    with raises(Reason.JOB_FAILED, match="no column value"):
         work.run(lambda rows: rows.drop_columns(["value"]))
     manifest = work.run(look)
     assert (manifest.rows_in, manifest.rows_out) == (COUNT, COUNT)
@@ -142,7 +135,7 @@ def test_rows_are_published_at_once_and_marked_and_a_repeat_does_nothing(
     assert work.run(look) == manifest
     assert len(rows_of(file_cluster, "published")) == COUNT
     assert hidden_subjects(file_cluster, "published") == []
-    with pytest.raises(JobChangedError):
+    with raises(Reason.JOB_CHANGED):
         SubjectJob(file_cluster, source, tmp_path, "elsewhere", partitions=2).run()
 
 
@@ -168,10 +161,10 @@ def test_job_goes_on_after_its_function_was_mended_when_the_code_is_accepted(
     work = SubjectJob(file_cluster, source, tmp_path, target)
     if kind == "files":
         work.to = None
-    with pytest.raises(JobFailedError, match=f"bad {COUNT - 1}") as failed:
+    with raises(Reason.JOB_FAILED, match=f"bad {COUNT - 1}") as failed:
         work.run(failing(COUNT - 1))
     assert "--accept-code" in failed.value.hint
-    with pytest.raises(JobChangedError, match="jobs:same@2") as changed:
+    with raises(Reason.JOB_CHANGED, match="jobs:same@2") as changed:
         work.run(code="jobs:same@2")
     assert "--accept-code" in changed.value.hint
     manifest = work.run(code="jobs:same@2", accept_code=True)
@@ -182,7 +175,7 @@ def test_job_goes_on_after_its_function_was_mended_when_the_code_is_accepted(
     if kind == "subject":
         check_each_once_in_order(rows_of(file_cluster, target), range(COUNT))
     assert work.run(code="jobs:same@2") == manifest
-    with pytest.raises(JobChangedError) as other:
+    with raises(Reason.JOB_CHANGED) as other:
         SubjectJob(file_cluster, source, tmp_path, f"{target}-2", partitions=1).run(
             accept_code=True
         )
@@ -293,7 +286,7 @@ def test_killed_job_is_finished_by_a_second_run_with_each_row_once(
             raise RuntimeError("the test kills it")
         return rows
 
-    with pytest.raises(JobFailedError, match="the test kills it"):
+    with raises(Reason.JOB_FAILED, match="the test kills it"):
         work.run(dies)
     (hidden,) = hidden_subjects(file_cluster, "behind")
     assert rows_of(file_cluster, "behind") == []
@@ -325,9 +318,9 @@ def test_job_whose_hidden_subject_is_gone_writes_its_rows_again(file_cluster, so
             changes.pop()()
         return rows
 
-    with pytest.raises(PublishOutdatedError):
+    with raises(Reason.PUBLISH_OUTDATED):
         work.run(resizes)
-    with pytest.raises(PublishOutdatedError):
+    with raises(Reason.PUBLISH_OUTDATED):
         work.run(resizes)
     (hidden,) = hidden_subjects(file_cluster, "resized")
     asyncio.run(delete_subject(file_cluster.meta, hidden))
@@ -352,7 +345,7 @@ def test_job_publishes_no_part_when_killed_while_it_writes_anew(
             changes.pop()()
         return rows
 
-    with pytest.raises(PublishOutdatedError):
+    with raises(Reason.PUBLISH_OUTDATED):
         work.run(resizes)
     (hidden,) = hidden_subjects(file_cluster, target)
     asyncio.run(delete_subject(file_cluster.meta, hidden))
@@ -364,7 +357,7 @@ def test_job_publishes_no_part_when_killed_while_it_writes_anew(
         left[0] -= 1
         return rows
 
-    with pytest.raises(JobFailedError, match="the test kills it"):
+    with raises(Reason.JOB_FAILED, match="the test kills it"):
         work.run(dies)
     manifest = work.run()
     check_each_once_in_order(rows_of(file_cluster, target), range(COUNT))
@@ -384,7 +377,7 @@ def test_rows_of_another_hand_in_the_hidden_subject_are_not_published(
             others.pop()()
         return rows
 
-    with pytest.raises(RowsDifferError, match="delete it"):
+    with raises(Reason.ROWS_DIFFER, match="delete it"):
         work.run(mixes)
     asyncio.run(delete_subject(file_cluster.meta, "mixed.rows"))
     manifest = work.run(mixes)
@@ -402,7 +395,7 @@ def test_hidden_subject_of_another_job_is_refused_and_keeps_its_rows(
     first = SubjectJob(file_cluster, source, tmp_path / "first", "shared", **given)
     manifest = first.run()
     other = SubjectJob(file_cluster, source, tmp_path / "other", "shared", **given)
-    with pytest.raises(HiddenTakenError, match=f"of folder {tmp_path}/first"):
+    with raises(Reason.HIDDEN_TAKEN, match=f"of folder {tmp_path}/first"):
         other.run()
     check_each_once_in_order(rows_of(file_cluster, "shared.rows"), range(COUNT))
     assert first.run() == manifest
@@ -427,7 +420,7 @@ def test_job_takes_no_earlier_publication_under_its_hidden_name_for_its_own(
             await admin.publish_subject("named.rows", "named")
 
     asyncio.run(publish_another())
-    with pytest.raises(PublishTargetError, match="choose another name"):
+    with raises(Reason.PUBLISH_TARGET, match="choose another name"):
         work.run()
 
 
@@ -461,7 +454,7 @@ def test_second_job_is_refused_while_the_first_fills_the_hidden_subject(
         if not begun:
             begun.append("other")
             assert rows_of(file_cluster, "both.rows") == []
-            with pytest.raises(HiddenTakenError, match=f"of folder {tmp_path}/first"):
+            with raises(Reason.HIDDEN_TAKEN, match=f"of folder {tmp_path}/first"):
                 other.run(code="jobs:other@1")
         return rows
 

@@ -14,10 +14,8 @@ import pytest
 
 from keylane import Admin
 from keylane.protocol.errors import (
-    RowsDifferError,
-    RowsInvalidError,
+    Reason,
     SubjectDeletedError,
-    SubjectHiddenError,
     SubjectUnknownError,
 )
 from keylane.protocol.message import Message
@@ -25,6 +23,7 @@ from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
 from keylane.spark.writing.job import check_job
 from support.cluster import Cluster
+from support.raising import raises
 from support.spark.written_job import WrittenJob
 
 KEYS = 37
@@ -128,10 +127,10 @@ async def test_attempt_with_other_rows_fails_and_the_job_is_not_published(file_c
     work = WrittenJob(file_cluster.meta, "differs", "a", partitions=1)
     await work.subject.make()
     first = await work.attempt(0, rows(0, 2_000))
-    with pytest.raises(RowsDifferError):
+    with raises(Reason.ROWS_DIFFER):
         await work.attempt(0, rows(0, 2_000, start=1))
     more = await work.attempt(1, rows(1, 100))
-    with pytest.raises(RowsDifferError, match="2100 messages"):
+    with raises(Reason.ROWS_DIFFER, match="2100 messages"):
         check_job([first], await work.subject.stored())
     assert check_job([first, more], await work.subject.stored()) == 2_100
     await work.subject.delete()
@@ -149,13 +148,13 @@ async def test_rows_that_cannot_be_sent_are_named(file_cluster):
     work = WrittenJob(file_cluster.meta, "wrong", "a", partitions=1)
     await work.subject.make()
     large = pa.record_batch({"value": [b"fits", b"x" * (2 << 20)]})
-    with pytest.raises(RowsInvalidError, match="row 1 of task 4, column value") as caught:
+    with raises(Reason.ROWS_INVALID, match="row 1 of task 4, column value") as caught:
         await work.attempt(4, iter([large]))
     assert caught.value.row == 1
-    with pytest.raises(RowsInvalidError, match="null"):
+    with raises(Reason.ROWS_INVALID, match="null"):
         await work.attempt(5, iter([pa.record_batch({"value": pa.array([b"a", None])})]))
     keys = pa.record_batch({"key": [b"k" * 2_000], "value": [b""]})
-    with pytest.raises(RowsInvalidError, match="column key"):
+    with raises(Reason.ROWS_INVALID, match="column key"):
         await work.attempt(6, iter([keys]))
     assert sum((await work.subject.stored()).values()) == 0
     await work.network.close()
@@ -170,7 +169,7 @@ async def test_hidden_subject_has_no_consumers_and_is_listed_only_when_asked_for
         assert work.hidden not in names
         names = {each.subject for each in await admin.list_subjects(hidden=True)}
         assert work.hidden in names
-        with pytest.raises(SubjectHiddenError):
+        with raises(Reason.SUBJECT_HIDDEN):
             await admin.create_group(work.hidden, "g")
         await admin.publish_subject(work.hidden, "seen")
         await admin.create_group("seen", "g")

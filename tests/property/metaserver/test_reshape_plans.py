@@ -18,12 +18,12 @@ from keylane.metaserver.operations.plan import (
 )
 from keylane.protocol.errors import (
     InvalidRequestError,
-    NotEnoughBrokersError,
     PartitionUnknownError,
-    QueueUnknownError,
+    Reason,
 )
 from keylane.protocol.limits import LOGICAL_PARTITIONS
 from keylane.protocol.routing import split_ranges
+from support.raising import raises
 
 GROUPS = ("g1", "g2", "g3")
 hosts = st.dictionaries(st.sampled_from(GROUPS), st.integers(0, 50), min_size=1)
@@ -255,7 +255,7 @@ def test_evacuation_empties_its_source(current, source, groups):
         partition.partition_id for partition in current if partition.broker_group == source
     }
     if concerned and not set(groups) - {source}:
-        with pytest.raises(NotEnoughBrokersError):
+        with raises(Reason.NOT_ENOUGH_BROKERS):
             plan_evacuation(current, source, groups)
         return
     plan = plan_evacuation(current, source, groups)
@@ -280,7 +280,7 @@ def test_plan_is_refused_without_open_partitions_or_brokers():
         plan_move([whole], [2], "g2")
     with pytest.raises(InvalidRequestError):
         plan_move([whole], [], "g2")
-    with pytest.raises(NotEnoughBrokersError):
+    with raises(Reason.NOT_ENOUGH_BROKERS):
         plan_resize([whole], 2, {})
 
 
@@ -292,8 +292,8 @@ def test_plan_is_refused_without_open_partitions_or_brokers():
         ({"count": 1}, InvalidRequestError),
         ({"count": -1}, InvalidRequestError),
         ({"count": LOGICAL_PARTITIONS + 1}, InvalidRequestError),
-        ({"queues": [2]}, QueueUnknownError),
-        ({"queues": [-1, 0]}, QueueUnknownError),
+        ({"queues": [2]}, Reason.QUEUE_UNKNOWN),
+        ({"queues": [-1, 0]}, Reason.QUEUE_UNKNOWN),
     ],
 )
 def test_growth_is_refused_when_its_queues_are_impossible(asked, error):
@@ -306,7 +306,7 @@ def test_growth_is_refused_when_its_queues_are_impossible(asked, error):
         )
         for queue, (start, end) in enumerate(split_ranges(2))
     ]
-    with pytest.raises(error):
+    with raises(error):
         plan_growth("s", current, {"g1": 0}, **asked)
     assert plan_growth("s", current, {"g1": 0}, count=2) == Plan()
     whole = grown(current, plan_growth("s", current, {"g1": 0}, count=LOGICAL_PARTITIONS))

@@ -16,7 +16,7 @@ from keylane.broker.partition.appends import Duplicate
 from keylane.broker.partition.partition import HostedPartition
 from keylane.protocol.batch import check_batch, encode_body, join_columns
 from keylane.protocol.control import HostPartition
-from keylane.protocol.errors import RefusedError, RowsDifferError, SequenceReusedError
+from keylane.protocol.errors import RefusedError, RowsError, SequenceReusedError
 from keylane.protocol.record import FLAG_NUMBERED, Header
 from keylane.protocol.routing import Partition, PartitionState
 from keylane.spark.writing.job import TaskReport, check_job, producer_id
@@ -149,7 +149,7 @@ def test_job_of_a_task_with_other_rows_is_never_published(stored, rows, again):
         return
     try:
         work.commit([TaskReport(task=0, rows={1: second.at})])
-    except (RowsDifferError, RefusedError):
+    except (RowsError, RefusedError):
         assert not work.published
     else:
         assert len(work.log) == second.at

@@ -15,14 +15,15 @@ from keylane.producer.send_future import SendFuture
 from keylane.producer.sender import SubjectSender
 from keylane.producer.settings import ProducerSettings
 from keylane.protocol.errors import (
-    AcceptedAsLostError,
     ClosedError,
+    DeliveryError,
     DeliveryTimeoutError,
     Fate,
     KeyHaltedError,
     KeylaneError,
     ProducerFencedError,
     QueueFullError,
+    Reason,
 )
 from keylane.protocol.ids import Subject
 from keylane.protocol.message import Receipt
@@ -102,7 +103,7 @@ class ProducerHost(Host):
         self._last: SendFuture | None = None
         self._abroad = random.Random(f"elsewhere {self.name} {self.rng.getstate()[1][:2]}")
         """For what another thread asks of the producer."""
-        self.on_lost: Callable[[AcceptedAsLostError, Process, float], None] | None = None
+        self.on_lost: Callable[[DeliveryError, Process, float], None] | None = None
         """Told when a message was sent that may be lost, if a disk may be."""
         self.on_receipt: Callable[[bytes, Receipt], None] | None = None
         """Told of each receipt."""
@@ -397,7 +398,7 @@ class ProducerHost(Host):
             asked = asked or (self._twins and isinstance(error, ProducerFencedError))
             told = ("withdrawn", "gone") if self._closing or asked else ("not done", "unknown")
             outcome = told[error.fate is not Fate.NOT_DONE]
-            if isinstance(error, AcceptedAsLostError) and self.on_lost is not None:
+            if error.reason is Reason.ACCEPTED_AS_LOST and self.on_lost is not None:
                 self.on_lost(error, self.process, self._sent_at[value])
                 outcome = "gone"
             self._record(Settled(value, outcome))

@@ -10,6 +10,7 @@ import copy
 import functools
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from keylane.consumer.client import Consumer
@@ -215,8 +216,7 @@ class ConsumerHost(Host):
                 subject=self.subject,
                 group=BESIDE,
                 handler=take,
-                name=f"{self.name}-beside",
-                settings=self._settings,
+                settings=replace(self._settings, name=f"{self.name}-beside"),
                 _environment=Environment(
                     network=network,
                     clock=self.machine,
@@ -244,9 +244,7 @@ class ConsumerHost(Host):
             subject=self.subject,
             group=self.group,
             **{"batch_handler" if self._batched else "handler": handler},
-            name=self.name,
-            instance=self.instance,
-            settings=self._settings,
+            settings=replace(self._settings, name=self.name, instance=self.instance or ""),
             _environment=Environment(
                 network=network,
                 clock=clock,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from keylane.protocol import endpoints
 from keylane.protocol.control import CreateSubject
-from keylane.protocol.errors import CreationFailedError, KeylaneError
+from keylane.protocol.errors import ConflictError, KeylaneError
 from keylane.protocol.operations import Cordon
 from keylane.protocol.routing import Route, route_table
 from keylane.rpc.client import MetaClient
@@ -88,7 +88,7 @@ class Creator:
                         )
                 await self._meta.create_subject(ask)
                 return await self._meta.route(SECOND)
-            except CreationFailedError:
+            except ConflictError:
                 raise
             except KeylaneError as error:
                 self._world.trace(f"not created: {error!r}")

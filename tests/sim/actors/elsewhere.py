@@ -1,7 +1,7 @@
 """A user's thread with an event loop of its own that uses a producer or a consumer which is open in
 another loop.
 
-Every such call has to be refused with an OtherLoopError (an opening: with an AlreadyOpenError).
+Every such call has to be refused with an UsageError (an opening: with an UsageError).
 That a refused call has done nothing is judged with everything else: what it would have sent is in
 no history, so it is a phantom where it is stored, and what it would have closed, acked or suspended
 is missed in the owner's loop.
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from keylane.consumer.client import Consumer
 from keylane.producer.client import Producer
 from keylane.producer.send_future import SendFuture
-from keylane.protocol.errors import AlreadyOpenError, Fate, KeylaneError, OtherLoopError
+from keylane.protocol.errors import Fate, KeylaneError, UsageError
 from keylane.protocol.message import Message
 from sim.machines.threads import new_thread
 
@@ -58,7 +58,7 @@ class Visitor:
     async def _expect_refusal(self, name: str, call: Callable[[], Awaitable[Any]]) -> None:
         try:
             await call()
-        except (OtherLoopError, AlreadyOpenError):
+        except UsageError:
             return
         except (KeylaneError, RuntimeError) as error:
             self._note(f"{name} in another event loop is told {error!r}")
@@ -103,7 +103,7 @@ async def _unknown(future: SendFuture) -> None:
     """A waiter in another event loop may not be told that the message is not stored."""
     try:
         await future
-    except OtherLoopError as error:
+    except UsageError as error:
         if error.fate is not Fate.UNKNOWN:
             raise RuntimeError("a message on its way is told as not done") from error
         raise

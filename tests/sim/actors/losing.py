@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from keylane.broker.store.store import Store
 from keylane.protocol import endpoints
-from keylane.protocol.errors import AcceptedAsLostError, KeylaneError
+from keylane.protocol.errors import DeliveryError, KeylaneError
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.rpc.client import MetaClient
 from keylane.testing.machines.loop import Process
@@ -119,7 +119,7 @@ class Loser:
         ]
 
     # ── what producers are told ───────────────────────────────────────────────────────────────────
-    def check_told(self, error: AcceptedAsLostError, sender: Process, sent_at_s: float) -> None:
+    def check_told(self, error: DeliveryError, sender: Process, sent_at_s: float) -> None:
         """Check that a message told as possibly lost was sent to the lost disk."""
         partition_id = error.partition_id or 0
         if partition_id not in self._world.shelf.lost:

@@ -22,20 +22,15 @@ from keylane.consumer.reading.reader import Reader
 from keylane.protocol import endpoints
 from keylane.protocol.control import CreateSubject, DeleteSubject
 from keylane.protocol.errors import (
+    BusyError,
     FlushFailedError,
-    GroupBusyError,
     KeylaneError,
     NotSentError,
     OffsetOutOfRangeError,
-    OperationForwardError,
-    OperationRunningError,
-    PublishBehindError,
-    PublishCursorsError,
-    PublishGroupsError,
-    PublishOutdatedError,
+    PublishError,
+    Reason,
     RetryRule,
-    RowsDifferError,
-    RowsInvalidError,
+    RowsError,
     SubjectDeletedError,
     SubjectUnknownError,
 )
@@ -232,7 +227,9 @@ class CutOvers(Feature):
         ask = HideSubject(hidden=round_.hidden, cut=True)
         try:
             view = await self._until_done(lambda: self._meta.hide_subject(CUT, ask))
-        except PublishOutdatedError:
+        except PublishError as error:
+            if error.reason is not Reason.PUBLISH_OUTDATED:
+                raise
             route = await self._until_done(lambda: self._meta.route(round_.hidden))
             self._hidden |= {int(each.partition_id) for each in route.partitions}
             await self._delete(round_.hidden)
@@ -342,7 +339,7 @@ class CutOvers(Feature):
                     break
                 error = None if task.cancelled() else task.exception()
                 if not (task.cancelled() or isinstance(error, KeylaneError)) or isinstance(
-                    error, RowsDifferError | RowsInvalidError
+                    error, RowsError
                 ):
                     self.problems.append(f"rows of {number} are refused: {error!r}")
                     break
@@ -399,9 +396,11 @@ class CutOvers(Feature):
                 asked_s = min(asked_s, self.world.loop.now)
                 try:
                     # The group is busy: a consumer that was about to open could not leave.
-                    answer = await self._answered(round_, ask, asked_s, but=GroupBusyError)
+                    answer = await self._answered(round_, ask, asked_s, but=BusyError)
                     break
-                except (GroupBusyError, PublishGroupsError, PublishCursorsError):
+                except (BusyError, PublishError) as error:
+                    if error.reason is Reason.PUBLISH_BEHIND:
+                        raise
                     await asyncio.sleep(0.3)
                     self._stand_still(True)
             round_.accepted_at = len(self.world.history)
@@ -414,7 +413,7 @@ class CutOvers(Feature):
                 round_.published_at = len(self.world.history)
             if round_.short:
                 self.problems.append(f"published without all messages of {round_.short}")
-        except PublishBehindError as error:
+        except PublishError as error:
             if error.partition_id != round_.short:
                 self.problems.append(f"what is sealed has grown: {error}")
         finally:
@@ -537,8 +536,8 @@ class CutOvers(Feature):
             try:
                 return await ask()
             except KeylaneError as error:
-                passes = error.retry is not RetryRule.NEVER or isinstance(
-                    error, OperationRunningError | OperationForwardError | FlushFailedError
+                passes = error.retry is not RetryRule.NEVER or (
+                    error.reason is Reason.OPERATION_FORWARD or isinstance(error, FlushFailedError)
                 )  # the last: the broker is started again
                 if not passes or isinstance(error, but):
                     raise

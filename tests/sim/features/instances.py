@@ -14,7 +14,7 @@ from keylane.broker.partition.partition import HostedPartition
 from keylane.checker.events import Granted, Replaced, Served
 from keylane.checker.findings import Findings
 from keylane.consumer.client import Consumer
-from keylane.protocol.errors import InstanceTakenError
+from keylane.protocol.errors import FencedError
 from sim.actors.consumers import ConsumerHost
 from sim.actors.users import Identities
 from sim.features.feature import Feature
@@ -84,7 +84,7 @@ class NamedHost(ConsumerHost):
     async def _run(self) -> None:
         try:
             await super()._run()
-        except InstanceTakenError:
+        except FencedError:
             twin = self.twin
             assert twin is not None
             # One that was not heard for its ttl has lost its place to a process that is there.

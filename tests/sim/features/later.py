@@ -15,8 +15,8 @@ from keylane.protocol.errors import (
     ClosedError,
     Fate,
     KeylaneError,
+    NotFoundError,
     QueueFullError,
-    ScheduledUnknownError,
 )
 from keylane.protocol.message import Message
 from keylane.protocol.scheduled.receipt import CancelOutcome, ScheduledReceipt
@@ -109,7 +109,7 @@ class LaterProducer(ProducerHost):
                 told = "flushed" if outcome is CancelOutcome.DELIVERED else "withdrawn"
             except ClosedError:
                 return ""
-            except ScheduledUnknownError:
+            except NotFoundError:
                 told = "gone" if asked else before
             except KeylaneError as error:
                 asked = asked or error.fate is not Fate.NOT_DONE

@@ -20,11 +20,11 @@ from keylane.checker.events import Ended, Granted, Resetting, Served, SetAside, 
 from keylane.checker.findings import Findings
 from keylane.protocol import endpoints
 from keylane.protocol.errors import (
+    ConflictError,
     Fate,
-    GroupBusyError,
     KeylaneError,
     NotSentError,
-    ResetCanceledError,
+    Reason,
 )
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.protocol.progress import GroupReset, ResetGroup, ResetTo
@@ -121,7 +121,7 @@ class LiveResetting(Feature):
             began = len(world.history)
             try:
                 answer = await reset_group(call, fields)
-            except ResetCanceledError as error:
+            except ConflictError as error:
                 world.trace(f"not set: {error!r}")
                 return
             except KeylaneError as error:
@@ -196,7 +196,7 @@ class LiveResetting(Feature):
         under way.
         """
         asked = self._asked_since(began)
-        if asked and not isinstance(error, GroupBusyError):
+        if asked and error.reason is not Reason.GROUP_BUSY:
             self.problems.append(f"told as not done, and a broker was asked: {asked[0]} {error!r}")
 
     @property

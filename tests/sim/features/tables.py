@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from keylane.checker.events import Sent, Settled
 from keylane.producer.client import Producer
-from keylane.protocol.errors import Fate, KeylaneError, RowsGivenUpError
+from keylane.protocol.errors import Fate, KeylaneError, TableError
 from keylane.protocol.operations import OperationKind, Reshape
 from sim.actors.clients import SUBJECT, ProducerHost
 from sim.features.feature import Feature
@@ -69,7 +69,7 @@ class TableProducer(ProducerHost):
             receipt = await producer.send_arrow(
                 self.subject, self._source(rows), key="key", value="value"
             )
-        except RowsGivenUpError as error:
+        except TableError as error:
             self._given_up(rows, error)
         except KeylaneError as error:  # before the first row
             self._settle_rows(rows, "gone" if error.fate is Fate.UNKNOWN else "withdrawn")
@@ -95,7 +95,7 @@ class TableProducer(ProducerHost):
             self._record(Settled(value, outcome))
             self.waiting.pop(value, None)
 
-    def _given_up(self, rows: list[tuple[bytes, bytes]], error: RowsGivenUpError) -> None:
+    def _given_up(self, rows: list[tuple[bytes, bytes]], error: TableError) -> None:
         """All other rows are stored; of those that are named, some or none may be."""
         if not self._closing and not self._limited:
             self.loop.faults.append(f"a strict subject gives rows up: {error}")

@@ -8,7 +8,7 @@ import asyncio
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import starmap
 from typing import Any
@@ -396,10 +396,8 @@ class BroadcastHost(FollowingHost):
             consumer = Consumer(
                 self._meta,
                 subject=self.subject,
-                broadcast=True,
                 handler=self._handle,
-                name=self.name,
-                settings=self._settings,
+                settings=replace(self._settings, broadcast=True, name=self.name),
                 _environment=self._environment(self._identities),
             )
             try:

@@ -136,7 +136,6 @@ CATCHES: dict[str, int] = {
     "loose_messages_wait_for_each_other": 2_000_000_023,
     "loss_takes_what_is_elsewhere": 108,
     "lost_counts_as_abandoned": 28,
-    "lost_heartbeat_renews": 1214,
     "lost_is_not_asked": 60,
     "lost_messages_are_sent_again": 60,
     "lost_parents_are_waited_for": 2_000_004_523,

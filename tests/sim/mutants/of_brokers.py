@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from keylane.broker import service
-from keylane.broker.answering.open_pulls import OpenPull
+from keylane.broker.answering import open_pulls
 from keylane.broker.partition import partition as partition_module
 from keylane.broker.partition import pull_lock
 from keylane.broker.partition.appends import Duplicate
@@ -34,23 +34,23 @@ def no_token_check(patches: Patches) -> None:
     patches.set(pull_lock, "_check_owner", lambda lock, *, token, session: None)
 
 
-def _lower_token_passes(patches: Patches, kind: type[Any]) -> None:
-    def owned(self: Any, request: Any, now_ms: int | None = None) -> Any:
+def _lower_token_passes(patches: Patches, module: Any, kind: type[Any]) -> None:
+    def owned(state: Any, request: Any, now_ms: int) -> Any:
         if type(request) is not kind:
-            return real(self, request, now_ms)
-        partition = self._store.state.partition(request.partition_id)
+            return real(state, request, now_ms)
+        partition = state.partition(request.partition_id)
         return partition, partition.groups[request.group]
 
-    real = patches.set(BrokerService, "owned", owned)
+    real = patches.set(module, "owned", owned)
 
 
 def ack_of_lower_token_accepted(patches: Patches) -> None:
-    _lower_token_passes(patches, Ack)
+    _lower_token_passes(patches, service, Ack)
 
 
 def pull_of_lower_token_accepted(patches: Patches) -> None:
-    _lower_token_passes(patches, Pull)
-    patches.set(service, "check_holder", lambda lock, *, token, session: None)
+    _lower_token_passes(patches, open_pulls, Pull)
+    patches.set(open_pulls, "check_holder", lambda lock, *, token, session: None)
 
 
 def parts_need_no_owner(patches: Patches) -> None:
@@ -58,10 +58,10 @@ def parts_need_no_owner(patches: Patches) -> None:
     pulls end it.
     """
 
-    def owned(self: Any, request: Any, now_ms: int | None = None) -> Any:
+    def owned(state: Any, request: Any, now_ms: int) -> Any:
         if type(request) is not Pull or request.answers_max == PULL_ANSWERS_MAX:
-            return real_owned(self, request, now_ms)
-        partition = self._store.state.partition(request.partition_id)
+            return real_owned(state, request, now_ms)
+        partition = state.partition(request.partition_id)
         return partition, partition.groups[request.group]
 
     def answer(self: Any, partition: Any, bytes_max: int, now_ms: int) -> bool:
@@ -73,9 +73,9 @@ def parts_need_no_owner(patches: Patches) -> None:
             return True
         return real_answer(self, partition, bytes_max, now_ms)
 
-    real_owned = patches.set(BrokerService, "owned", owned)
-    real_answer = patches.set(OpenPull, "answer", answer)
-    patches.set(OpenPull, "end", lambda _pull: None)
+    real_owned = patches.set(open_pulls, "owned", owned)
+    real_answer = patches.set(open_pulls.OpenPull, "answer", answer)
+    patches.set(open_pulls.OpenPull, "end", lambda _pull: None)
 
 
 def line_waits_for_a_commit(patches: Patches) -> None:
@@ -159,7 +159,7 @@ def progress_told_before_durable(patches: Patches) -> None:
         self._store.save_progress_then(partition, group, lambda _error: None)
         return False
 
-    patches.set(BrokerService, "save", save)
+    patches.set(BrokerService, "_save_then", save)
 
 
 def cursor_never_saved(patches: Patches) -> None:
@@ -366,13 +366,13 @@ def reads_begin_one_batch_late(patches: Patches) -> None:
 
 
 def empty_ack_says_the_end(patches: Patches) -> None:
-    def decide(self: Any, request: Any, now_ms: int | None = None) -> Any:
+    def decide(self: Any, request: Any, now_ms: int) -> Any:
         cursor, partition, group = real(self, request, now_ms)
         if not request.ranges:
             cursor = partition.readable_offset
         return cursor, partition, group
 
-    real = patches.set(BrokerService, "decide_ack", decide)
+    real = patches.set(BrokerService, "_decide_ack", decide)
 
 
 BREAKS: tuple[Breaks, ...] = (

@@ -7,7 +7,6 @@ import contextlib
 from dataclasses import replace
 from typing import Any
 
-from keylane.consumer import shared_heartbeats
 from keylane.consumer.assignments import Assignments
 from keylane.consumer.client import Consumer
 from keylane.consumer.handling import workers as workers_module
@@ -22,7 +21,6 @@ from keylane.consumer.pulling.fetch_offsets import FetchOffsets
 from keylane.consumer.pulling.lifetime import Lifetime
 from keylane.consumer.pulling.pull_client import PullClient
 from keylane.consumer.reading.lineage_order import LineageOrder
-from keylane.protocol.errors import UnreachableError
 from sim.mutants.mutant import Breaks, Patches
 
 
@@ -282,20 +280,6 @@ def room_of_pulls_is_never_free(patches: Patches) -> None:
     patches.set(PullRoom, "free", lambda self, count: None)
 
 
-def lost_heartbeat_renews(patches: Patches) -> None:
-    """A request of several consumers that had no answer counts as one that all of them are
-    renewed.
-    """
-
-    def fail(waiting: Any, error: BaseException) -> None:
-        if isinstance(error, UnreachableError) and not waiting.answer.done():
-            waiting.answer.set_result(None)
-        else:
-            real(waiting, error)
-
-    real = patches.set(shared_heartbeats, "_fail", fail)
-
-
 def readers_pass_empty_partitions(patches: Patches) -> None:
     """A partition is read once its parents are, whatever they continue: an empty one is from the
     start.
@@ -336,6 +320,5 @@ BREAKS: tuple[Breaks, ...] = (
     retries_hold_no_lane,
     awaitables_are_not_awaited,
     room_of_pulls_is_never_free,
-    lost_heartbeat_renews,
     readers_pass_empty_partitions,
 )

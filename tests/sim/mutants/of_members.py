@@ -19,7 +19,7 @@ from keylane.metaserver.resets import live
 from keylane.metaserver.resets import rows as resets_rows
 from keylane.metaserver.resets import service as resets_service
 from keylane.metaserver.sql.schema import leases, live_resets, sessions
-from keylane.protocol.errors import GroupBusyError, InstanceTakenError
+from keylane.protocol.errors import BusyError, FencedError, Reason
 from keylane.protocol.progress import ResetGroup
 from sim.mutants.mutant import Breaks, Patches
 
@@ -116,8 +116,8 @@ def unheard_sessions_hold_the_place(patches: Patches) -> None:
     def replace(connection: Any, group_id: int, ask: Any) -> Any:
         try:
             return real(connection, group_id, ask)
-        except GroupBusyError:
-            raise InstanceTakenError from None
+        except BusyError:
+            raise FencedError(Reason.INSTANCE_TAKEN) from None
 
     real = patches.set(group_sessions, "_replace_instance", replace)
 

@@ -189,7 +189,7 @@ def child_opened_before_seal(patches: Patches) -> None:
     async def ask(self: Any, operation: Any) -> Any:
         early = operation.state is OperationState.SEAL and not operation.static
         if early and await self._database.write(opened, operation):
-            await self._tell(operation)
+            await self._announce_route(operation)
         return await real(self, operation)
 
     real = patches.set(OperationDriver, "_ask_brokers", ask)
@@ -201,7 +201,7 @@ def older_copy_is_taken(patches: Patches) -> None:
 
 def creations_wait_for_their_brokers(patches: Patches) -> None:
     """Partitions planned on a broker are hosted there, even when it is gone."""
-    patches.set(catalogue_service, "plan_creation_anew", lambda connection, subject_id: False)
+    patches.set(catalogue_service, "replan_creation", lambda connection, subject_id: False)
 
 
 def children_begin_by_their_calendar(patches: Patches) -> None:

@@ -15,7 +15,7 @@ from keylane.metaserver.resets import service as resets_service
 from keylane.metaserver.sql.dialect import insert_new
 from keylane.metaserver.sql.schema import drained, partitions
 from keylane.producer.executor import Executor
-from keylane.protocol.errors import AcceptedAsLostError
+from keylane.protocol.errors import DeliveryError, Reason
 from keylane.protocol.progress import GroupStatus
 from keylane.protocol.routing import PartitionState
 from sim.mutants.mutant import Breaks, Patches
@@ -112,7 +112,7 @@ def all_that_waits_counts_as_lost(patches: Patches) -> None:
     def leave(self: Any) -> None:
         self.roll()
         for batch in [*self._in_flight, *self._queue]:
-            error = AcceptedAsLostError(partition_id=self.partition.partition_id)
+            error = DeliveryError(Reason.ACCEPTED_AS_LOST, partition_id=self.partition.partition_id)
             self._budget.give_up(batch, error)
         self._in_flight.clear()
         self._queue.clear()

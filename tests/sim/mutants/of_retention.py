@@ -105,16 +105,16 @@ def opens_before_groups_are_told(patches: Patches) -> None:
 def heard_before_it_is_told(patches: Patches) -> None:
     """SQL counts a broker as having heard before it was asked; the asking may fail."""
 
-    async def tell_each(self: Any, partitions: Any) -> Any:
-        if partitions:
+    async def announce_each(self: Any, announcements: Any) -> Any:
+        if announcements:
             pairs = {
-                partition.partition_id: [key for key, _ in partition.groups]
-                for partition in partitions
+                announcement.partition_id: [group_id for group_id, _ in announcement.groups]
+                for announcement in announcements
             }
             await self._database.write(store_heard, pairs)
-        return await real(self, partitions)
+        return await real(self, announcements)
 
-    real = patches.set(Announcer, "_tell_each", tell_each)
+    real = patches.set(Announcer, "_announce_each", announce_each)
 
 
 def groups_told_before_durable(patches: Patches) -> None:

@@ -19,7 +19,7 @@ from sim.features.loops import PROMPT, PROMPT_EVERY, Loops
 from sim.features.world import feature_plan_of, kind_of
 from sim.plans import plan_of
 from sim.run import FEATURES_FIRST
-from sim.swarm import has_company, keyed_share
+from sim.swarm import keyed_share
 
 OFTEN_S = 1.0
 """Of the seconds between two faults: with more there are few in a world."""
@@ -40,15 +40,6 @@ def _leases_end_with_messages(seed: int) -> bool:
     plan = plan_of(seed)
     silent = "lost_lease" in plan.faults and plan.gap_s <= OFTEN_S
     return silent and plan.ttl_ms >= 2_000 and plan.consumers > 1
-
-
-def _shared_heartbeats_fail(seed: int) -> bool:
-    """Two consumers of a process share heartbeats of which some have no answer."""
-    if not has_company(seed):
-        return False
-    plan = plan_of(seed)
-    unanswered = "lost_lease" in plan.faults and bool(plan.faults & {"cut_consumer_meta", "loss"})
-    return unanswered and not plan.habits and plan.consumers > 1 and plan.metaservers == 1
 
 
 def _batches_leave_home(seed: int) -> bool:
@@ -163,7 +154,6 @@ SHOWN_IN: dict[str, Callable[[int], bool]] = {
     "late_joins_begin_again": _joins_come_late,
     "later_batches_are_parked_before_earlier_ones": _batches_wait_unopened,
     "live_reset_waits_for_no_member": _groups_are_reset,
-    "lost_heartbeat_renews": _shared_heartbeats_fail,
     "lost_parents_are_waited_for": _disks_with_retries_are_lost,
     "margin_on_the_wrong_side": _leases_end_with_messages,
     "no_message_is_suspected": _is(Killers),

@@ -22,7 +22,7 @@ from keylane.broker.storage.snapshot import FOLDER as SNAPSHOTS
 from keylane.protocol import endpoints
 from keylane.protocol.batch import batch_starts, columns
 from keylane.protocol.control import BrokerHeartbeat, BrokerWelcome
-from keylane.protocol.errors import KeylaneError, OffsetOutOfRangeError, PartitionInUseError
+from keylane.protocol.errors import InvalidRequestError, KeylaneError, OffsetOutOfRangeError
 from keylane.protocol.frames import Ack, Acked, Acquire, Acquired, Append, Appended, Batches, Read
 from keylane.protocol.progress import KnowGroups
 from keylane.rpc.client import BrokerClient
@@ -162,7 +162,7 @@ class Run:
         """Make every kind of call that writes to the disk."""
         known = self._known
         # A broker before this one has it with messages.
-        with contextlib.suppress(PartitionInUseError):
+        with contextlib.suppress(InvalidRequestError):
             await client.control(endpoints.HOST_PARTITION, facts(1))
         await client.control(
             endpoints.KNOW_GROUPS, KnowGroups(groups=("audit",), complete=True), id=1

@@ -13,7 +13,7 @@ import time
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
-from keylane import Consumer, Message
+from keylane import Consumer, ConsumerSettings, Message
 from keylane.sink import FencedSession
 
 ENTRIES = sa.Table(
@@ -64,7 +64,11 @@ async def consume(
                         time.sleep(float(sleep_s) / 2)
 
         async with Consumer(
-            meta, subject=subject, group=group, handler=handle, ttl_ms=int(ttl_ms), concurrency=4
+            meta,
+            subject=subject,
+            group=group,
+            handler=handle,
+            settings=ConsumerSettings(ttl_ms=int(ttl_ms), concurrency=4),
         ) as consumer:
             await consumer.run()
 

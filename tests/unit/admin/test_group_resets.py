@@ -9,8 +9,9 @@ import pytest
 from keylane import InvalidRequestError
 from keylane.admin import ResetTo
 from keylane.admin.group_resets import reset_group
-from keylane.errors import ResetUnfinishedError
+from keylane.errors import Reason, UnfinishedError
 from keylane.protocol.progress import CursorView, GroupReset, ResetGroup
+from support.raising import raises
 
 PLAN = GroupReset(
     subject="s",
@@ -49,8 +50,10 @@ async def test_unfinished_shift_names_the_cursors_that_finish_it():
     async def call(ask: ResetGroup) -> GroupReset:
         if ask.dry_run:
             return PLAN
-        raise ResetUnfinishedError("of 2 partitions 1 is set", partitions=2, partitions_set=1)
+        raise UnfinishedError(
+            Reason.RESET_UNFINISHED, "of 2 partitions 1 is set", partitions=2, partitions_set=1
+        )
 
-    with pytest.raises(ResetUnfinishedError, match=r"'cursors', cursors=\{7: 3\}") as refused:
+    with raises(Reason.RESET_UNFINISHED, match=r"'cursors', cursors=\{7: 3\}") as refused:
         await reset_group(call, fields(to="shift", shift=-2))
     assert (refused.value.partitions, refused.value.partitions_set) == (2, 1)

@@ -64,7 +64,7 @@ class OwnerOfAncestor:
 @pytest.mark.parametrize(
     ("told", "problem"),
     [
-        (OffsetOutOfRangeError(offset=5, first_offset=7, next_offset=9), "not stored any more"),
+        (OffsetOutOfRangeError(offset=5, first_offset=7, next_offset=9), "no longer stored"),
         (OffsetOutOfRangeError(offset=5, first_offset=0, next_offset=3), "older copy"),
         (Batches(0, 5, 5, False), "older copy"),
     ],
@@ -76,4 +76,4 @@ async def test_parked_message_is_called_gone_only_when_retention_has_removed_it(
     read = await reader.read(7, 5)
     assert read.message is None
     assert problem in read.problem
-    assert "not stored any more" in (await reader.read(8, 5)).problem
+    assert "no longer stored" in (await reader.read(8, 5)).problem

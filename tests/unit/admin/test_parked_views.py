@@ -13,12 +13,9 @@ from keylane.admin.parked_views import (
     first_in_lineage,
     view_of,
 )
-from keylane.protocol.errors import (
-    InvalidRequestError,
-    ParkedKeyAmbiguousError,
-    ParkedKeyUnknownError,
-)
+from keylane.protocol.errors import InvalidRequestError, Reason
 from keylane.protocol.parked import Failure, ParkedView, ParkState
+from support.raising import raises
 
 FAILURE = Failure("TimeoutError", "no answer of the bank", "c", 7, 5)
 NOW_MS = 10_000
@@ -137,11 +134,11 @@ def test_first_message_of_a_key_is_that_of_the_oldest_partition_in_its_lineage()
 
 def test_no_message_is_the_first_of_partitions_that_do_not_follow_each_other():
     views = [view(b"a", partition_id=each, first_source=each, first_offset=0) for each in (7, 9)]
-    with pytest.raises(ParkedKeyAmbiguousError, match="7, 9") as caught:
+    with raises(Reason.PARKED_KEY_AMBIGUOUS, match="7, 9") as caught:
         first_in_lineage(views, {7: (3,), 9: (3,)})
     assert caught.value.partition_ids == "7, 9"
 
 
 def test_key_without_messages_has_no_first_one():
-    with pytest.raises(ParkedKeyUnknownError):
+    with raises(Reason.PARKED_KEY_UNKNOWN):
         first_in_lineage([view(b"a", messages=0, first_source=7, first_offset=-1)], {})

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keylane.arrow.json_values import JsonValues
-from keylane.protocol.errors import ConfigError, JsonValueError
+from keylane.protocol.errors import ConfigError, Reason
+from support.raising import raises
 
 DDL = "n INT, name STRING, legs ARRAY<STRUCT<origin: STRING, minutes: DOUBLE>>"
 
@@ -179,7 +180,7 @@ def test_bad_value_is_told_with_partition_and_offset():
     """By default one bad value ends the read, and the error says which it is."""
     values = [b'{"n": 1}'] * 1_000
     values[700] = b'{"n": "x"}'
-    with pytest.raises(JsonValueError, match="partition 3, offset 10700") as caught:
+    with raises(Reason.JSON_VALUE, match="partition 3, offset 10700") as caught:
         JsonValues(DDL, "fail").decode(column(values), 3, 10_000)
     assert caught.value.details == {"partition_id": 3, "offset": 10_700}
 
@@ -193,16 +194,16 @@ def test_slice_of_a_column_is_decoded():
 @pytest.mark.parametrize(
     ("schema", "bad_values", "text"),
     [
-        ("", "fail", "a name and a type is wanted"),
+        ("", "fail", "a name and a type is expected"),
         ("n", "fail", "one of string, boolean"),
         ("n INT, n INT", "fail", "named twice"),
-        ("n INT name STRING", "fail", "',' is wanted"),
+        ("n INT name STRING", "fail", "',' is expected"),
         ("n DATE", "fail", "one of string, boolean"),
-        ("n ARRAY<INT", "fail", "'>' is wanted"),
+        ("n ARRAY<INT", "fail", "'>' is expected"),
         ("n " + "ARRAY<" * 40 + "INT" + ">" * 40, "fail", "nested more than 32"),
         (", ".join(f"n{number} INT" for number in range(1_001)), "fail", "more than 1000 fields"),
         (pa.schema([("day", pa.date32())]), "fail", "type date32"),
-        ("n INT", "drop", "fail or null is wanted"),
+        ("n INT", "drop", "give fail or null"),
     ],
 )
 def test_schema_that_cannot_be_is_refused(schema, bad_values, text):

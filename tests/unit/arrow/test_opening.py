@@ -10,14 +10,19 @@ import pytest
 from keylane import TlsSettings
 from keylane.arrow.opening import in_force, open_network
 from keylane.arrow.secured import PLAIN, Secured
-from keylane.protocol.errors import CertificateFileError, TokenInvalidError
+from keylane.protocol.errors import Reason
+from support.raising import raises
 
 
 @pytest.mark.parametrize(
     ("secured", "error", "name"),
     [
-        (Secured(tls=TlsSettings(ca="/nowhere/ca.pem")), CertificateFileError, "/nowhere/ca.pem"),
-        (Secured(token_file="/nowhere/token"), TokenInvalidError, "/nowhere/token"),
+        (
+            Secured(tls=TlsSettings(ca="/nowhere/ca.pem")),
+            Reason.CERTIFICATE_FILE,
+            "/nowhere/ca.pem",
+        ),
+        (Secured(token_file="/nowhere/token"), Reason.TOKEN_INVALID, "/nowhere/token"),
     ],
     ids=("authority", "token"),
 )
@@ -27,7 +32,7 @@ def test_file_that_is_missing_is_told_with_its_machine(secured, error, name):
     async def opened() -> None:
         open_network(secured)
 
-    with pytest.raises(error) as caught:
+    with raises(error) as caught:
         asyncio.run(opened())
     assert name in str(caught.value)
     assert f", on {platform.node()}" in str(caught.value)

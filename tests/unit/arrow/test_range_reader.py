@@ -16,6 +16,7 @@ from keylane.arrow.selection import ReadOptions
 from keylane.arrow.task_reader import read_task
 from keylane.protocol.ids import Subject
 from keylane.rpc import http_network
+from keylane.rpc.liveness import silence
 from support.shelves import Sent, Shelves
 
 
@@ -62,11 +63,11 @@ def test_ranges_are_read_in_the_order_given(filled):
     assert rows(read) == [(number, at) for number, a, b in ranges for at in range(a, b)]
 
 
-def test_connection_answers_pings_while_the_caller_pauses(filled, monkeypatch):
-    """A caller that stands still for many intervals of pings keeps its connection, and its frames
+def test_connection_gives_signs_of_life_while_the_caller_pauses(filled, monkeypatch):
+    """A caller that stands still for many looks at its connection keeps its connection, and its frames
     ahead.
     """
-    monkeypatch.setattr(http_network, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(silence, "LOOK_S", 0.1)
     connections = []
     open_channel = http_network.HttpNetwork.open_channel
 

@@ -17,13 +17,14 @@ from keylane.arrow.selection import StoredAt
 from keylane.protocol.errors import (
     ConfigError,
     DataLossError,
-    JsonValueError,
     KeylaneError,
     NotSentError,
     OffsetOutOfRangeError,
     PartitionUnknownError,
+    Reason,
     SubjectUnknownError,
 )
+from support.raising import raises
 from support.shelves import SENT_AT_NS, Sent, Shelves
 
 
@@ -107,7 +108,7 @@ def test_values_are_decoded_with_a_schema(filled):
         values = reader.read_all()["value"].to_pylist()
         assert values == [{"n": number} for number in [*range(100), *range(100)]] + [None]
     reader = keylane.arrow.read(filled.address, "flights", schema="n INT")
-    with pytest.raises(JsonValueError, match="partition 4, offset 100"):
+    with raises(Reason.JSON_VALUE, match="partition 4, offset 100"):
         reader.read_all()
 
 
@@ -124,11 +125,11 @@ def test_reader_raises_the_error_of_the_read(filled):
     ("arguments", "error", "text"),
     [
         ({"columns": ["offzet"]}, ConfigError, "no column 'offzet'; there are"),
-        ({"columns": []}, ConfigError, "some columns"),
+        ({"columns": []}, ConfigError, "give at least one, and each once"),
         ({"columns": ["key", "key"]}, ConfigError, "each once"),
-        ({"columns": "key"}, ConfigError, "columns: a list of names is wanted, not 'key'"),
-        ({"partitions": 5}, ConfigError, "partitions: a list of partition ids is wanted, not 5"),
-        ({"partitions": "4"}, ConfigError, "partitions: a list of partition ids is wanted"),
+        ({"columns": "key"}, ConfigError, "columns: give a list of names, not 'key'"),
+        ({"partitions": 5}, ConfigError, "partitions: give a list of partition ids, not 5"),
+        ({"partitions": "4"}, ConfigError, "partitions: give a list of partition ids"),
         (
             {"start": "yesterday"},
             ConfigError,
@@ -139,15 +140,15 @@ def test_reader_raises_the_error_of_the_read(filled):
         ({"start": {3: 90}, "end": {3: 10}}, OffsetOutOfRangeError, "after the end"),
         ({"end": {3: 500}}, OffsetOutOfRangeError, "offset 500 is not in partition 3"),
         ({"end": {3: -1}}, KeylaneError, "-1"),
-        ({"keys": ["k"]}, ConfigError, "keys: a list of bytes"),
-        ({"keys": b"k"}, ConfigError, "keys: a list of bytes"),
-        ({"keys": 5}, ConfigError, "keys: a list of bytes"),
-        ({"columns": 5}, ConfigError, "columns: a list of names is wanted, not 5"),
+        ({"keys": ["k"]}, ConfigError, "keys: give a list of bytes"),
+        ({"keys": b"k"}, ConfigError, "keys: give a list of bytes"),
+        ({"keys": 5}, ConfigError, "keys: give a list of bytes"),
+        ({"columns": 5}, ConfigError, "columns: give a list of names, not 5"),
         ({"start": {3: True}}, KeylaneError, "not an offset: True"),
-        ({"schema": 5}, ConfigError, "schema: NAME TYPE, … or a pyarrow.Schema is wanted, not 5"),
+        ({"schema": 5}, ConfigError, "schema: give NAME TYPE, … or a pyarrow.Schema, not 5"),
         ({"bad_values": "skip"}, ConfigError, "bad_values"),
         ({"bad_values": None}, ConfigError, "bad_values"),
-        ({"bad_values": "null"}, ConfigError, "goes with a schema"),
+        ({"bad_values": "null"}, ConfigError, "no value is decoded without a schema"),
         ({"start": "1h"}, ConfigError, "how long ago"),
         ({"start": "2024-05-31T12:00:00"}, ConfigError, "no time zone"),
         ({"end": datetime(2999, 1, 1, tzinfo=UTC)}, ConfigError, "in the future"),

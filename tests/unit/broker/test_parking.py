@@ -11,20 +11,15 @@ from msgspec.structs import replace
 
 from keylane.broker.partition.partition import ATTEMPTS_MAX
 from keylane.protocol.errors import (
-    EditsFullError,
+    BusyError,
     FencedError,
-    GroupBusyError,
     GroupUnknownError,
-    InvalidNameError,
     InvalidRequestError,
     KeylaneError,
     MessageTooLargeError,
     OverloadedError,
-    ParkedKeyUnknownError,
-    ParkedMessageUnknownError,
-    ParkedRedrivenError,
-    ParkMovedError,
     PartitionUnknownError,
+    Reason,
 )
 from keylane.protocol.frames import Ack, ChangeParked, EditParked, Pull, ReadEdited
 from keylane.protocol.ids import MAX_I64
@@ -57,6 +52,7 @@ from keylane.protocol.routing import logical_partition
 from keylane.testing.machines.disk import SimDisk
 from sim.machines.store import SESSION, batch
 from support.parked.desk import FAILURE, ParkedDesk
+from support.raising import raises
 
 PARKED = (Park(b"a", ((2, 4), (9, 10)), FAILURE), Park(None, ((7, 8),), FAILURE))
 
@@ -178,11 +174,11 @@ async def drained(desk: ParkedDesk) -> None:
 
 async def test_partition_that_is_not_drained_gives_nothing_away(desk: ParkedDesk):
     await desk.change(*PARKED)
-    with pytest.raises(GroupBusyError):
+    with raises(Reason.GROUP_BUSY):
         await desk.take()
     _, durable = desk.store.seal(1)
     await durable
-    with pytest.raises(GroupBusyError):
+    with raises(Reason.GROUP_BUSY):
         await desk.take()
     assert not desk.parked.frozen
 
@@ -200,9 +196,9 @@ async def test_folder_that_may_be_an_older_copy_does_not_say_that_nothing_is_par
 ):
     """It lacks the group: the child's owner would give up what the original has."""
     desk.parking._standing = folder = HeardOf()
-    with pytest.raises(GroupBusyError, match="older copy"):
+    with raises(Reason.GROUP_BUSY, match="older copy"):
         await desk.take(group="other")
-    with pytest.raises(GroupBusyError, match="older copy"):
+    with raises(Reason.GROUP_BUSY, match="older copy"):
         await desk.take()
     await desk.ack(1, (0, 40))
     _, durable = desk.store.seal(1)
@@ -237,7 +233,7 @@ async def test_taken_messages_change_no_more(desk: ParkedDesk):
         desk.asked("61"),
         desk.asked("61", [(1, 2, 3)]),
     ):
-        with pytest.raises(ParkMovedError):
+        with raises(Reason.PARK_MOVED):
             await call
     assert desk.state() == before
     assert (await desk.listed()).frozen
@@ -347,21 +343,21 @@ async def test_wrong_calls_of_operators_are_refused(desk: ParkedDesk):
     await desk.change(*PARKED)
     before = desk.state()
     for call, error in (
-        (desk.asked("62"), ParkedKeyUnknownError),
-        (desk.asked(""), ParkedKeyUnknownError),
+        (desk.asked("62"), Reason.PARKED_KEY_UNKNOWN),
+        (desk.asked(""), Reason.PARKED_KEY_UNKNOWN),
         (desk.asked("6"), InvalidRequestError),
         (desk.asked("61", []), InvalidRequestError),
         (desk.asked("61", [(1, 3, 3)]), InvalidRequestError),
         (desk.listed(group="other"), GroupUnknownError),
-        (desk.listed(group="?"), InvalidNameError),
+        (desk.listed(group="?"), Reason.NAME_INVALID),
         (desk.listed(id="9"), PartitionUnknownError),
         (desk.listed(id="x"), InvalidRequestError),
         (desk.listed(count=0), InvalidRequestError),
         (desk.listed(counts=1), InvalidRequestError),
-        (desk.offsets(key="62"), ParkedKeyUnknownError),
+        (desk.offsets(key="62"), Reason.PARKED_KEY_UNKNOWN),
         (desk.offsets(key="zz"), InvalidRequestError),
     ):
-        with pytest.raises(error):
+        with raises(error):
             await call
     assert desk.state() == before
 
@@ -427,26 +423,26 @@ async def test_impossible_edits_are_refused(desk: ParkedDesk):
     await desk.change(*PARKED)
     before = desk.state()
     for call, error in (
-        (desk.edit(b"a", 4, b"v"), ParkedMessageUnknownError),
-        (desk.edit(b"b", 2, b"v"), ParkedMessageUnknownError),
-        (desk.edit(None, 2, b"v"), ParkedMessageUnknownError),
-        (desk.edit(b"a", 2, b"v", source=3), ParkedMessageUnknownError),
+        (desk.edit(b"a", 4, b"v"), Reason.PARKED_MESSAGE_UNKNOWN),
+        (desk.edit(b"b", 2, b"v"), Reason.PARKED_MESSAGE_UNKNOWN),
+        (desk.edit(None, 2, b"v"), Reason.PARKED_MESSAGE_UNKNOWN),
+        (desk.edit(b"a", 2, b"v", source=3), Reason.PARKED_MESSAGE_UNKNOWN),
         (desk.edit(b"a", 2, b"v", props=b"\xc1"), InvalidRequestError),
         (desk.edit(b"a", 2, bytes(MESSAGE_BYTES_MAX - 20)), MessageTooLargeError),
         (desk.say(EditParked(1, "unknown", b"a", 1, 2, b""), b"v"), GroupUnknownError),
         (desk.say(EditParked(99, "audit", b"a", 1, 2, b""), b"v"), PartitionUnknownError),
-        (desk.say(ReadEdited(1, "audit", b"a", 1, 4)), ParkedMessageUnknownError),
+        (desk.say(ReadEdited(1, "audit", b"a", 1, 4)), Reason.PARKED_MESSAGE_UNKNOWN),
         (desk.change(Edit(b"a", EditedMessage(1, 2, b"v", b""))), InvalidRequestError),
     ):
-        with pytest.raises(error):
+        with raises(error):
             await call
     assert desk.state() == before
     await desk.make(Redrive(b"a"))
-    with pytest.raises(ParkedRedrivenError):
+    with raises(Reason.PARKED_REDRIVEN):
         await desk.edit(b"a", 2, b"v")
     await desk.make(Freeze())
     for call in (desk.edit(None, 7, b"v"), desk.say(ReadEdited(1, "audit", None, 1, 7))):
-        with pytest.raises(ParkMovedError):
+        with raises(Reason.PARK_MOVED):
             await call
 
 
@@ -454,7 +450,7 @@ async def is_editable(desk: ParkedDesk, key: bytes | None = b"a", offset: int = 
     """Whether an edit is taken."""
     try:
         await desk.edit(key, offset, b"mended")
-    except ParkedRedrivenError:
+    except BusyError:
         return False
     return True
 
@@ -567,7 +563,7 @@ async def test_edits_have_a_limit(desk: ParkedDesk):
     most = bytes(MESSAGE_BYTES_MAX - 100)
     for offset in range(EDITS_BYTES_MAX // MESSAGE_BYTES_MAX):
         await desk.edit(b"a", offset, most)
-    with pytest.raises(EditsFullError):
+    with raises(Reason.EDITS_FULL):
         await desk.edit(b"a", 39, most)
     await desk.edit(b"a", 0, b"small")
     await desk.edit(b"a", 39, most)

@@ -7,13 +7,14 @@ import pytest
 from keylane.broker.partition.park_views import changes_of
 from keylane.broker.partition.parked import Parked
 from keylane.broker.store.set_cursor import set_cursor
-from keylane.protocol.errors import FencedError, ParkMovedError
+from keylane.protocol.errors import FencedError, Reason
 from keylane.protocol.frames import LeaveParked, TakeParked
 from keylane.protocol.parked import Adopt, AdoptedKey, Park, ParkState
 from keylane.protocol.progress import SetCursor
 from keylane.protocol.routing import logical_partition
 from keylane.testing.machines.disk import SimDisk
 from support.parked.desk import FAILURE, ParkedDesk
+from support.raising import raises
 
 
 @pytest.fixture
@@ -70,7 +71,7 @@ async def test_operator_changes_nothing_while_a_parent_is_taken_over(desk: Parke
         desk.asked("61", [(3, 0, 1)]),
         desk.edit(b"a", 0, b"new", source=3),
     ):
-        with pytest.raises(ParkMovedError):
+        with raises(Reason.PARK_MOVED):
             await call
     assert desk.state() == before
     await desk.acquired(2)

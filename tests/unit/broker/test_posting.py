@@ -18,14 +18,14 @@ from keylane.protocol.control import PartlyPosted, Posted
 from keylane.protocol.errors import (
     BrokerReadOnlyError,
     Fate,
-    IdempotencyKeyReusedError,
+    InvalidRequestError,
     KeylaneError,
     MessageTooLargeError,
-    NoPartitionError,
     NotSentError,
     OutcomeUnknownError,
     OverloadedError,
     PartitionUnknownError,
+    Reason,
     SequenceGapError,
     StaleRouteError,
     SubjectDeletedError,
@@ -36,6 +36,7 @@ from keylane.protocol.http.posted import PostedMessage
 from keylane.protocol.routing import OrderStrategy, Partition, PartitionState, Route
 from keylane.rpc.server import Reply
 from sim.machines.clock import ManualClock
+from support.raising import raises
 
 OPEN, SEALED = PartitionState.OPEN, PartitionState.SEALED
 LOW, HIGH = "k0", "k1"
@@ -234,7 +235,7 @@ async def test_silent_broker_is_asked_again_only_by_another_route(clock):
         (OutcomeUnknownError(), 504, Fate.UNKNOWN),
         (NotSentError(), 503, Fate.UNKNOWN),
         (BrokerReadOnlyError(), 503, Fate.UNKNOWN),
-        (IdempotencyKeyReusedError(), 422, Fate.UNKNOWN),
+        (InvalidRequestError(Reason.IDEMPOTENCY_KEY_REUSED), 422, Fate.UNKNOWN),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -245,7 +246,7 @@ async def test_request_that_is_stored_in_part_says_which_part(clock, error, stat
     assert isinstance(answer, Reply)
     assert answer.status == status
     assert isinstance(answer.body, PartlyPosted)
-    assert (answer.body.name, answer.body.fate) == ("PartlyStoredError", fate)
+    assert (answer.body.name, answer.body.fate) == ("DeliveryError", fate)
     assert [receipt and receipt.partition_id for receipt in answer.body.receipts] == [1, None]
     assert len(peers.calls) == 2, "an unknown outcome is not tried again"
 
@@ -306,7 +307,7 @@ async def test_messages_without_a_key_go_where_they_are_stored_soonest(clock):
 async def test_subject_without_an_open_partition_is_told(clock):
     peers = ScriptedPeers(route(1, partition(1, 0, 1024, SEALED)), clock=clock)
     for key in (LOW, ""):
-        with pytest.raises(NoPartitionError):
+        with raises(Reason.NO_PARTITION):
             await posting(peers, clock)(key)
 
 

@@ -16,12 +16,13 @@ from keylane.protocol.errors import (
     NotSentError,
     OffsetOutOfRangeError,
     PartitionUnknownError,
-    QueueUnknownError,
+    Reason,
 )
 from keylane.protocol.frames import Batches, Read
 from keylane.protocol.limits import PARTITION_MESSAGES_MAX
 from keylane.protocol.record import stamp
 from keylane.protocol.routing import OrderStrategy, Partition, PartitionState, Route
+from support.raising import raises
 
 OPEN, SEALED = PartitionState.OPEN, PartitionState.SEALED
 
@@ -174,10 +175,10 @@ async def test_refusals_stay_what_they_are_when_the_route_is_not_out_of_date():
     peers = StoredPeers(queue(partition(1, 0), partition(5, 2)), stored={1: (0, 2)})
     for query, kind in (
         ({"partition": 2}, PartitionUnknownError),
-        ({"queue": 7}, QueueUnknownError),
+        ({"queue": 7}, Reason.QUEUE_UNKNOWN),
         ({"partition": 5}, NotSentError),
     ):
-        with pytest.raises(kind):
+        with raises(kind):
             await page(peers, **query)
 
 

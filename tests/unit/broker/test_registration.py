@@ -16,12 +16,11 @@ from keylane.protocol.access.capability import AccessNews
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.control import BrokerHeartbeat, BrokerWelcome
 from keylane.protocol.errors import (
-    BrokerGroupTakenError,
-    FolderBehindError,
-    FolderGivenUpError,
+    FolderRefusedError,
     KeylaneError,
     NotSentError,
     OutcomeUnknownError,
+    Reason,
     WrongBrokerError,
 )
 from keylane.rpc.client import MetaClient
@@ -146,14 +145,14 @@ async def test_refusal_is_trouble_at_once(caplog, monkeypatch):
 @pytest.mark.parametrize(
     ("error", "way_out"),
     [
-        (BrokerGroupTakenError, "keylane broker evacuate g1 --accept-loss"),
-        (FolderBehindError, "keylane broker accept g1"),
-        (FolderGivenUpError, "start the broker with an empty one"),
+        (Reason.BROKER_GROUP_TAKEN, "keylane broker evacuate g1 --accept-loss"),
+        (Reason.FOLDER_BEHIND, "keylane broker accept g1"),
+        (Reason.FOLDER_GIVEN_UP, "start the broker with an empty one"),
     ],
 )
 async def test_refusal_of_a_folder_names_the_way_out(caplog, monkeypatch, error, way_out):
     """The broker's own log says what to do, with the name of the broker group."""
-    refusal = error("this folder is not the one", broker_group="g1")
+    refusal = FolderRefusedError(error, "this folder is not the one", broker_group="g1")
     ((level, text), *_) = await told_of(caplog, monkeypatch, [refusal])
     assert level == "WARNING"
     assert text.startswith("cannot register with the metaserver: this folder is not the one; ")
@@ -272,7 +271,7 @@ async def test_fence_is_raised_before_any_client_is_served(monkeypatch):
         assert loop.set_aside
         raised.append(token)
 
-    desk = Reception(FolderBehindError("an older copy"))
+    desk = Reception(FolderRefusedError(Reason.FOLDER_BEHIND, "an older copy"))
     desk.fence = 7
     loop = Registration(
         desk,

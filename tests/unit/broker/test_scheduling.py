@@ -16,12 +16,10 @@ from keylane.protocol.batch import encode_batch
 from keylane.protocol.errors import (
     BrokerReadOnlyError,
     CorruptBatchError,
-    DeliverAtError,
-    DeliverAtKeyError,
-    InvalidNameError,
     InvalidRequestError,
     MessageTooLargeError,
     NotSentError,
+    Reason,
     SubjectDeletedError,
     SubjectUnknownError,
 )
@@ -33,6 +31,7 @@ from keylane.protocol.message import pack_properties
 from keylane.protocol.routing import OrderStrategy, Route
 from keylane.protocol.scheduled.receipt import CancelOutcome
 from sim.machines.clock import ManualClock
+from support.raising import raises
 
 NOW_MS = 1_800_000_000_000
 ID = bytes(range(16))
@@ -234,7 +233,7 @@ async def test_next_messages_are_listed_by_their_times():
 
 async def test_frame_with_a_key_is_refused():
     calls = SchedulingCalls()
-    with pytest.raises(DeliverAtKeyError):
+    with raises(Reason.DELIVER_AT_KEY):
         await calls.frame(key=b"k")
     assert calls.messages.kept == []
 
@@ -242,9 +241,9 @@ async def test_frame_with_a_key_is_refused():
 @pytest.mark.parametrize(
     ("frame", "error"),
     [
-        ({"at_ms": NOW_MS - LATE_MS_MAX - 1}, DeliverAtError),
-        ({"at_ms": NOW_MS + 367 * 86_400_000}, DeliverAtError),
-        ({"subject": "../etc"}, InvalidNameError),
+        ({"at_ms": NOW_MS - LATE_MS_MAX - 1}, Reason.DELIVER_AT),
+        ({"at_ms": NOW_MS + 367 * 86_400_000}, Reason.DELIVER_AT),
+        ({"subject": "../etc"}, Reason.NAME_INVALID),
         ({"subject": "unknown"}, SubjectUnknownError),
         ({"number": b"short"}, InvalidRequestError),
         ({"count": 2}, InvalidRequestError),
@@ -256,7 +255,7 @@ async def test_frame_with_a_key_is_refused():
 )
 async def test_bad_frame_is_refused_and_nothing_is_kept(frame, error):
     calls = SchedulingCalls()
-    with pytest.raises(error):
+    with raises(error):
         await calls.frame(**frame)
     assert calls.messages.kept == []
 
@@ -279,9 +278,9 @@ async def test_time_is_taken_by_either_calendar_when_one_is_not_believed():
     assert len(await calls.post(b"v", deliver_at=f"{NOW_MS + ahead_ms + 1}")) == 1
     assert len(await calls.post(b"v", deliver_at=f"{NOW_MS + 1}")) == 1
     for at_ms in (NOW_MS - LATE_MS_MAX - 1, NOW_MS + ahead_ms + 367 * 86_400_000):
-        with pytest.raises(DeliverAtError):
+        with raises(Reason.DELIVER_AT):
             await calls.frame(at_ms=at_ms, number=bytes(16))
-        with pytest.raises(DeliverAtError):
+        with raises(Reason.DELIVER_AT):
             await calls.post(b"v", deliver_at=f"{at_ms}")
 
 
@@ -334,7 +333,7 @@ async def test_repeated_post_is_a_duplicate_when_its_time_has_passed():
     calls.calendar.now_ms, calls.read_only = NOW_MS + 2 * LATE_MS_MAX, True
     answer = await calls.scheduling.post(b"v", given)
     assert [receipt.duplicate for receipt in answer.receipts] == [True]
-    with pytest.raises(DeliverAtError, match="has passed"):
+    with raises(Reason.DELIVER_AT, match="has passed"):
         await calls.scheduling.post(b"w", given)
 
 
@@ -343,18 +342,18 @@ async def test_repeated_frame_is_kept_when_its_time_has_passed():
     first = await calls.frame()
     calls.calendar.now_ms, calls.read_only = NOW_MS + 2 * LATE_MS_MAX, True
     assert await calls.frame() == first
-    with pytest.raises(DeliverAtError):
+    with raises(Reason.DELIVER_AT):
         await calls.frame(number=bytes(16))
 
 
 @pytest.mark.parametrize(
     ("params", "body", "error"),
     [
-        ({"deliver_at": "soon"}, b"v", DeliverAtError),
-        ({"deliver_at": f"{NOW_MS}"}, b"v", DeliverAtError),
-        ({CONTENT_TYPE: JSON}, b'{"key": "k", "value": "v"}', DeliverAtKeyError),
-        ({"key": "k"}, b"v", DeliverAtKeyError),
-        ({KEY_HEADER: "k"}, b"v", DeliverAtKeyError),
+        ({"deliver_at": "soon"}, b"v", Reason.DELIVER_AT),
+        ({"deliver_at": f"{NOW_MS}"}, b"v", Reason.DELIVER_AT),
+        ({CONTENT_TYPE: JSON}, b'{"key": "k", "value": "v"}', Reason.DELIVER_AT_KEY),
+        ({"key": "k"}, b"v", Reason.DELIVER_AT_KEY),
+        ({KEY_HEADER: "k"}, b"v", Reason.DELIVER_AT_KEY),
         ({"delay": "1"}, b"v", InvalidRequestError),
         ({CONTENT_TYPE: JSON}, b"[]", InvalidRequestError),
         ({"subject": "unknown"}, b"v", SubjectUnknownError),
@@ -363,13 +362,13 @@ async def test_repeated_frame_is_kept_when_its_time_has_passed():
 )
 async def test_bad_post_is_refused_and_nothing_is_kept(params, body, error):
     calls = SchedulingCalls()
-    with pytest.raises(error):
+    with raises(error):
         await calls.post(body, **params)
     assert calls.messages.kept == []
 
 
 async def test_post_without_a_time_is_refused():
-    with pytest.raises(DeliverAtError, match="missing"):
+    with raises(Reason.DELIVER_AT, match="missing"):
         await SchedulingCalls().scheduling.post(b"v", {"subject": "s"})
 
 

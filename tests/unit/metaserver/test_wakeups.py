@@ -25,23 +25,6 @@ async def test_change_wakes_the_waiters_of_its_key_only() -> None:
     assert wakeups.keys() == []
 
 
-async def test_change_ends_the_wait_for_several_keys_and_wakes_the_waiter_of_its_own() -> None:
-    """Another call that waits for one of the keys stays."""
-    wakeups: Wakeups[str] = Wakeups()
-    event = asyncio.Event()
-    with wakeups.listen("a") as alone:
-        with wakeups.listen_all(["a", "b"], event) as waiters:
-            assert sorted(wakeups.keys()) == ["a", "b"]
-            wakeups.wake(["b"])
-            assert event.is_set()
-            assert {key: waiter.woken for key, waiter in waiters.items()} == {"a": False, "b": True}
-        assert wakeups.keys() == ["a"]
-        wakeups.wake(["a"])
-        assert alone.woken
-        assert not waiters["a"].woken
-    assert wakeups.keys() == []
-
-
 async def test_change_before_the_wait_ends_it_at_once() -> None:
     """A change between `listen` and `wait` is not lost."""
     wakeups: Wakeups[str] = Wakeups()

@@ -9,7 +9,8 @@ import sqlalchemy as sa
 
 from keylane import JsonCodec, Producer
 from keylane.outbox import Outbox
-from keylane.protocol.errors import InvalidNameError, InvalidRequestError
+from keylane.protocol.errors import InvalidRequestError, Reason
+from support.raising import raises
 
 META = "127.0.0.1:1"
 
@@ -45,7 +46,7 @@ def test_codec_of_what_is_no_subject_is_refused(engine, subject: Any):
     """It was never used, and values went without it."""
     codec: Any = {subject: JsonCodec()}
     for make in (lambda: Outbox(META, engine, codec=codec), lambda: Producer(META, codec=codec)):
-        with pytest.raises(InvalidNameError, match="illegal name"):
+        with raises(Reason.NAME_INVALID, match="illegal name"):
             make()
 
 

@@ -83,7 +83,7 @@ async def test_round_asks_for_the_senders_of_each_subject_without_a_look_at_all_
     for number in range(50):
         name = CountedName(f"s{number}")
         routes.known[name] = known_route(name, 4 * number + 1)
-        drainer._lead(name, routes.known[name])
+        drainer._apply_route(name, routes.known[name])
     CountedName.compared = 0
     tables = drainer._capacity_tables()
     assert not drainer._limits()
@@ -104,7 +104,7 @@ async def test_subjects_that_are_forgotten_have_no_batches_and_wait_for_no_route
     for number in range(6):
         name = f"s{number}"
         routes.known[name] = known_route(name, 4 * number + 1)
-        drainer._lead(name, routes.known[name])
+        drainer._apply_route(name, routes.known[name])
     ended = [sender._task for sender in drainer._senders_of("s0")]
     batch: Any = object()
     drainer.senders[6].batches.append(batch)  # of "s1"

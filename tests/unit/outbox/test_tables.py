@@ -28,16 +28,14 @@ from keylane.outbox.tables import VERSION, OutboxTables
 from keylane.outbox.upkeep import read_status, redrive
 from keylane.protocol.errors import (
     ConfigError,
-    InvalidNameError,
     InvalidRequestError,
     MessageTooLargeError,
-    OutboxMissingError,
-    OutboxNewerError,
-    OutboxOlderError,
+    Reason,
 )
 from keylane.protocol.message import unpack_properties
 from keylane.rpc.environment import AMBIENT, Environment
 from sim.machines.clock import ManualClock
+from support.raising import raises
 from support.sql.user_migrations import migrating, written_as_sql
 
 META = "127.0.0.1:1"
@@ -227,7 +225,7 @@ def test_round_records_nothing_when_a_row_is_removed_by_another_program(engine, 
 @pytest.mark.parametrize(
     ("arguments", "kind"),
     [
-        ({"subject": "not a name"}, InvalidNameError),
+        ({"subject": "not a name"}, Reason.NAME_INVALID),
         ({"value": "text"}, InvalidRequestError),
         ({"key": "text"}, InvalidRequestError),
         ({"key": bytes(1025)}, MessageTooLargeError),
@@ -236,7 +234,7 @@ def test_round_records_nothing_when_a_row_is_removed_by_another_program(engine, 
     ],
 )
 def test_add_refuses_before_it_inserts(engine, outbox, arguments, kind):
-    with engine.begin() as connection, pytest.raises(kind):
+    with engine.begin() as connection, raises(kind):
         outbox.add_sync(connection, **({"subject": "s", "value": b"v", "key": b"k"} | arguments))
     assert count(engine) == 0
 
@@ -292,7 +290,7 @@ async def test_add_takes_only_what_it_can_insert_with(engine, outbox):
 async def test_add_names_the_missing_table(tmp_path):
     engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'empty.db'}")
     async with AsyncSession(engine) as session:
-        with pytest.raises(OutboxMissingError, match="create_tables"):
+        with raises(Reason.OUTBOX_MISSING, match="create_tables"):
             await Outbox(META, engine).add(session, "s", b"v")
     await engine.dispose()
 
@@ -300,15 +298,15 @@ async def test_add_names_the_missing_table(tmp_path):
 # ── versions ──────────────────────────────────────────────────────────────────────────────────────
 async def test_outbox_does_not_open_on_tables_it_cannot_use(tmp_path):
     engine = sa.create_engine(f"sqlite:///{tmp_path / 'user.db'}")
-    with pytest.raises(OutboxMissingError):
+    with raises(Reason.OUTBOX_MISSING):
         await Outbox(META, engine).__aenter__()
     await create_tables(engine)
     await create_tables(engine)
-    for version, kind in ((VERSION - 1, OutboxOlderError), (VERSION + 1, OutboxNewerError)):
+    for version, kind in ((VERSION - 1, Reason.OUTBOX_OLDER), (VERSION + 1, Reason.OUTBOX_NEWER)):
         with engine.begin() as connection:
             connection.execute(sa.update(TABLES.lease).values(version=version))
         for work in (Outbox(META, engine).__aenter__, lambda: create_tables(engine)):
-            with pytest.raises(kind) as refused:
+            with raises(kind) as refused:
                 await work()
             assert refused.value.version == version
     engine.dispose()

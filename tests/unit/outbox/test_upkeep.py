@@ -11,7 +11,8 @@ import sqlalchemy as sa
 from keylane.outbox import Outbox, OutboxGauges, create_tables, upkeep
 from keylane.outbox.tables import FAILED, HALTED, WAITING, OutboxTables
 from keylane.outbox.upkeep import read_gauges
-from keylane.protocol.errors import OutboxMissingError
+from keylane.protocol.errors import Reason
+from support.raising import raises
 
 TABLES = OutboxTables()
 OPCODES = 100
@@ -108,7 +109,7 @@ async def test_gauges_need_no_opened_outbox(tmp_path, driver):
     """Nor one that is closed: no connection stays behind."""
     url = f"{driver}:///{tmp_path / 'user.db'}"
     outbox = Outbox("127.0.0.1:1", url)
-    with pytest.raises(OutboxMissingError):
+    with raises(Reason.OUTBOX_MISSING):
         await outbox.gauges()
     await create_tables(url)
     assert (await outbox.gauges()).rows == 0

@@ -17,7 +17,8 @@ from keylane import (
     QueueFullError,
     TextCodec,
 )
-from keylane.errors import ConfigError, PartlyQueuedError
+from keylane.errors import ConfigError, Reason
+from support.raising import raises
 from support.scripted_network import QUICK, ScriptedNetwork, producer_on
 
 
@@ -96,7 +97,7 @@ async def test_codec_encodes_a_message_once_when_the_queue_is_full():
 async def test_send_all_tells_how_many_are_queued_when_a_codec_fails():
     network = ScriptedNetwork()
     async with producer_on(network, codec=Counting()) as producer:
-        with pytest.raises(PartlyQueuedError) as told:
+        with raises(Reason.PARTLY_QUEUED) as told:
             await producer.send_all("s", [(b"k", "0"), (b"k", "1"), (b"k", "bad"), (b"k", "3")])
         assert told.value.queued == 2
         assert isinstance(told.value.__cause__, CodecError)
@@ -110,7 +111,7 @@ async def test_send_all_says_what_a_message_is_when_one_is_no_pair(bad: Any):
     """
     network = ScriptedNetwork()
     async with producer_on(network) as producer:
-        with pytest.raises(PartlyQueuedError, match="pairs of a key and a value") as told:
+        with raises(Reason.PARTLY_QUEUED, match="pairs of a key and a value") as told:
             await producer.send_all("s", [(b"k", b"0"), bad])
         assert told.value.queued == 1
     assert network.stored[1] == [b"0"]

@@ -13,9 +13,10 @@ from keylane.producer.arguments import checked_timeout
 from keylane.producer.settings import ProducerSettings
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.control import Health
-from keylane.protocol.errors import ConfigError, InvalidNameError, InvalidRequestError
+from keylane.protocol.errors import ConfigError, InvalidRequestError, Reason
 from keylane.protocol.message import pack_properties
 from keylane.rpc.environment import Environment
+from support.raising import raises
 
 
 class Digest(bytes):
@@ -48,7 +49,12 @@ def test_strategy_is_refused_when_it_does_not_exist():
     with pytest.raises(ConfigError, match="strict or best_tried, not 'bogus'"):
         Producer("127.0.0.1:7000", order_strategy="bogus")
     with pytest.raises(ConfigError, match="exclusive or shared, not 'bogus'"):
-        Consumer("127.0.0.1:7000", subject="s", group="g", consume_strategy="bogus")
+        Consumer(
+            "127.0.0.1:7000",
+            subject="s",
+            group="g",
+            settings=ConsumerSettings(consume_strategy="bogus"),
+        )
 
 
 def test_handler_is_refused_when_it_cannot_be_called():
@@ -90,7 +96,7 @@ def test_tags_of_a_message_are_refused_when_they_are_no_collection(tags):
 @pytest.mark.parametrize("tags", [5, 1.5, object()])
 def test_tags_of_a_consumer_are_refused_when_they_are_no_collection(tags):
     with pytest.raises(ConfigError, match="tags are 1 to"):
-        Consumer("127.0.0.1:7000", subject="s", group="g", tags=tags)
+        Consumer("127.0.0.1:7000", subject="s", group="g", settings=ConsumerSettings(tags=tags))
 
 
 @pytest.mark.parametrize("settings", [5, {}, {"ttl_ms": 5_000}])
@@ -125,8 +131,13 @@ def test_pauses_are_refused_when_they_cannot_be_counted(values):
 def test_name_is_refused_when_no_metaserver_takes_it(name):
     """A consumer refuses such a name when it is made, not when it joins."""
     with pytest.raises(ConfigError, match="name must be text of at most 512 characters"):
-        Consumer("127.0.0.1:7000", subject="s", group="g", name=name)
-    Consumer("127.0.0.1:7000", subject="s", group="g", name="ein Name, ü" + "n" * 500)
+        Consumer("127.0.0.1:7000", subject="s", group="g", settings=ConsumerSettings(name=name))
+    Consumer(
+        "127.0.0.1:7000",
+        subject="s",
+        group="g",
+        settings=ConsumerSettings(name="ein Name, ü" + "n" * 500),
+    )
 
 
 @pytest.mark.parametrize(
@@ -155,9 +166,9 @@ def test_name_is_refused_when_no_metaserver_takes_it(name):
             "properties map text to text or bytes; this is a str",
         ),
         ({"properties": {"a": 1}}, InvalidRequestError, "a property is text = text"),
-        ({"subject": []}, InvalidNameError, "illegal name"),
-        ({"subject": {}}, InvalidNameError, "illegal name"),
-        ({"subject": 5}, InvalidNameError, "illegal name"),
+        ({"subject": []}, Reason.NAME_INVALID, "illegal name"),
+        ({"subject": {}}, Reason.NAME_INVALID, "illegal name"),
+        ({"subject": 5}, Reason.NAME_INVALID, "illegal name"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
@@ -167,7 +178,7 @@ async def test_send_is_refused_when_its_arguments_are_malformed(arguments, kind,
     """
     producer = Producer("meta:1", _environment=Environment(network=SilentNetwork()))
     await producer.__aenter__()
-    with pytest.raises(kind, match=words) as caught:
+    with raises(kind, match=words) as caught:
         producer.send(**({"subject": "s", "value": b"v"} | arguments))
     assert caught.value.__context__ is None or caught.value.__suppress_context__
     assert producer.stats.sent == 0

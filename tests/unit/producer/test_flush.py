@@ -13,14 +13,10 @@ from keylane import (
     MessageTooLargeError,
 )
 from keylane.producer import ProducerSettings
-from keylane.protocol.errors import (
-    ClosedError,
-    Fate,
-    InvalidRequestError,
-    PartlyQueuedError,
-)
+from keylane.protocol.errors import ClosedError, Fate, InvalidRequestError, Reason
 from keylane.protocol.routing import OrderStrategy
 from support.cluster import eventually
+from support.raising import raises
 from support.scripted_network import QUICK, ScriptedNetwork, producer_on, route_over
 
 
@@ -122,7 +118,7 @@ async def test_send_all_tells_how_many_were_queued_when_a_message_is_refused():
     network = ScriptedNetwork()
     messages = [(b"k", b"0"), (b"k", b"1"), (b"k", bytes(2 << 20)), (b"k", b"3")]
     async with producer_on(network) as producer:
-        with pytest.raises(PartlyQueuedError, match="2 messages were queued") as told:
+        with raises(Reason.PARTLY_QUEUED, match="2 messages were queued") as told:
             await producer.send_all("s", messages)
         assert told.value.details == {"queued": 2}
         assert isinstance(told.value.__cause__, MessageTooLargeError)
@@ -217,7 +213,7 @@ async def test_send_all_tells_what_is_queued_when_an_element_is_no_pair(third):
     """The messages before it are sent; the caller learns how many, and can continue from there."""
     network = ScriptedNetwork()
     async with producer_on(network) as producer:
-        with pytest.raises(PartlyQueuedError) as told:
+        with raises(Reason.PARTLY_QUEUED) as told:
             await producer.send_all("s", [(b"k", b"0"), (b"k", b"1"), third])
         assert told.value.queued == 2
         await producer.flush()
@@ -286,7 +282,7 @@ async def test_send_all_queues_what_came_before_when_its_messages_raise():
     network = four_partitions()
     async with producer_on(network) as producer:
         await producer.send("s", b"first", key=b"key 1")
-        with pytest.raises(PartlyQueuedError, match="no more") as told:
+        with raises(Reason.PARTLY_QUEUED, match="no more") as told:
             await producer.send_all("s", messages())
         assert told.value.details["queued"] == 1_234
     assert sum(map(len, network.stored.values())) == 1_235
@@ -297,7 +293,7 @@ async def test_send_all_tells_how_many_are_queued_when_one_of_a_chunk_is_bad(bad
     network = four_partitions()
     async with producer_on(network) as producer:
         await producer.send("s", b"first", key=b"key 1")
-        with pytest.raises(PartlyQueuedError) as told:
+        with raises(Reason.PARTLY_QUEUED) as told:
             await producer.send_all("s", [*MESSAGES[:700], bad, *MESSAGES[700:]])
         assert told.value.details["queued"] == 700
     stored = {value for values in network.stored.values() for value in values}

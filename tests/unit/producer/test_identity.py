@@ -14,9 +14,10 @@ import pytest
 
 from keylane import Producer
 from keylane.producer.send_future import SendFuture
-from keylane.protocol.errors import AlreadyOpenError, ClosedError, Fate, OtherLoopError
+from keylane.protocol.errors import ClosedError, Fate, Reason
 from keylane.rpc.environment import Environment
 from support.forked import Child, error_of
+from support.raising import raises
 from support.scripted_network import QUICK, ScriptedNetwork, producer_on
 
 SINGLE = replace(QUICK, batch_count=1)
@@ -71,12 +72,12 @@ async def test_open_producer_is_not_opened_again():
     """It is refused while the producer is open or closing; the first opening still works."""
     producer = producer_on(ScriptedNetwork())
     async with producer:
-        with pytest.raises(AlreadyOpenError):
+        with raises(Reason.ALREADY_OPEN):
             await producer.__aenter__()
         await send_some(producer, b"0")
         closing = asyncio.create_task(producer.close())
         await asyncio.sleep(0)
-        with pytest.raises(AlreadyOpenError):
+        with raises(Reason.ALREADY_OPEN):
             await producer.__aenter__()
         await closing
 
@@ -131,7 +132,7 @@ def test_forked_producer_is_refused():
         asyncio.run(close(producer))
         return [*errors, error_of(lambda: asyncio.run(producer.__aenter__()))]
 
-    assert Child(child).result() == ["ForkedError"] * 5
+    assert Child(child).result() == ["FORKED"] * 5
     loop.run_until_complete(send_some(producer, b"2"))
     loop.run_until_complete(producer.close())
     loop.close()
@@ -149,7 +150,7 @@ def test_another_loop_or_thread_is_refused():
     thread = threading.Thread(target=lambda: errors.extend(refusals(producer)))
     thread.start()
     thread.join()
-    assert errors == ["OtherLoopError"] * 9
+    assert errors == ["OTHER_LOOP"] * 9
 
     network.lost.add(1)
 
@@ -161,7 +162,7 @@ def test_another_loop_or_thread_is_refused():
 
     futures = []
     loop.run_until_complete(queue())
-    with pytest.raises(OtherLoopError):
+    with raises(Reason.OTHER_LOOP):
         asyncio.run(wait())
     network.lost.clear()
     loop.run_until_complete(producer.close())
@@ -246,7 +247,7 @@ def test_send_in_another_thread_is_refused_while_a_batch_gathers():
         await future
         return errors
 
-    assert loop.run_until_complete(send_beside_a_thread()) == ["OtherLoopError"] * 2
+    assert loop.run_until_complete(send_beside_a_thread()) == ["OTHER_LOOP"] * 2
     loop.run_until_complete(producer.close())
     loop.close()
     assert network.stored == {1: [b"0", b"1"]}
@@ -265,7 +266,7 @@ def test_future_awaited_in_another_loop_tells_an_unknown_fate():
         await future
 
     future = loop.run_until_complete(queue())
-    with pytest.raises(OtherLoopError) as refused:
+    with raises(Reason.OTHER_LOOP) as refused:
         asyncio.run(wait(future))
     assert refused.value.fate is Fate.UNKNOWN
     loop.run_until_complete(producer.close())

@@ -11,9 +11,10 @@ import pytest
 
 from keylane import Producer
 from keylane.producer.send_future import SendFuture
-from keylane.protocol.errors import AcceptedAsLostError, Fate, PartitionUnknownError
+from keylane.protocol.errors import Fate, PartitionUnknownError, Reason
 from keylane.protocol.routing import OrderStrategy
 from support.cluster import eventually
+from support.raising import raises
 from support.scripted_network import ScriptedNetwork, producer_on, route_over
 
 
@@ -54,7 +55,7 @@ async def test_message_is_told_as_lost_when_the_new_broker_answers_before_the_me
         await asyncio.sleep(0.05)
         assert not older.done()
         network.history_late.set()
-        with pytest.raises(AcceptedAsLostError) as told:
+        with raises(Reason.ACCEPTED_AS_LOST) as told:
             await asyncio.wait_for(older, 30)
         assert told.value.fate is Fate.UNKNOWN
         await asyncio.wait_for(newer, 30)

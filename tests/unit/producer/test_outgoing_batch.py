@@ -8,8 +8,9 @@ from keylane.producer.given_up import GivenUp, Unreported
 from keylane.producer.outgoing_batch import OutgoingBatch
 from keylane.producer.send_future import BatchFuture
 from keylane.protocol.batch import check_batch, columns
-from keylane.protocol.errors import Fate, NoPartitionError, NotSentError
+from keylane.protocol.errors import Fate, NotSentError, Reason, StaleRouteError
 from keylane.protocol.message import Receipt, pack_properties
+from support.raising import raises
 
 
 def new_batch() -> OutgoingBatch:
@@ -100,10 +101,10 @@ async def test_future_gives_its_own_receipt_when_its_batch_was_split_twice():
     even.settle(Receipt(1, 10, "fsync"))
     assert [future.done() for future in futures] == [True, False, True, False]
     last.settle(Receipt(2, 20, "fsync"))
-    first_of_odd.settle(GivenUp(NoPartitionError(), Unreported()))
+    first_of_odd.settle(GivenUp(StaleRouteError(Reason.NO_PARTITION), Unreported()))
 
     assert [(await futures[index]).offset for index in (0, 2, 3)] == [10, 11, 20]
-    with pytest.raises(NoPartitionError):
+    with raises(Reason.NO_PARTITION):
         await futures[1]
 
 

@@ -12,11 +12,11 @@ from keylane.producer.placing import chosen_place
 from keylane.protocol.errors import (
     ConfigError,
     InvalidRequestError,
-    QueueUnknownError,
-    SubjectNotStaticError,
+    Reason,
 )
 from keylane.protocol.routing import OrderStrategy, logical_partition
 from support.cluster import eventually
+from support.raising import raises
 from support.scripted_network import ScriptedNetwork, producer_on, route_over
 
 STRICT = OrderStrategy.STRICT
@@ -78,11 +78,11 @@ async def test_queue_is_refused_when_it_does_not_exist(queue):
     network = static_network()
     async with producer_on(network) as producer:
         early, beside = producer.send("s", b"0", queue=queue), producer.send("s", b"1", queue=0)
-        with pytest.raises(QueueUnknownError, match=f"no logic queue {queue}") as told:
+        with raises(Reason.QUEUE_UNKNOWN, match=f"no logic queue {queue}") as told:
             await early
         assert (told.value.subject, told.value.queue) == ("s", queue)
         await beside
-        with pytest.raises(QueueUnknownError):
+        with raises(Reason.QUEUE_UNKNOWN):
             producer.send("s", b"2", key=LEFT, queue=queue)
         assert producer.stats.sent == 2
     assert network.stored == {1: [b"1"]}
@@ -91,9 +91,9 @@ async def test_queue_is_refused_when_it_does_not_exist(queue):
 async def test_queue_is_refused_when_the_subject_is_not_static():
     network = ScriptedNetwork()
     async with producer_on(network) as producer:
-        with pytest.raises(SubjectNotStaticError):
+        with raises(Reason.SUBJECT_NOT_STATIC):
             await producer.send("s", b"0", queue=0)
-        with pytest.raises(SubjectNotStaticError):
+        with raises(Reason.SUBJECT_NOT_STATIC):
             producer.send("s", b"1", queue=0)
     assert network.stored == {}
 
@@ -194,7 +194,7 @@ async def test_unknown_queue_is_refused_when_it_is_the_number_of_the_time_out():
     settings = ProducerSettings(delivery_timeout_ms=number)
     async with producer_on(static_network(), settings=settings) as producer:
         await producer.send("s", b"0", key=LEFT)
-        with pytest.raises(QueueUnknownError):
+        with raises(Reason.QUEUE_UNKNOWN):
             producer.send("s", b"1", key=LEFT, queue=number)
 
 

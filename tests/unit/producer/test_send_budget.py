@@ -8,12 +8,7 @@ from keylane.producer.given_up import CAUSES_KEPT, GivenUp, Unreported
 from keylane.producer.outgoing_batch import OutgoingBatch
 from keylane.producer.send_budget import MEMORY_PER_MESSAGE, SendBudget
 from keylane.producer.send_future import BatchFuture
-from keylane.protocol.errors import (
-    Fate,
-    NotSentError,
-    OutcomeUnknownError,
-    ScheduleFullError,
-)
+from keylane.protocol.errors import Fate, NotSentError, OutcomeUnknownError, OverloadedError, Reason
 from keylane.protocol.message import Receipt
 
 RECEIPT = Receipt(1, 0, "fsync")
@@ -173,7 +168,7 @@ def given_up(summary: Unreported, error) -> GivenUp:
 
 def test_error_is_of_a_message_that_no_future_has_reported():
     summary = Unreported("scheduled message")
-    refused = given_up(summary, ScheduleFullError("full"))
+    refused = given_up(summary, OverloadedError(Reason.SCHEDULE_FULL, "full"))
     doubtful = given_up(summary, OutcomeUnknownError("silent"))
     refused.reported(unknown=False)
     error = summary.error()
@@ -187,7 +182,10 @@ def test_error_is_of_a_message_that_no_future_has_reported():
 
 def test_counts_are_exact_when_more_are_given_up_than_causes_are_kept():
     summary = Unreported()
-    outcomes = [given_up(summary, ScheduleFullError(str(n))) for n in range(3 * CAUSES_KEPT)]
+    outcomes = [
+        given_up(summary, OverloadedError(Reason.SCHEDULE_FULL, str(n)))
+        for n in range(3 * CAUSES_KEPT)
+    ]
     for outcome in outcomes[: 2 * CAUSES_KEPT]:
         outcome.reported(unknown=False)
     left = summary.error()
@@ -199,8 +197,10 @@ def test_counts_are_exact_when_more_are_given_up_than_causes_are_kept():
 def test_cause_is_that_of_a_later_message_when_all_earlier_ones_are_reported():
     summary = Unreported()
     for number in range(CAUSES_KEPT):
-        given_up(summary, ScheduleFullError(str(number))).reported(unknown=False)
-    last = given_up(summary, ScheduleFullError("last"))
+        given_up(summary, OverloadedError(Reason.SCHEDULE_FULL, str(number))).reported(
+            unknown=False
+        )
+    last = given_up(summary, OverloadedError(Reason.SCHEDULE_FULL, "last"))
     error = summary.error()
     assert error is not None
     assert error.__cause__ is last.cause

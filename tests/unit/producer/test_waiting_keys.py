@@ -33,9 +33,9 @@ from keylane.protocol.errors import (
     InvalidRequestError,
     KeylaneError,
     NotSentError,
-    OtherLoopError,
     OutcomeUnknownError,
     PartitionUnknownError,
+    Reason,
     StaleRouteError,
     SubjectDeletedError,
     WrongBrokerError,
@@ -43,6 +43,7 @@ from keylane.protocol.errors import (
 from keylane.protocol.log_filter import LogFilter
 from keylane.protocol.routing import OrderStrategy, Route, logical_partition
 from support.cluster import eventually
+from support.raising import raises
 from support.scripted_network import (
     QUICK,
     ScriptedChannel,
@@ -258,7 +259,7 @@ async def test_waiting_is_refused_in_another_thread():
     """The batches are those of the event loop; a closed producer has none."""
     producer = producer_on(ScriptedNetwork())
     async with producer:
-        with pytest.raises(OtherLoopError):
+        with raises(Reason.OTHER_LOOP):
             await asyncio.to_thread(producer.waiting)
     assert producer.waiting().messages == 0
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from functools import partial
 
 import msgspec
 import pytest
@@ -15,6 +16,7 @@ from keylane.protocol.control import ErrorBody
 from keylane.protocol.errors import (
     HINT_CHARS_MAX,
     TEXT_CHARS_MAX,
+    DeliveryError,
     Fate,
     FencedError,
     FlushFailedError,
@@ -23,6 +25,7 @@ from keylane.protocol.errors import (
     KeylaneError,
     NotSentError,
     OutcomeUnknownError,
+    Reason,
     RetryRule,
     StaleRouteError,
     SubjectDeletedError,
@@ -39,7 +42,12 @@ from keylane.protocol.frames import (
 from keylane.protocol.http.bodies import encode_json
 from keylane.protocol.limits import FRAME_BYTES_MAX
 
-KINDS = [getattr(errors, name) for name in errors.codes().values()]
+KINDS = [getattr(errors, name) for name in errors.__all__ if name.endswith("Error")]
+MADE = [
+    *(partial(kind) for kind in KINDS if "code" in vars(kind)),
+    *(partial(getattr(errors, reason.kind), reason) for reason in Reason),
+]
+"""What makes an error of each code."""
 
 
 def over_the_data_plane(error: KeylaneError) -> KeylaneError:
@@ -62,12 +70,13 @@ WAYS = [over_the_data_plane, over_the_control_plane, through_pickle]
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_every_error_survives_every_way(kind, way):
-    """Class, code, text, details and fate of an error are the same on the other side."""
-    sent = kind(partition_id=7, address="127.0.0.1:1", message="about", self=2, kind=3, code=4)
+@pytest.mark.parametrize("make", MADE, ids=lambda make: str(make().code))
+def test_every_error_survives_every_way(make, way):
+    """Class, reason, code, text, details and fate of an error are the same on the other side."""
+    sent = make(partition_id=7, address="127.0.0.1:1", message="about", self=2, kind=3, code=4)
     got = way(sent)
-    assert type(got) is kind
+    assert type(got) is type(sent)
+    assert got.reason is sent.reason
     assert got.code == sent.code
     assert got.message == sent.message
     assert got.details == sent.details
@@ -102,7 +111,7 @@ def test_hint_is_cut_when_it_is_longer_than_a_hint_may_be(way):
     sent = FencedError("no")
     sent.hint = "é" * 10_000 + "\udcff"
     assert way(sent).hint == "é" * HINT_CHARS_MAX
-    assert max(len(kind.hint) for kind in KINDS) <= HINT_CHARS_MAX
+    assert max(len(make().hint) for make in MADE) <= HINT_CHARS_MAX
 
 
 def test_hint_is_that_of_the_class_when_a_peer_sends_none_or_a_longer_one_is_cut():
@@ -195,13 +204,40 @@ def test_advice_about_a_deleted_subject_is_right_for_every_fate():
 
 
 def test_two_errors_cannot_share_a_code():
-    """A class that takes a code already given, or of keylane that forgets to give one, does not
-    come into being.
+    """A class that takes a code already given does not come into being; a reason has a code of its
+    own too.
     """
     with pytest.raises(AssertionError, match="code 1130 is both"):
         type("OtherError", (errors.RefusedError,), {"code": 1130})
-    with pytest.raises(AssertionError, match="code 1100 is both"):
-        type("CodelessError", (errors.RefusedError,), {"__module__": "keylane.protocol.errors.new"})
+    assert len({make().code for make in MADE}) == len(MADE) == len(errors.codes())
+
+
+def test_class_without_a_code_has_reasons():
+    """It is raised with one of them; its own code is that of its base."""
+    codeless = {kind.__name__ for kind in KINDS if "code" not in vars(kind)}
+    assert codeless <= {reason.kind for reason in Reason} <= {kind.__name__ for kind in KINDS}
+
+
+def test_reason_gives_an_error_its_code_text_hint_and_fate():
+    error = DeliveryError(Reason.PARTLY_QUEUED, queued=3)
+    assert (error.code, error.queued, error.fate) == (1186, 3, Fate.NOT_DONE)
+    assert str(error) == (
+        f"{Reason.PARTLY_QUEUED.summary} (queued=3) [DeliveryError 1186 PARTLY_QUEUED]\n"
+        f"  {Reason.PARTLY_QUEUED.hint}"
+    )
+    assert Reason(1186) is Reason.PARTLY_QUEUED
+    assert DeliveryError("given up").reason is None
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_copy_with_another_text_keeps_the_rest(way):
+    sent = DeliveryError(Reason.PARTLY_QUEUED, "one", queued=3).copy(message="two")
+    sent.hint = "Look there."
+    got = way(sent)
+    assert (got.message, got.reason, got.details, got.hint) == (
+        *("two", Reason.PARTLY_QUEUED, {"queued": 3}),
+        "Look there.",
+    )
 
 
 def test_fates_of_the_unreachable():
@@ -212,22 +248,24 @@ def test_fates_of_the_unreachable():
 
 
 def test_every_error_says_what_it_is():
-    """Each class has a summary of its own, its name ends in Error, and star imports offer it."""
-    assert len({kind.summary for kind in KINDS if "Storage" not in kind.__name__}) >= len(KINDS) - 2
-    assert all(kind.__name__.endswith("Error") for kind in KINDS)
-    assert {kind.__name__ for kind in KINDS} | {"Fate", "RetryRule"} == set(errors.__all__)
+    """Each code has a summary of its own, and star imports offer every class."""
+    assert len({make().summary for make in MADE}) >= len(MADE) - 2
+    assert {kind.__name__ for kind in KINDS} | {"Fate", "Reason", "RetryRule"} == set(
+        errors.__all__
+    )
     assert len(errors.__all__) == len(set(errors.__all__))
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_every_error_explains_itself(kind):
-    """`help` of an error says when it is raised, in a docstring of its own; all but the root have a
-    hint.
-    """
+    """`help` of an error says when it is raised, in a docstring of its own."""
     assert kind.__doc__
     assert kind.__doc__ not in {other.__doc__ for other in KINDS if other is not kind}
-    assert "hint" in vars(kind) or kind is KeylaneError
-    assert kind.hint or kind is KeylaneError
+    assert ("hint" in vars(kind)) is ("code" in vars(kind))
+
+
+def test_every_code_has_advice():
+    assert [make().code for make in MADE if not make().hint] == [KeylaneError.code]
 
 
 def test_error_of_a_silent_broker_group_names_what_shows_it():

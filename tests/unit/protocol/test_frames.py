@@ -25,9 +25,14 @@ from keylane.protocol.parked import FAILURE_KIND_CHARS_MAX, FailingMessage
 from keylane.protocol.parked.failing import KEY_DIGEST_CHARS_MAX
 
 
+def whole(packed: bytes, payload: bytes = b"", length: int | None = None) -> bytes:
+    """A frame of these bytes; `length` is what it claims of its header."""
+    size = 4 + len(packed) + len(payload)
+    return struct.pack("<II", size, len(packed) if length is None else length) + packed + payload
+
+
 def framed(header: object, payload: bytes = b"", length: int | None = None) -> bytes:
-    packed = msgspec.msgpack.encode(header)
-    return struct.pack("<I", len(packed) if length is None else length) + packed + payload
+    return whole(msgspec.msgpack.encode(header), payload, length)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +41,10 @@ def framed(header: object, payload: bytes = b"", length: int | None = None) -> b
         b"",
         b"\x00",
         b"\x00\x00\x00\x00",
-        b"\x00\x00\x00\x00\x93",
+        struct.pack("<I", 4) + bytes(4),
+        struct.pack("<I", 5) + b"\x00\x00\x00\x00\x93",
+        framed([1, 5, 7])[:-1],
+        framed([1, 5, 7]) + b"x",
         framed([1, 5, 7], length=5),
         framed([1, 5, 7], length=3),
         framed([1, 5, 7], length=2**32 - 1),
@@ -55,11 +63,11 @@ def framed(header: object, payload: bytes = b"", length: int | None = None) -> b
         framed([4, 5, 7, "g", "s", 1, [[1]]]),
         framed({"correlation_id": 5}),
         framed(7),
-        struct.pack("<I", 1) + b"\xc1",
-        struct.pack("<I", 4) + b"\x93\x01\xa2\xff",
-        struct.pack("<I", 5) + b"\xdd\xff\xff\xff\xff",
-        struct.pack("<I", 11) + b"\x97\x02\x05\x07\xa2\xff\xff\xa1s\x01\x01",
-        struct.pack("<I", 200_005) + b"\x94\x01\x05\x07" + b"\x91" * 200_000 + b"\x90",
+        whole(b"\xc1"),
+        whole(b"\x93\x01\xa2\xff"),
+        whole(b"\xdd\xff\xff\xff\xff"),
+        whole(b"\x97\x02\x05\x07\xa2\xff\xff\xa1s\x01\x01"),
+        whole(b"\x94\x01\x05\x07" + b"\x91" * 200_000 + b"\x90"),
         b"x" * (FRAME_BYTES_MAX + 1),
     ],
     ids=lambda data: f"{len(data)}-{data[:12].hex()}",
@@ -96,7 +104,7 @@ def test_deeply_nested_answer_is_refused():
     deep = b"\x91" * 100_000 + b"\x90"
     header = b"\x95\x7f\x01\x01\xa1x\x81\xa1a" + deep
     with pytest.raises(FrameError):
-        decode_answer(struct.pack("<I", len(header)) + header)
+        decode_answer(whole(header))
 
 
 def test_payload_is_not_copied():
@@ -168,7 +176,7 @@ def test_correlation_id_is_read_whatever_form_a_client_gives_it(number):
     one.
     """
     packed = b"\x93\x01" + number + b"\x07"
-    data = struct.pack("<I", len(packed)) + packed
+    data = whole(packed)
     assert decode_request(data) == (5, Append(7), b"")
 
 
@@ -178,4 +186,4 @@ def test_correlation_id_is_read_whatever_form_a_client_gives_it(number):
 def test_correlation_id_that_is_cut_or_no_number_is_refused(packed):
     """Also where bytes of the payload follow, which are none of the header's."""
     with pytest.raises(FrameError):
-        decode_answer(struct.pack("<I", len(packed)) + packed + b"payload")
+        decode_answer(whole(packed, b"payload"))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from keylane.protocol.errors import InvalidNameError, OffsetInvalidError
+from keylane.protocol.errors import Reason
 from keylane.protocol.ids import (
     MAX_I64,
     check_name,
@@ -14,6 +14,7 @@ from keylane.protocol.ids import (
     partition_name,
     partition_number,
 )
+from support.raising import raises
 
 
 @pytest.mark.parametrize("name", ["a", "0", "A.b_c-9", "x" * 200, "flights", "9lives"])
@@ -54,7 +55,7 @@ def test_legal_name_comes_back_as_it_is(name):
 )
 def test_illegal_name_is_refused(name):
     """Paths, NUL, blanks, signs, other scripts, 300 characters and other types are no names."""
-    with pytest.raises(InvalidNameError) as caught:
+    with raises(Reason.NAME_INVALID) as caught:
         check_name("subject", name)
     assert caught.value.kind == "subject"
     assert len(str(caught.value)) < 400
@@ -71,7 +72,7 @@ def test_offset_within_its_range_passes(offset):
 )
 def test_anything_else_is_no_offset(offset):
     """Negative and huge numbers, and what is no whole number, are refused."""
-    with pytest.raises(OffsetInvalidError) as caught:
+    with raises(Reason.OFFSET_INVALID) as caught:
         check_offset(offset)
     assert repr(offset)[:40] in caught.value.message
 
@@ -87,7 +88,7 @@ def test_partition_number_is_none_in_another_name(name):
 
 
 def test_illegal_name_is_quoted_in_the_text_and_plain_in_the_attribute():
-    with pytest.raises(InvalidNameError) as caught:
+    with raises(Reason.NAME_INVALID) as caught:
         check_name("subject", "a b\n")
     assert caught.value.message == "illegal name (kind=subject, name='a b\\n')"
     assert (caught.value.kind, caught.value.name) == ("subject", "a b\n")
@@ -95,5 +96,5 @@ def test_illegal_name_is_quoted_in_the_text_and_plain_in_the_attribute():
 
 @pytest.mark.parametrize("offset", [True, False, 1.0, -1, 2**63, "1", None])
 def test_offset_is_a_whole_number_and_no_bool(offset: Any):
-    with pytest.raises(OffsetInvalidError):
+    with raises(Reason.OFFSET_INVALID):
         check_offset(offset)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from keylane.protocol.errors import InvalidRequestError
+from keylane.protocol.errors import InvalidRequestError, Reason
 from keylane.protocol.http.posted import posted_messages
 from keylane.protocol.ids import partition_number
 from keylane.protocol.reading.instants import ago_ms
-from keylane.protocol.scheduled.deliver_at import DeliverAtError, read_instant_ms
+from keylane.protocol.scheduled.deliver_at import read_instant_ms
 from keylane.protocol.text import plain_number
 from keylane.rpc.server import whole_number
+from support.raising import raises
 
 OTHERS = [
     "1_000",
@@ -42,7 +43,7 @@ def test_number_is_what_its_digits_say() -> None:
 def test_parameter_is_refused_when_it_is_no_plain_number(text: str) -> None:
     with pytest.raises(InvalidRequestError, match="whole number"):
         whole_number({"limit": text}, "limit", 5, low=-1)
-    with pytest.raises(DeliverAtError):
+    with raises(Reason.DELIVER_AT):
         read_instant_ms(text)
     assert ago_ms(f"-{text}h") is None or text == ""
     assert partition_number(f"orders.p{text}") is None

@@ -13,6 +13,7 @@ import pytest
 
 from keylane.protocol.errors import FencedError
 from keylane.protocol.frames import Answer, Append, Appended, Batches, Read, Released, Request
+from keylane.rpc.frames import frame_socket
 from keylane.rpc.http_network import HttpNetwork
 from keylane.rpc.server import ControlRoute, Server
 from support import ports
@@ -31,6 +32,14 @@ def restored_signal_handlers() -> Iterator[None]:
     for number, handler in before.items():
         if signal.getsignal(number) is not handler:
             signal.signal(number, handler)
+
+
+@pytest.fixture(autouse=True)
+def quick_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client whose frames a test writes does not end its connection when the server has said
+    why.
+    """
+    monkeypatch.setattr(frame_socket, "CLOSE_S", 0.2)
 
 
 class EchoingHandler:

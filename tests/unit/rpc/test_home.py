@@ -12,15 +12,11 @@ import threading
 import pytest
 
 from keylane import Consumer, Producer, QueueReader
-from keylane.protocol.errors import (
-    AlreadyOpenError,
-    ClosedError,
-    InvalidRequestError,
-    OtherLoopError,
-)
+from keylane.protocol.errors import ClosedError, InvalidRequestError, Reason
 from keylane.rpc.connections import Connections
 from keylane.rpc.home import Home, held_here, nowhere
 from support.forked import Child, error_of
+from support.raising import raises
 
 
 def connections() -> Connections:
@@ -41,7 +37,7 @@ def test_home_is_entered_once():
                 client.home.check()
             client.open()
             client.home.check()
-            with pytest.raises(AlreadyOpenError):
+            with raises(Reason.ALREADY_OPEN):
                 client.open()
             await client.close()
         client.home.check_not_elsewhere()
@@ -62,18 +58,18 @@ def test_another_event_loop_is_refused_by_name():
     try:
         first.run_until_complete(opened(client))
         first.run_until_complete(check())
-        with pytest.raises(OtherLoopError, match="in another event loop") as alive:
+        with raises(Reason.OTHER_LOOP, match="in another event loop") as alive:
             second.run_until_complete(check())
         assert "come back to its loop" in alive.value.hint
         assert "loop_scope" in alive.value.hint
         assert "threadsafe" not in alive.value.hint  # it would wait for a loop that does not run
-        with pytest.raises(OtherLoopError):
+        with raises(Reason.OTHER_LOOP):
             client.home.check()
-        with pytest.raises(OtherLoopError):
+        with raises(Reason.OTHER_LOOP):
             second.run_until_complete(client.close())
         first.run_until_complete(client.network.close())
         first.close()
-        with pytest.raises(OtherLoopError, match="has ended") as ended:
+        with raises(Reason.OTHER_LOOP, match="has ended") as ended:
             second.run_until_complete(check())
         assert "open the client again in the present one" in ended.value.hint
         assert "come back" not in ended.value.hint
@@ -102,7 +98,7 @@ async def test_another_thread_is_refused_by_name():
     thread.start()
     thread.join()
     await client.close()
-    assert errors == ["OtherLoopError", "OtherLoopError"]
+    assert errors == ["OTHER_LOOP", "OTHER_LOOP"]
 
 
 def test_fork_is_refused_by_name():
@@ -127,7 +123,7 @@ def test_fork_is_refused_by_name():
         ]
 
     loop.run_until_complete(open_one())
-    assert Child(child).result() == ["child", *["ForkedError"] * 3, ""]
+    assert Child(child).result() == ["child", *["FORKED"] * 3, ""]
     assert not told
     loop.run_until_complete(client.close())
     loop.close()
@@ -199,6 +195,6 @@ async def test_place_is_held_by_its_own_thread_when_others_ask():
 
 def test_client_says_that_keylane_runs_on_asyncio_when_no_event_loop_does():
     """As under trio.run."""
-    with pytest.raises(OtherLoopError, match="asyncio") as caught:
+    with raises(Reason.OTHER_LOOP, match="asyncio") as caught:
         Home("reader").enter(None, lambda: None)
     assert "keylane.sync" in caught.value.hint

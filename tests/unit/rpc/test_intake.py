@@ -16,12 +16,11 @@ import pytest
 
 from keylane.protocol.control import Done, ErrorBody, Leave
 from keylane.protocol.errors import (
-    AnswerNotTakenError,
     InvalidRequestError,
     KeylaneError,
     MessageTooLargeError,
     OverloadedError,
-    RequestTooSlowError,
+    Reason,
 )
 from keylane.protocol.frames import Append
 from keylane.protocol.http.endpoint import Endpoint, Rights
@@ -259,7 +258,7 @@ async def test_connection_without_a_whole_head_is_closed_in_time(desk):
         task.cancel()
         assert max(took) < 3
         # The silent one is an idle connection, and was refused nothing.
-        assert [type(error) for error in refused] == [RequestTooSlowError] * 2
+        assert [error.reason for error in refused] == [Reason.REQUEST_TOO_SLOW] * 2
 
 
 async def test_idle_connection_takes_another_request_within_its_time(desk):
@@ -282,7 +281,7 @@ async def test_body_that_comes_too_slowly_is_refused_with_408(desk):
     async with serving(desk, body_s=0.4) as (server, asked):
         reader = await send(server, head(length=10_000) + b'{"sub')
         status, error = await answer(reader)
-        assert (status, type(error)) == (408, RequestTooSlowError)
+        assert (status, error.reason) == (408, Reason.REQUEST_TOO_SLOW)
         assert await closed_after(reader) < 5
         assert not asked
 
@@ -294,7 +293,7 @@ async def test_answer_that_the_client_does_not_read_is_given_up_in_time(desk):
         await asyncio.sleep(1.5)
         with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
             await reader.readexactly(LONG_ANSWER_BYTES)
-        assert [type(error) for error in refused] == [AnswerNotTakenError]
+        assert [error.reason for error in refused] == [Reason.ANSWER_NOT_TAKEN]
 
 
 async def test_caller_that_leaves_before_its_answer_is_no_error(desk, caplog):

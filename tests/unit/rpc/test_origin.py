@@ -9,11 +9,12 @@ import pytest
 from keylane.protocol import endpoints
 from keylane.protocol.control import Done, ErrorBody
 from keylane.protocol.endpoints import DATA_PATH
-from keylane.protocol.errors import ForeignHostError, OriginError
-from keylane.protocol.frames import Append, decode_answer, encode_frame
+from keylane.protocol.errors import Reason
+from keylane.protocol.frames import Append, encode_frame
 from keylane.rpc.origin import check_host, check_origins, is_host_pattern
 from keylane.rpc.server import ControlRoute
-from support.raw_frames import greet
+from support.raising import raises
+from support.raw_frames import UpgradeRefusedError, connect
 
 FOREIGN = [
     "http://example.com",
@@ -37,16 +38,16 @@ def test_origin_that_is_foreign_or_malformed_is_refused(origin: str):
     """Another host, port or scheme, a page without a place, and what is no address: all are refused
     by type.
     """
-    with pytest.raises(OriginError) as caught:
+    with raises(Reason.ORIGIN) as caught:
         check_origins([origin], ["127.0.0.1"], 7000)
     assert caught.value.origin == origin
-    with pytest.raises(OriginError):
+    with raises(Reason.ORIGIN):
         check_origins(["http://127.0.0.1:7000", origin], ["127.0.0.1"], 7000)
 
 
 def test_long_origin_is_told_shortened():
     """What a stranger sent fills no log."""
-    with pytest.raises(OriginError) as caught:
+    with raises(Reason.ORIGIN) as caught:
         check_origins(["http://" + "a" * 5_000], ["127.0.0.1"], 7000)
     assert len(str(caught.value)) < 500
 
@@ -72,7 +73,7 @@ def test_page_of_a_tls_server_is_its_own_by_scheme_and_name():
     check_origins(["https://a.example:7000", "https://10.0.0.1:7000"], names, 7000, scheme="https")
     check_origins(["https://a.example"], names, 443, scheme="https")
     for origin in ("http://a.example:7000", "https://b.example:7000", "https://a.example"):
-        with pytest.raises(OriginError):
+        with raises(Reason.ORIGIN):
             check_origins([origin], names, 7000, scheme="https")
 
 
@@ -80,19 +81,17 @@ async def test_no_foreign_page_opens_the_data_plane(server):
     """The handshake is answered with 403 and a typed error; without an origin, or with its own,
     there are answers.
     """
-    place = f"http://{server.address}{DATA_PATH}"
-    async with aiohttp.ClientSession() as session:
-        with pytest.raises(aiohttp.WSServerHandshakeError) as caught:
-            await session.ws_connect(place, origin="http://example.com")
-        assert caught.value.status == 403
-        assert not server.connections
-        for origin in (None, f"http://{server.address}"):
-            socket = await session.ws_connect(place, origin=origin)
-            await greet(socket)
-            await socket.send_bytes(encode_frame(5, Append(1), b"pay"))
-            number, _, payload = decode_answer(await socket.receive_bytes())
-            assert (number, payload) == (5, b"pay")
-            await socket.close()
+    with pytest.raises(UpgradeRefusedError) as caught:
+        await connect(server.address, headers="Origin: http://example.com\r\n")
+    assert caught.value.status == 403
+    assert not server.connections
+    for headers in ("", f"Origin: http://{server.address}\r\n"):
+        client = await connect(server.address, headers=headers)
+        await client.greet()
+        await client.send(encode_frame(5, Append(1), b"pay"))
+        number, _, payload = await client.answer()
+        assert (number, payload) == (5, b"pay")
+        client.abort()
 
 
 async def test_no_foreign_page_makes_a_control_call(serve):
@@ -113,7 +112,7 @@ async def test_no_foreign_page_makes_a_control_call(serve):
                 assert response.status == 403
                 assert "Access-Control-Allow-Origin" not in response.headers
                 error = msgspec.json.decode(await response.read(), type=ErrorBody).error()
-                assert type(error) is OriginError
+                assert error.reason is Reason.ORIGIN
         assert not asked
         async with session.post(place, data=body) as response:
             assert response.status == 200
@@ -140,7 +139,7 @@ FOREIGN_HOSTS = [
 @pytest.mark.parametrize("hosts", FOREIGN_HOSTS)
 def test_check_host_refuses_a_name_that_is_not_ours(hosts: list[str]):
     """Another name or address, several, or none: a page that had a name lead here is refused."""
-    with pytest.raises(ForeignHostError):
+    with raises(Reason.FOREIGN_HOST):
         check_host(hosts, ["127.0.0.1"])
 
 
@@ -175,13 +174,11 @@ async def test_request_for_a_foreign_host_is_refused_everywhere(server):
                     assert response.status == 421
                     if method != "HEAD":
                         body = msgspec.json.decode(await response.read(), type=ErrorBody)
-                        assert type(body.error()) is ForeignHostError
-        with pytest.raises(aiohttp.WSServerHandshakeError) as caught:
-            await session.ws_connect(
-                f"http://{server.address}{DATA_PATH}", headers={"Host": "evil.example"}
-            )
-        assert caught.value.status == 421
-        assert not server.connections
+                        assert body.error().reason is Reason.FOREIGN_HOST
+    with pytest.raises(UpgradeRefusedError) as caught:
+        await connect(server.address, headers="Host: evil.example\r\n")
+    assert caught.value.status == 421
+    assert not server.connections
 
 
 @pytest.mark.parametrize(
@@ -204,14 +201,13 @@ async def test_request_of_a_foreign_page_is_refused_everywhere(server, site: str
                 method, f"http://{server.address}/nothing", headers=headers
             ) as response:
                 assert response.status == (404 if passes else 403)
-        if passes:
-            await (
-                await session.ws_connect(f"http://{server.address}{DATA_PATH}", headers=headers)
-            ).close()
-        else:
-            with pytest.raises(aiohttp.WSServerHandshakeError) as caught:
-                await session.ws_connect(f"http://{server.address}{DATA_PATH}", headers=headers)
-            assert caught.value.status == 403
+    header = f"Sec-Fetch-Site: {site}\r\n"
+    if passes:
+        (await connect(server.address, headers=header)).abort()
+    else:
+        with pytest.raises(UpgradeRefusedError) as caught:
+            await connect(server.address, headers=header)
+        assert caught.value.status == 403
 
 
 @pytest.mark.parametrize(
@@ -226,7 +222,7 @@ async def test_request_of_a_foreign_page_is_refused_everywhere(server, site: str
 )
 def test_scraper_is_answered_when_a_pattern_means_the_host(host: str, patterns: list[str]) -> None:
     check_host([host], {"broker-1"}, patterns)
-    with pytest.raises(ForeignHostError):
+    with raises(Reason.FOREIGN_HOST):
         check_host([host], {"broker-1"})
 
 
@@ -237,7 +233,7 @@ def test_scraper_is_answered_when_a_pattern_means_the_host(host: str, patterns: 
 def test_scraper_is_told_of_the_setting_when_no_pattern_means_the_host(
     host: str, patterns: list[str]
 ) -> None:
-    with pytest.raises(ForeignHostError) as caught:
+    with raises(Reason.FOREIGN_HOST) as caught:
         check_host([host], {"broker-1"}, patterns)
     assert "metrics_hosts" in caught.value.hint
 

@@ -3,40 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import re
 import socket
 import struct
 
-import aiohttp
 import msgspec
 import pytest
 
+from keylane.protocol.control import ErrorBody
 from keylane.protocol.endpoints import DATA_PATH
-from keylane.protocol.errors import AddressError, FrameError, HostError
+from keylane.protocol.errors import AddressError, FrameError, InvalidRequestError, Reason
 from keylane.protocol.frames import (
     Append,
     Hello,
     Read,
     Refused,
     Welcome,
-    decode_answer,
     encode_frame,
 )
 from keylane.protocol.limits import FRAME_BYTES_MAX
 from keylane.protocol.membership.versions import VERSION
 from keylane.rpc.listening import check_free, check_loopback
 from keylane.rpc.server import Server
+from support.raising import raises
+from support.raw_frames import connect, sized, upgrade_request
 
-
-@pytest.fixture
-async def session():
-    async with aiohttp.ClientSession() as session:
-        yield session
+WEBSOCKET = "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
 
 
 def hostile(header: object, length: int | None = None) -> bytes:
     packed = msgspec.msgpack.encode(header)
-    return struct.pack("<I", len(packed) if length is None else length) + packed
+    return sized(struct.pack("<I", len(packed) if length is None else length) + packed)
 
 
 async def still_serves(network, server, neighbour) -> None:
@@ -50,9 +47,9 @@ async def still_serves(network, server, neighbour) -> None:
 @pytest.mark.parametrize(
     "frame",
     [
-        "a text frame",
-        b"",
-        b"\x00",
+        sized(b"\x00"),
+        sized(b"\x00" * 4),
+        b"\x82\x85\x12\x34\x56\x78hello",
         hostile([1, 5, 7], length=2**32 - 1),
         hostile([1, 5, 7], length=99),
         hostile([1, 5, 7], length=0),
@@ -62,9 +59,9 @@ async def still_serves(network, server, neighbour) -> None:
         b"GET / HTTP/1.1\r\n\r\n",
     ],
     ids=[
-        "text",
-        "empty",
         "a byte",
+        "zeros",
+        "WebSocket",
         "lying",
         "too long",
         "no header",
@@ -75,35 +72,33 @@ async def still_serves(network, server, neighbour) -> None:
     ],
 )
 async def test_bad_frame_is_refused_and_ends_its_connection_only(
-    network, server, session, desk, caplog, frame
+    network, server, desk, caplog, frame
 ):
     """The sender of a bad frame gets a typed refusal and a closed connection; everybody else is
     served on.
     """
     neighbour = await network.open_channel(server.address, timeout_ms=2_000)
-    async with session.ws_connect(f"http://{server.address}{DATA_PATH}") as bad:
-        await (bad.send_str if isinstance(frame, str) else bad.send_bytes)(frame)
-        number, answer, _ = decode_answer((await bad.receive(timeout=5)).data)
-        assert isinstance(answer, Refused)
-        assert (number, answer.code) == (0, FrameError.code)
-        assert (await bad.receive(timeout=5)).type is aiohttp.WSMsgType.CLOSE
-        assert bad.close_code == aiohttp.WSCloseCode.PROTOCOL_ERROR
+    bad = await connect(server.address)
+    await bad.send(frame)
+    number, answer, _ = await bad.answer()
+    assert isinstance(answer, Refused)
+    assert (number, answer.code) == (0, FrameError.code)
+    assert await bad.receive() is None
     assert not desk.arrived
     assert not caplog.records
     await still_serves(network, server, neighbour)
     await neighbour.close()
 
 
-async def test_message_over_the_limit_ends_its_connection_only(network, server, session, desk):
-    """A WebSocket message larger than any frame is not read to its end, and the others are served
-    on.
-    """
+async def test_frame_over_the_limit_ends_its_connection_only(network, server, desk):
+    """Its sender is told the limit, and the others are served on."""
     neighbour = await network.open_channel(server.address, timeout_ms=2_000)
-    async with session.ws_connect(f"http://{server.address}{DATA_PATH}") as bad:
-        with contextlib.suppress(ConnectionError):  # the server may hang up while we still write
-            await bad.send_bytes(bytes(FRAME_BYTES_MAX + 1))
-        ends = {aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED, aiohttp.WSMsgType.CLOSING}
-        assert (await bad.receive(timeout=5)).type in ends
+    bad = await connect(server.address)
+    bad.transport.write(sized(bytes(FRAME_BYTES_MAX)))
+    _, answer, _ = await bad.answer()
+    assert isinstance(answer, Refused)
+    assert f"over the limit of {FRAME_BYTES_MAX}" in answer.message
+    assert await bad.receive() is None
     assert not desk.arrived
     await still_serves(network, server, neighbour)
     await neighbour.close()
@@ -164,26 +159,44 @@ async def test_client_that_leaves_before_its_answer_disturbs_no_other(
 
 
 async def test_frame_is_the_same_in_one_piece_and_in_many(server):
-    """A WebSocket message that arrives byte by byte is one frame."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    writer.write(
-        f"GET {DATA_PATH} HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: "
-        f"Upgrade\r\n"
-        "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n".encode()
-    )
-    await reader.readuntil(b"\r\n\r\n")
+    client = await connect(server.address)
     for frame in (encode_frame(4, Hello(VERSION)), encode_frame(5, Append(1), b"pay")):
-        for byte in bytes([0x82, 0x80 | len(frame), 0, 0, 0, 0]) + frame:
-            writer.write(bytes([byte]))
-            await writer.drain()
+        for byte in frame:
+            await client.send(bytes([byte]))
             await asyncio.sleep(0)
-    head = await reader.readexactly(2)
-    assert decode_answer(await reader.readexactly(head[1]))[:2] == (4, Welcome(VERSION))
-    head = await reader.readexactly(2)
-    number, _, payload = decode_answer(await reader.readexactly(head[1]))
+    assert (await client.answer())[:2] == (4, Welcome(VERSION))
+    number, _, payload = await client.answer()
     assert (number, payload) == (5, b"pay")
-    writer.close()
-    await writer.wait_closed()
+    client.abort()
+
+
+@pytest.mark.parametrize(
+    ("headers", "shown"),
+    [
+        ("", "and has none"),
+        ("Connection: Upgrade\r\n", "and has none"),
+        ("Upgrade: keylane/1\r\n", "not 'keylane/1'"),
+        ("Connection: Upgrade\r\nUpgrade: keylane/2\r\n", "not 'keylane/2'"),
+        (
+            f"Connection: Upgrade\r\nUpgrade: websocket\r\n{WEBSOCKET}",
+            "not 'websocket'",
+        ),
+    ],
+    ids=["none", "no name", "no connection", "version", "WebSocket"],
+)
+async def test_request_for_another_protocol_is_refused_with_a_typed_error(server, headers, shown):
+    """A plain GET, and a client of WebSockets, as one from before these frames."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(upgrade_request("localhost", headers))
+    head = await reader.readuntil(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    size = int(re.search(rb"Content-Length: (\d+)", head)[1])
+    body = msgspec.json.decode(await reader.readexactly(size), type=ErrorBody)
+    assert type(body.error()) is InvalidRequestError
+    assert shown in body.message
+    assert "proxy" in body.hint
+    assert not server.connections
+    writer.transport.abort()
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
@@ -199,7 +212,7 @@ def test_loopback_addresses_pass(host):
 async def test_other_addresses_are_not_bound(host):
     """Without TLS nothing but loopback is served, and the error says so."""
     server = Server([])
-    with pytest.raises(HostError, match="is not a loopback address") as caught:
+    with raises(Reason.INSECURE_HOST, match="is not a loopback address") as caught:
         await server.start(host, 0)
     assert "there is no TLS" in str(caught.value)
     assert "insecure_network" in str(caught.value)
@@ -229,7 +242,7 @@ async def test_address_is_checked_before_a_server_listens(server):
     check_free("127.0.0.1", 0)
     with pytest.raises(AddressError, match="the port is in use"):
         check_free("127.0.0.1", server.port)
-    with pytest.raises(HostError):
+    with raises(Reason.INSECURE_HOST):
         check_free("0.0.0.0", 0)
     with pytest.raises(AddressError, match="ports are 0 to 65535"):
         check_free("127.0.0.1", 70_000)

@@ -11,29 +11,29 @@ from aiohttp.test_utils import TestServer
 
 from keylane.protocol import endpoints
 from keylane.protocol.control import Done, Health
-from keylane.protocol.endpoints import DATA_PATH
 from keylane.protocol.errors import (
-    ClientTooOldError,
     Fate,
     InvalidRequestError,
     KeylaneError,
     NotSentError,
-    ServerTooOldError,
+    Reason,
 )
-from keylane.protocol.frames import Append, Hello, Refused, decode_answer, encode_frame
+from keylane.protocol.frames import Append, Hello, Refused, encode_frame
 from keylane.protocol.membership.versions import VERSION, VERSION_HEADER
 from keylane.rpc import http_network
 from keylane.rpc import server as rpc_server
 from keylane.rpc.access import greeting
 from keylane.rpc.plane import data_plane
 from keylane.rpc.server import ControlRoute
+from support.raising import raises
+from support.raw_frames import connect
 
 APART = [
     ("0.4.0", "0.5.0", None),
     ("0.5.0", "0.5.9", None),
     ("0.6.0", "0.5.0", None),
-    ("0.4.0", "0.6.0", ClientTooOldError),
-    ("0.6.0", "0.4.0", ServerTooOldError),
+    ("0.4.0", "0.6.0", Reason.CLIENT_TOO_OLD),
+    ("0.6.0", "0.4.0", Reason.SERVER_TOO_OLD),
 ]
 
 
@@ -67,7 +67,7 @@ async def test_connection_opens_when_versions_are_one_minor_apart(
         assert (await channel.call(Append(1), b"pay", timeout_ms=5_000))[1] == b"pay"
         await channel.close()
         return
-    with pytest.raises(error, match="upgrade the ") as caught:
+    with raises(error, match="upgrade the ") as caught:
         await network.open_channel(there.address, timeout_ms=5_000)
     assert caught.value.hint
     assert (caught.value.client, caught.value.server) == (client, server)
@@ -83,13 +83,17 @@ async def test_call_is_answered_when_versions_are_one_minor_apart(
     if error is None:
         assert (await asked_health(network, there)).ready
         return
-    with pytest.raises(error, match="upgrade the "):
+    with raises(error, match="upgrade the "):
         await asked_health(network, there)
 
 
 @pytest.mark.parametrize(
     ("told", "error"),
-    [("0.1.0", ServerTooOldError), ("0.9.0", ClientTooOldError), ("x", InvalidRequestError)],
+    [
+        ("0.1.0", Reason.SERVER_TOO_OLD),
+        ("0.9.0", Reason.CLIENT_TOO_OLD),
+        ("x", InvalidRequestError),
+    ],
 )
 @pytest.mark.parametrize(
     ("method", "fate"), [("GET", Fate.NOT_DONE), ("POST", Fate.UNKNOWN), ("DELETE", Fate.UNKNOWN)]
@@ -115,7 +119,7 @@ async def test_call_that_a_server_of_another_version_has_carried_out_may_be_done
     app = web.Application()
     app.router.add_route("*", "/v1/done", answer)
     async with TestServer(app) as there:
-        with pytest.raises(error) as caught:
+        with raises(error) as caught:
             await network.control(
                 method, f"127.0.0.1:{there.port}", "/v1/done", Done, timeout_ms=5_000
             )
@@ -127,25 +131,23 @@ async def test_client_without_a_version_is_refused_when_it_sends_its_first_frame
     server, desk
 ) -> None:
     """As clients from before versions do; it is told what to do, and its connection ends."""
-    async with aiohttp.ClientSession() as session:
-        socket = await session.ws_connect(f"http://{server.address}{DATA_PATH}")
-        await socket.send_bytes(encode_frame(5, Append(1), b"pay"))
-        number, answer, _ = decode_answer(await socket.receive_bytes())
+    client = await connect(server.address)
+    await client.send(encode_frame(5, Append(1), b"pay"))
+    for expected in (5, 0):
+        number, answer, _ = await client.answer()
         assert isinstance(answer, Refused)
-        assert (number, answer.code) == (5, ClientTooOldError.code)
-        assert (await socket.receive_bytes())[4:]
-        assert (await socket.receive()).type is aiohttp.WSMsgType.CLOSE
+        assert (number, answer.code) == (expected, Reason.CLIENT_TOO_OLD.code)
+    assert await client.receive() is None
     assert desk.arrived == []
 
 
 async def test_hello_without_a_readable_version_is_refused(server) -> None:
-    async with aiohttp.ClientSession() as session:
-        socket = await session.ws_connect(f"http://{server.address}{DATA_PATH}")
-        await socket.send_bytes(encode_frame(5, Hello("x" * 1_000)))
-        _, answer, _ = decode_answer(await socket.receive_bytes())
-        assert isinstance(answer, Refused)
-        assert answer.code == InvalidRequestError.code
-        await socket.close()
+    client = await connect(server.address)
+    await client.send(encode_frame(5, Hello("x" * 1_000)))
+    _, answer, _ = await client.answer()
+    assert isinstance(answer, Refused)
+    assert answer.code == InvalidRequestError.code
+    client.abort()
 
 
 async def test_server_that_ends_in_the_greeting_can_be_tried_again(network, serve, wire) -> None:

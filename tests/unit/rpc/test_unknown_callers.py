@@ -15,10 +15,15 @@ import pytest
 from keylane.protocol.access.rights import AccessGrant, Rights
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.control import Done
-from keylane.protocol.endpoints import DATA_PATH
-from keylane.protocol.errors import ConnectionQuotaError, OverloadedError
-from keylane.protocol.frames import Append, Authenticate, Authenticated, Released, encode_frame
-from keylane.protocol.frames import decode_answer as decoded
+from keylane.protocol.errors import ConnectionQuotaError, FrameError, OverloadedError
+from keylane.protocol.frames import (
+    Append,
+    Authenticate,
+    Authenticated,
+    Refused,
+    Released,
+    encode_frame,
+)
 from keylane.protocol.http.endpoint import Endpoint
 from keylane.rpc import intake
 from keylane.rpc.access.caller import AccessTarget, Caller
@@ -27,8 +32,8 @@ from keylane.rpc.intake import HttpLimits
 from keylane.rpc.plane import data_plane
 from keylane.rpc.plane.data_plane import INTRODUCTION_BYTES_MAX
 from keylane.rpc.server import ControlRoute, Server
-from keylane.rpc.websocket.framing import CloseCode
-from support.raw_frames import greet
+from support import raw_frames
+from support.raw_frames import RawClient
 
 MOST = 3
 
@@ -65,34 +70,34 @@ async def server(monkeypatch):
 
     server = Server([], data_handler=handler, guard=guard)
     await server.start("127.0.0.1", 0)
-    async with aiohttp.ClientSession() as session, asyncio.timeout(30):
 
-        async def connect(*, known: bool) -> aiohttp.ClientWebSocketResponse:
-            socket = await session.ws_connect(f"http://{server.address}{DATA_PATH}")
-            await greet(socket)
-            if known:
-                await socket.send_bytes(encode_frame(7, Authenticate("kc_", b"", "")))
-                assert isinstance(decoded((await socket.receive()).data)[1], Authenticated)
-            return socket
+    async def connect(*, known: bool) -> RawClient:
+        client = await raw_frames.connect(server.address)
+        await client.greet()
+        if known:
+            await client.send(encode_frame(7, Authenticate("kc_", b"", "")))
+            assert isinstance((await client.answer())[1], Authenticated)
+        return client
 
+    async with asyncio.timeout(30):
         yield connect, refused
     await server.stop()
 
 
-async def appended(socket: aiohttp.ClientWebSocketResponse, payload: bytes) -> bool:
-    """True if the broker has taken the frame; False if it has closed the connection."""
-    await socket.send_bytes(encode_frame(8, Append(1), payload))
-    answer = await socket.receive()
-    return answer.type is aiohttp.WSMsgType.BINARY and isinstance(decoded(answer.data)[1], Released)
+async def appended(client: RawClient, payload: bytes) -> bool:
+    """True if the broker has taken the frame."""
+    await client.send(encode_frame(8, Append(1), payload))
+    return isinstance((await client.answer())[1], Released)
 
 
 async def test_oldest_unknown_caller_is_closed_when_there_are_too_many(server):
     connect, refused = server
     known = await connect(known=True)
     unknown = [await connect(known=False) for _ in range(MOST + 1)]
-    assert (await unknown[0].receive()).type is not aiohttp.WSMsgType.BINARY
+    assert await unknown[0].receive() is None
     assert [event.code for event in refused] == [OverloadedError.code]
-    assert not any(socket.closed for socket in unknown[1:])
+    for client in unknown[1:]:
+        await client.greet()
     assert await appended(known, b"some")
 
 
@@ -101,9 +106,11 @@ async def test_large_frame_is_taken_from_known_callers_alone(server):
     large = bytes(INTRODUCTION_BYTES_MAX)
     assert await appended(await connect(known=True), large)
     unknown = await connect(known=False)
-    await unknown.send_bytes(encode_frame(8, Append(1), large))
-    answer = await unknown.receive()
-    assert (answer.type, answer.data) == (aiohttp.WSMsgType.CLOSE, CloseCode.MESSAGE_TOO_BIG)
+    await unknown.send(encode_frame(8, Append(1), large))
+    number, answer, _ = await unknown.answer()
+    assert isinstance(answer, Refused)
+    assert (number, answer.code) == (0, FrameError.code)
+    assert f"over the limit of {INTRODUCTION_BYTES_MAX}" in answer.message
 
 
 PLACES = 4
@@ -186,7 +193,7 @@ async def test_http_callers_that_are_not_known_keep_no_place_from_those_who_are(
     ):
         try:
             await strangers(2 * PLACES)
-            plane = await session.ws_connect(DATA_PATH)
+            plane = await raw_frames.connect(server.address)
             waits = asyncio.create_task(session.get("/v1/asked?s=0.5"))
             await strangers(2 * PLACES)
             for _ in range(2):
@@ -194,7 +201,7 @@ async def test_http_callers_that_are_not_known_keep_no_place_from_those_who_are(
                     assert answer.status == 200
             await strangers(2 * PLACES)
             assert (await waits).status == 200
-            await greet(plane)
+            await plane.greet()
         finally:
             for writer in writers:
                 writer.transport.abort()

@@ -6,9 +6,10 @@ import pytest
 import sqlalchemy as sa
 
 import keylane.sink.alembic as registered  # noqa: F401 - it registers operations
-from keylane.errors import ConfigError, SinkMissingError, SinkNewerError, SinkOlderError
+from keylane.errors import ConfigError, Reason
 from keylane.sink import create_tables, forget
 from keylane.sink.tables import VERSION, SinkTables
+from support.raising import raises
 from support.sql.user_migrations import migrating, written_as_sql
 
 TABLES = SinkTables()
@@ -23,18 +24,18 @@ async def test_tables_are_created_once(tmp_path):
     with engine.begin() as connection:
         TABLES.check(connection)
         assert len(sa.inspect(connection).get_table_names()) == 6
-    for version, kind in ((VERSION - 1, SinkOlderError), (VERSION + 1, SinkNewerError)):
+    for version, kind in ((VERSION - 1, Reason.SINK_OLDER), (VERSION + 1, Reason.SINK_NEWER)):
         with engine.begin() as connection:
             connection.execute(sa.update(TABLES.version).values(version=version))
-        with pytest.raises(kind):
+        with raises(kind):
             await create_tables(engine)
-        with pytest.raises(kind):
+        with raises(kind):
             await forget(engine, "s", "g")
     engine.dispose()
 
 
 async def test_effects_are_not_forgotten_without_tables(tmp_path):
-    with pytest.raises(SinkMissingError):
+    with raises(Reason.SINK_MISSING):
         await forget(f"sqlite:///{tmp_path / 'user.db'}", "s", "g")
 
 

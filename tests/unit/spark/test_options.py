@@ -227,7 +227,7 @@ def test_bare_offset_is_refused_with_the_way_to_write_it():
 @pytest.mark.parametrize("value", ["fail", "null"])
 def test_bad_values_are_refused_without_a_schema(value):
     """They say what becomes of values that do not fit it."""
-    with pytest.raises(ConfigError, match="badValues: goes with jsonSchema"):
+    with pytest.raises(ConfigError, match="badValues: needs jsonSchema"):
         parsed(badValues=value)
     assert parsed(badValues=value, jsonSchema="n INT").bad_values == value
 
@@ -276,5 +276,5 @@ def test_start_behind_a_backfill_is_a_folder():
     for more in ({"start": "manifest:"}, {"end": "manifest:/d"}):
         with pytest.raises(ConfigError):
             parsed(**more)
-    with pytest.raises(ConfigError, match="of one subject"):
+    with pytest.raises(ConfigError, match="a backfill has one subject"):
         parse_options(LEAST | {"subject": "a,b", "start": "manifest:/d"}, now_ms=NOW_MS)

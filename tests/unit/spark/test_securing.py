@@ -45,7 +45,7 @@ def test_files_of_tls_and_token_are_taken_as_they_are_named(secured_by):
         ({"tlsCert": "b", "tlsCa": "a"}, "tlsKey: a client certificate needs both"),
         ({"tlsKey": "b", "tlsCa": "a"}, "tlsCert: a client certificate needs both"),
         ({"tlsCert": "b", "tlsKey": "c"}, "tlsCa: required with tlsCert and tlsKey"),
-        ({"tlsCa": "a\0b"}, "tlsCa: the path of a file is wanted"),
+        ({"tlsCa": "a\0b"}, "tlsCa: give the path of a file"),
         ({"tlsC": "a"}, "tlsC: unknown; did you mean tlsCa"),
         ({"meta": f"127.0.0.1:7000?token={TOKEN}"}, "meta: "),
     ],

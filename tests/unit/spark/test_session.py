@@ -17,11 +17,11 @@ exit 1
 OPEN = """
 import sys
 from pathlib import Path
-from keylane.errors import ConfigError, JavaMissingError
+from keylane.errors import ConfigError, SparkProcessError
 from keylane.spark.session import local_session
 try:
     local_session(java_home=Path(sys.argv[1]))
-except (ConfigError, JavaMissingError) as error:
+except (ConfigError, SparkProcessError) as error:
     print(error.message)
 """
 NEW_JAVA = """#!/bin/sh

@@ -17,7 +17,7 @@ from keylane.protocol.errors import SparkProcessError
 from keylane.spark.failure import error_in
 from keylane.spark.registration import source_class
 from keylane.spark.source import KeylaneReader
-from keylane.spark.travel import lack_teller
+from keylane.spark.travel import missing_package_reporter
 
 ELSEWHERE = """
 import pickle, sys
@@ -79,7 +79,9 @@ def test_process_says_what_it_lacks_in_one_sentence():
 
 def test_process_with_another_version_of_a_package_says_what_is_wrong():
     """A name that a module lacks: the module itself is there."""
-    told = lack_teller()(ImportError("cannot import name 'x' from 'a.b' (/a/b.py)", name="a.b"))
+    told = missing_package_reporter()(
+        ImportError("cannot import name 'x' from 'a.b' (/a/b.py)", name="a.b")
+    )
     assert "cannot use a package: cannot import name 'x' from 'a.b'" in str(told)
     assert isinstance(error_in(str(told)), SparkProcessError)
 

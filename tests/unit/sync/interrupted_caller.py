@@ -18,7 +18,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
-from keylane.protocol.errors import AlreadyOpenError, ClosedError
+from keylane.protocol.errors import ClosedError, UsageError
 from keylane.sync import loop_logs
 from keylane.sync.loop_thread import LoopThread
 
@@ -57,7 +57,7 @@ def call_again() -> None:
 
 
 def use() -> None:
-    with suppress(AlreadyOpenError):
+    with suppress(UsageError):
         client.start()
     with suppress(ClosedError):
         assert client.run(send) == 7

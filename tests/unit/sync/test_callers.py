@@ -16,15 +16,17 @@ from typing import Any
 import pytest
 
 import keylane
+from keylane import ConsumerSettings
 from keylane.protocol.errors import (
     ClosedError,
     ConfigError,
     InvalidRequestError,
-    OtherLoopError,
+    Reason,
 )
 from keylane.protocol.message import Message
 from keylane.sync import Consumer, Producer, TakenMessage
 from keylane.sync.loop_thread import LoopThread
+from support.raising import raises
 
 META = "127.0.0.1:1"
 
@@ -99,7 +101,7 @@ def test_stop_is_refused_on_the_thread_itself_and_stops_nothing(client: Threaded
     async def stop() -> None:
         client.thread.stop()
 
-    with pytest.raises(OtherLoopError, match="called on its own event loop"):
+    with raises(Reason.OTHER_LOOP, match="called on its own event loop"):
         client.thread.run(stop)
     assert client.thread.run(number) == 7
 
@@ -113,7 +115,7 @@ def test_close_is_refused_within_a_callback_and_closes_nothing(make: Callable[[]
     async def callback() -> None:
         client.close()
 
-    with pytest.raises(OtherLoopError, match="called on its own event loop"):
+    with raises(Reason.OTHER_LOOP, match="called on its own event loop"):
         client._thread.run(callback)
     assert client._thread.state == "open"
     client._thread.stop()
@@ -180,9 +182,11 @@ def test_acks_refuse_what_are_no_messages(messages: Any, call: str):
     consumer._thread.stop()
 
 
-@pytest.mark.parametrize("name", ["handler", "batch_handler", "threads"])
+@pytest.mark.parametrize("name", ["handler", "batch_handler", "on_assigned"])
 def test_consumer_says_where_handlers_are(name: str):
     given: dict[str, Any] = {name: print}
+    if name == "on_assigned":
+        given = {"settings": ConsumerSettings(on_assigned=print)}
     text = (
         rf"keylane\.sync\.Consumer takes no {name}=: .*for message in consumer.*keylane\.Consumer"
     )
@@ -207,6 +211,7 @@ def test_consumer_refuses_a_name_that_no_consumer_has_as_python_does():
         ("handler_timout_ms", r"did you mean handler_timeout_ms\?"),
         ("poll_wait_ms", r"did you mean pull_wait_ms\?"),
         ("handover_ms", r"settings=ConsumerSettings\(handover_ms=\.\.\.\)"),
+        ("threads", r"settings=ConsumerSettings\(threads=\.\.\.\)"),
     ],
 )
 @pytest.mark.parametrize("kind", [Consumer, keylane.Consumer])

@@ -105,7 +105,7 @@ def test_lines_of_an_event_loop_are_dropped_and_counted_when_handlers_take_too_l
     loop_logs.LOGS.settle()
     assert [record.getMessage() for record in caplog.records] == [
         "line 0",
-        "2 lines of the log were dropped: its handlers take too long",
+        "2 log records were dropped, because the log handlers are too slow",
         "line 1",
         "line 2",
     ]

@@ -13,14 +13,10 @@ from copy import copy
 
 import pytest
 
-from keylane.protocol.errors import (
-    AlreadyOpenError,
-    ClosedError,
-    InvalidRequestError,
-    OtherLoopError,
-)
+from keylane.protocol.errors import ClosedError, InvalidRequestError, Reason
 from keylane.sync import loop_logs, loop_thread
 from keylane.sync.loop_thread import LoopThread
+from support.raising import raises
 
 
 @pytest.fixture
@@ -121,7 +117,7 @@ def test_callers_are_refused_when_the_thread_stops(thread: LoopThread):
 
 
 def test_thread_may_be_started_again_once_it_is_stopped(thread: LoopThread):
-    with pytest.raises(AlreadyOpenError):
+    with raises(Reason.ALREADY_OPEN):
         thread.start()
     thread.stop()
     thread.stop()
@@ -134,7 +130,7 @@ def test_call_on_the_thread_itself_is_refused(thread: LoopThread):
     async def nested() -> int:
         return thread.run(number)
 
-    with pytest.raises(OtherLoopError, match=r"own event loop.*\n.*another thread"):
+    with raises(Reason.OTHER_LOOP, match=r"own event loop.*\n.*another thread"):
         thread.run(nested)
 
 
@@ -168,7 +164,7 @@ async def test_thread_that_is_a_greenlet_is_refused_when_another_loop_runs_in_it
 
     monkeypatch.setattr(threading, "Thread", Greenlet)
     thread = LoopThread("client")
-    with pytest.raises(OtherLoopError, match="threads of this program are greenlets") as caught:
+    with raises(Reason.OTHER_LOOP, match="threads of this program are greenlets") as caught:
         thread.start()
     assert "gevent" in str(caught.value)
     monkeypatch.undo()
@@ -238,7 +234,7 @@ def test_start_waits_for_the_end_when_the_wait_of_stop_was_interrupted(monkeypat
     thread.start()
     assert gate.is_set()
     assert thread.run(number) == 7
-    with pytest.raises(AlreadyOpenError):
+    with raises(Reason.ALREADY_OPEN):
         thread.start()
     thread.stop()
 
@@ -312,9 +308,9 @@ def test_no_thread_is_a_typed_error_and_the_thread_can_be_started_later(
     thread = LoopThread("client")
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refuse)
-        with pytest.raises(OtherLoopError, match=r"needs a thread .*interpreter shutdown") as told:
+        with raises(Reason.OTHER_LOOP, match=r"needs a thread .*interpreter shutdown") as told:
             thread.start()
-    assert "open the client before" in told.value.hint
+    assert "open the client earlier" in told.value.hint
     thread.start()
     assert thread.run(number) == 7
     thread.stop()

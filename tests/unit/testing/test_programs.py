@@ -9,9 +9,11 @@ import sys
 
 import pytest
 
-from keylane import Consumer, Message, Producer, testing
-from keylane.errors import ProgramFailedError, StoryError
+from keylane import Consumer, ConsumerSettings, Message, Producer, testing
+from keylane.errors import Reason, StoryError
 from keylane.testing import VirtualCluster
+from support.consumer_options import consumer_options
+from support.raising import raises
 
 
 def consume(address: str, handled: list[bytes], **options):
@@ -21,7 +23,10 @@ def consume(address: str, handled: list[bytes], **options):
         async def handle(message: Message) -> None:
             handled.append(message.value)
 
-        consumer = Consumer(address, subject="orders", group="billing", handler=handle, **options)
+        consumer = Consumer(
+            address,
+            **consumer_options(subject="orders", group="billing", handler=handle, **options),
+        )
         await consumer.run()
 
     return work
@@ -106,8 +111,7 @@ async def test_paused_consumer_loses_its_partition_when_its_ttl_is_over(
             subject="orders",
             group="billing",
             handler=handle,
-            ttl_ms=10_000,
-            on_lost=lost.append,
+            settings=ConsumerSettings(ttl_ms=10_000, on_lost=lost.append),
         )
         await consumer.run()
 
@@ -228,7 +232,7 @@ def test_program_that_failed_fails_the_story_that_did_not_wait_for_it():
         cluster.start(work)
         await asyncio.sleep(1)
 
-    with pytest.raises(ProgramFailedError, match="work ended with ValueError") as raised:
+    with raises(Reason.PROGRAM_FAILED, match="work ended with ValueError") as raised:
         testing.run(story, seed=7)
     assert isinstance(raised.value.__cause__, ValueError)
     assert raised.value.program == "work"

@@ -290,7 +290,7 @@ async def test_pull_has_one_timer_and_one_future_however_many_parts_it_gives(des
 async def test_pull_whose_time_is_over_when_it_was_woken_is_answered_once(desk):
     """A tick may come before the end of its time, and its turn behind its last answer."""
     call = begin(desk, answers_max=4)
-    (pull,) = desk.service._prompt._pulls.open.values()
+    (pull,) = desk.service._pulls.open.values()
     desk.service._waiting.wake(1)
     pull._time_is_over()
     answer, _ = await call.done
@@ -309,7 +309,7 @@ async def test_pull_that_was_woken_when_its_client_left_gives_nothing(desk):
     await asyncio.sleep(0)
     assert call.parts == []
     assert desk.service.waiting == 0
-    assert not desk.service._prompt._pulls.open
+    assert not desk.service._pulls.open
 
 
 async def test_fault_of_one_pull_leaves_the_others_of_its_commit_to_go_on(desk):

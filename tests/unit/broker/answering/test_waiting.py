@@ -153,4 +153,4 @@ async def test_owner_that_pulls_again_ends_its_older_pull_with_tags(desk):
     assert {(await pull).upto for pull in pulls[:-1]} == {0}
     desk.service.close()
     await pulls[-1]
-    assert not desk.service._waiting._of_owners
+    assert desk.service.waiting == 0

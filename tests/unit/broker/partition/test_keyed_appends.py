@@ -9,17 +9,14 @@ import pytest
 from keylane.broker.partition.appends import ProducerState
 from keylane.broker.partition.image import image_of, partition_of
 from keylane.protocol.batch import check_batch
-from keylane.protocol.errors import (
-    IdempotencyKeyReusedError,
-    SequenceGapError,
-    StaleRouteError,
-)
+from keylane.protocol.errors import Reason, SequenceGapError, StaleRouteError
 from keylane.protocol.http.idempotency import ASKED
 from keylane.protocol.ids import KEYED_IDS, NO_PRODUCER
 from keylane.protocol.limits import PRODUCERS_PER_PARTITION_MAX
 from keylane.testing.machines.disk import SimDisk
 from sim.machines.clock import ManualClock
 from sim.machines.store import Desk, batch, open_store
+from support.raising import raises
 
 KEY = KEYED_IDS + 7
 
@@ -59,7 +56,7 @@ async def test_key_is_refused_with_other_messages(desk, disk, changes):
     await desk.append(batch())
     await desk.append(keyed())
     for server in (desk, Desk(open_store(disk), ManualClock())):
-        with pytest.raises(IdempotencyKeyReusedError) as raised:
+        with raises(Reason.IDEMPOTENCY_KEY_REUSED) as raised:
             await server.append(keyed(**changes))
         assert (raised.value.partition_id, raised.value.base_offset) == (1, 2)
         assert (await server.append(keyed())).duplicate, "the first request is still known"
@@ -75,7 +72,7 @@ async def test_partition_tells_what_a_key_stored_there_and_stores_nothing(desk, 
         await durable
     answer = await desk.append(keyed(sequence=ASKED))
     assert (answer.base_offset, answer.duplicate) == (0, True)
-    with pytest.raises(IdempotencyKeyReusedError):
+    with raises(Reason.IDEMPOTENCY_KEY_REUSED):
         await desk.append(keyed(sequence=ASKED, epoch=6))
     with pytest.raises(SequenceGapError):
         await desk.append(keyed(1, sequence=ASKED))

@@ -12,8 +12,7 @@ from keylane.protocol.errors import (
     InvalidRequestError,
     KeylaneError,
     OverloadedError,
-    ParkFullError,
-    ParkMovedError,
+    Reason,
 )
 from keylane.protocol.ids import MAX_I64
 from keylane.protocol.limits import ACK_RANGES_MAX, KEY_BYTES_MAX
@@ -39,6 +38,7 @@ from keylane.protocol.parked import (
     Shift,
     Unpark,
 )
+from support.raising import raises
 
 FAILURE = Failure("ValueError", "no", "c", 5, 3)
 
@@ -193,7 +193,7 @@ def test_frozen_takes_no_change_but_a_clear():
         Redrive(b"k"),
         Adopt(3, (), last=True),
     ):
-        with pytest.raises(ParkMovedError) as caught:
+        with raises(Reason.PARK_MOVED) as caught:
             desk.ask(change)
         assert caught.value.partition_id == 7
     assert desk.ask(Freeze()) == []
@@ -244,7 +244,7 @@ def test_marks_and_edits_are_left_out_when_their_messages_are_not_parked():
 
 def full(desk: CheckedDesk, error: type[KeylaneError], *changes: AskedChange) -> None:
     before = desk.parked.image()
-    with pytest.raises(error):
+    with raises(error):
         desk.ask(*changes)
     assert desk.parked.image() == before
 
@@ -253,7 +253,7 @@ def test_keys_have_a_limit(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(park_checks, "PARKED_KEYS_MAX", 2)
     desk = CheckedDesk()
     desk.ask(Park(b"a", ((0, 1),), FAILURE))
-    full(desk, ParkFullError, Park(b"b", ((1, 2),), FAILURE), Park(b"c", ((2, 3),), FAILURE))
+    full(desk, Reason.PARK_FULL, Park(b"b", ((1, 2),), FAILURE), Park(b"c", ((2, 3),), FAILURE))
     desk.ask(Park(b"b", ((1, 2),), FAILURE))
     desk.ask(Park(b"a", ((3, 4),)), Park(b"a", ((4, 5),), FAILURE))
     desk.ask(Park(None, ((2, 3),), FAILURE))
@@ -264,8 +264,8 @@ def test_dead_letters_have_a_limit_of_their_own(monkeypatch: pytest.MonkeyPatch)
     desk = CheckedDesk()
     desk.ask(Park(b"a", ((0, 3),), FAILURE))
     desk.ask(Park(None, ((3, 6),), FAILURE))
-    full(desk, ParkFullError, Park(None, ((6, 7),), FAILURE))
-    full(desk, ParkFullError, Park(b"a", ((6, 7),)))
+    full(desk, Reason.PARK_FULL, Park(None, ((6, 7),), FAILURE))
+    full(desk, Reason.PARK_FULL, Park(b"a", ((6, 7),)))
 
 
 def test_key_without_room_is_buried_and_so_is_what_follows(monkeypatch: pytest.MonkeyPatch):
@@ -280,7 +280,7 @@ def test_key_without_room_is_buried_and_so_is_what_follows(monkeypatch: pytest.M
     assert desk.ask(*asked[1:]) == []
     assert desk.parked.get(b"b").state is ParkState.DEAD
     assert list(desk.parked.get(b"b").rows()) == [(7, 1, 2), (7, 4, 5), (7, 6, 7), (7, 8, 9)]
-    full(desk, ParkFullError, ParkOrBury(b"c", ((2, 3),), FAILURE))
+    full(desk, Reason.PARK_FULL, ParkOrBury(b"c", ((2, 3),), FAILURE))
     assert desk.ask(ParkOrBury(b"", ((2, 3),), FAILURE)) == [Park(None, ((2, 3),), FAILURE)]
 
 
@@ -291,8 +291,8 @@ def test_parked_key_is_buried_whole_when_its_tail_finds_no_room(monkeypatch: pyt
     assert desk.ask(ParkOrBury(b"a", ((4, 5),))) == [Bury(b"a", ((4, 5),))]
     assert dead_of(desk.parked) == (1, 3)
     assert desk.ask(ParkOrBury(b"b", ((5, 7),))) == [Park(b"b", ((5, 7),))]
-    full(desk, ParkFullError, ParkOrBury(b"a", ((7, 9),)))
-    full(desk, ParkFullError, ParkOrBury(b"b", ((7, 9),)))
+    full(desk, Reason.PARK_FULL, ParkOrBury(b"a", ((7, 9),)))
+    full(desk, Reason.PARK_FULL, ParkOrBury(b"b", ((7, 9),)))
 
 
 def test_redriven_key_stays_so_when_its_tail_finds_no_room(monkeypatch: pytest.MonkeyPatch):
@@ -328,7 +328,7 @@ def test_messages_have_a_limit(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(park_checks, "PARKED_MESSAGES_MAX", 5)
     desk = CheckedDesk()
     desk.ask(Park(b"a", ((0, 4),), FAILURE))
-    full(desk, ParkFullError, Park(b"a", ((4, 6),)))
+    full(desk, Reason.PARK_FULL, Park(b"a", ((4, 6),)))
     desk.ask(Park(b"a", ((4, 5),)))
     desk.ask(Park(b"a", ((2, 5),)), Redrive(b"a"))
 

@@ -19,7 +19,7 @@ from keylane.broker.partition.park_views import (
     parked_offsets,
 )
 from keylane.broker.partition.parked import Parked
-from keylane.protocol.errors import ParkedMessageUnknownError
+from keylane.protocol.errors import Reason
 from keylane.protocol.offsets import AckedOffsets
 from keylane.protocol.parked import (
     FAILURE_TEXT_CHARS_MAX,
@@ -41,6 +41,7 @@ from keylane.protocol.parked import (
     Shift,
     Unpark,
 )
+from support.raising import raises
 
 FAILURE = Failure("ValueError", "no", "c", 5, 3)
 
@@ -317,7 +318,7 @@ def test_edit_of_a_message_that_is_not_parked_changes_nothing():
     parked = parked_of(Park(b"k", ((2, 4),), FAILURE), edit(7, 4), edit(3, 2))
     assert list(parked.edits()) == []
     for key, place in ((b"k", (7, 4)), (b"k", (3, 2)), (None, (7, 2))):
-        with pytest.raises(ParkedMessageUnknownError):
+        with raises(Reason.PARKED_MESSAGE_UNKNOWN):
             parked.edited(key, place)
 
 

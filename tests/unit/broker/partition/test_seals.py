@@ -17,7 +17,7 @@ from keylane.protocol.errors import (
     KeylaneError,
     MessageTooLargeError,
     OverloadedError,
-    PartitionInUseError,
+    Reason,
     SequenceGapError,
     StaleRouteError,
 )
@@ -25,6 +25,7 @@ from keylane.protocol.routing import PartitionState
 from keylane.testing.machines.disk import SimDisk
 from sim.machines.clock import ManualClock
 from sim.machines.store import Desk, batch, facts, open_store
+from support.raising import raises
 
 
 class Office:
@@ -82,7 +83,7 @@ async def test_partition_refuses_a_larger_message_and_takes_what_fits(office):
 
 
 async def test_partition_is_hosted_under_one_limit(office):
-    with pytest.raises(PartitionInUseError):
+    with raises(Reason.PARTITION_IN_USE):
         office.store.host(msgspec.structs.replace(facts(1), message_bytes_max=1_024))
 
 
@@ -177,7 +178,7 @@ async def test_partition_with_messages_is_not_sealed_when_it_should_be_empty(off
     nothing there.
     """
     await office.desk.append(batch())
-    with pytest.raises(PartitionInUseError):
+    with raises(Reason.PARTITION_IN_USE):
         await office.control.seal(None, {"id": "1", "empty": "1"})
     assert not office.store.state.partition(1).sealed
     assert await office.seal() is PartitionState.SEALED

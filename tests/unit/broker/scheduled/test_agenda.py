@@ -29,8 +29,9 @@ from keylane.broker.scheduled.records import (
     Waits,
     waits_for,
 )
-from keylane.protocol.errors import ScheduledTakenError, ScheduledUnknownError
+from keylane.protocol.errors import Reason
 from keylane.protocol.scheduled.receipt import CancelOutcome
+from support.raising import raises
 
 PLACE = Place(1, 0, 100)
 CANCELED, DELIVERED = CancelOutcome.CANCELED, CancelOutcome.DELIVERED
@@ -133,7 +134,7 @@ def test_cancel_of_a_taken_message_has_no_outcome_until_it_is_given_back():
     agenda = agenda_of(waits("a", 10))
     taken(agenda, 10)
     assert agenda.is_taken(number("a"))
-    with pytest.raises(ScheduledTakenError):
+    with raises(Reason.SCHEDULED_TAKEN):
         agenda.cancel(number("a"))
     agenda.give_back([number("a")], again_ms=50)
     agenda.free("s")
@@ -145,11 +146,11 @@ def test_cancel_of_a_taken_message_has_no_outcome_until_it_is_given_back():
 def test_unknown_message_cannot_be_canceled():
     """Nor one that was settled SETTLED_MAX messages ago."""
     agenda = agenda_of(*(waits(f"{each}", 1) for each in range(SETTLED_MAX + 1)))
-    with pytest.raises(ScheduledUnknownError):
+    with raises(Reason.SCHEDULED_UNKNOWN):
         agenda.cancel(number("strange"))
     for each in range(SETTLED_MAX + 1):
         cancel(agenda, f"{each}")
-    with pytest.raises(ScheduledUnknownError):
+    with raises(Reason.SCHEDULED_UNKNOWN):
         agenda.cancel(number("0"))
     assert agenda.cancel(number("1")) is CANCELED
 

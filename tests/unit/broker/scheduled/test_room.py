@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
-from keylane.protocol.errors import ScheduleFullError
+from keylane.protocol.errors import Reason
 from keylane.testing.machines.disk import SimDisk
+from support.raising import is_a, raises
 from support.scheduling import message, open_scheduler
 
 
@@ -23,18 +24,18 @@ async def test_subject_keeps_room_for_others_when_it_schedules_without_end(limit
         *(scheduler.schedule([message(b"%d" % (each % 10), each)]) for each in range(10)),
         return_exceptions=True,
     )
-    assert [isinstance(each, ScheduleFullError) for each in outcomes] == [False] * 8 + [True] * 2
+    assert [is_a(each, Reason.SCHEDULE_FULL) for each in outcomes] == [False] * 8 + [True] * 2
     error = outcomes[-1]
     assert (error.subject, error.limit) == ("s", 8 if limit == "count_max" else 8 * size)
     assert "cancel some" in error.hint
     await scheduler.close()
 
     scheduler = open_scheduler(disk, **limits)  # the shares are known at a start
-    with pytest.raises(ScheduleFullError, match="of subject 's'"):
+    with raises(Reason.SCHEDULE_FULL, match="of subject 's'"):
         await scheduler.schedule([message(b"8")])
     for name in (b"a", b"b", b"c", b"d"):
         await scheduler.schedule([message(name, subject="t")])
-    with pytest.raises(ScheduleFullError, match="of subject 't'"):
+    with raises(Reason.SCHEDULE_FULL, match="of subject 't'"):
         await scheduler.schedule([message(b"e", subject="t")])
     for each in range(5):
         await scheduler.cancel(message(b"%d" % each).scheduled_id)
@@ -44,16 +45,16 @@ async def test_subject_keeps_room_for_others_when_it_schedules_without_end(limit
 
 async def test_messages_over_the_limits_are_refused_all_of_them():
     scheduler = open_scheduler(SimDisk(), count_max=3)
-    with pytest.raises(ScheduleFullError) as refused:
+    with raises(Reason.SCHEDULE_FULL) as refused:
         await scheduler.schedule([message(b"%d" % each) for each in range(4)])
     assert (refused.value.limit, refused.value.broker_group) == (3, "g1")
     assert scheduler.view()["count"] == 0
     await scheduler.schedule([message(b"%d" % each) for each in range(2)])
     await scheduler.schedule([message(b"other", subject="other")])
-    with pytest.raises(ScheduleFullError, match="keeps 3 scheduled messages"):
+    with raises(Reason.SCHEDULE_FULL, match="keeps 3 scheduled messages"):
         await scheduler.schedule([message(b"more", subject="third")])
     scheduler = open_scheduler(SimDisk(), bytes_max=1_000)
-    with pytest.raises(ScheduleFullError, match="bytes"):
+    with raises(Reason.SCHEDULE_FULL, match="bytes"):
         await scheduler.schedule([message(bytes(1_000))])
 
 
@@ -66,7 +67,7 @@ async def test_subjects_of_a_pattern_have_room_together_when_it_has_a_limit():
         *(scheduler.schedule([message(b"%d" % n, subject=f"t.{n % 3}")]) for n in range(6)),
         return_exceptions=True,
     )
-    refused = [each for each in outcomes if isinstance(each, ScheduleFullError)]
+    refused = [each for each in outcomes if is_a(each, Reason.SCHEDULE_FULL)]
     assert [each.pattern for each in refused] == ["t.1", "t.*"]
     assert [each.limit for each in refused] == [size, 4 * size]
     assert "--scheduled-bytes" in refused[0].hint
@@ -75,7 +76,7 @@ async def test_subjects_of_a_pattern_have_room_together_when_it_has_a_limit():
 
     scheduler = open_scheduler(disk)
     scheduler.limits = lambda: {"t.*": 4 * size}
-    with pytest.raises(ScheduleFullError, match=r"of 't\.\*', and takes"):
+    with raises(Reason.SCHEDULE_FULL, match=r"of 't\.\*', and takes"):
         await scheduler.schedule([message(b"b", subject="t.9")])
     assert await scheduler.schedule([message(b"0", subject="t.0")]) == [True]
     await scheduler.cancel(message(b"0").scheduled_id)

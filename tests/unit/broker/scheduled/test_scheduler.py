@@ -24,7 +24,7 @@ from keylane.protocol.errors import (
     NotSentError,
     OutcomeUnknownError,
     OverloadedError,
-    ScheduledTakenError,
+    Reason,
     StorageError,
     SubjectDeletedError,
 )
@@ -32,6 +32,7 @@ from keylane.protocol.http.posted import PostedMessage
 from keylane.protocol.scheduled.receipt import CancelOutcome
 from keylane.testing.machines.disk import SimDisk
 from keylane.testing.machines.loop import SimLoop
+from support.raising import raises
 from support.scheduling import (
     CLOCK,
     ScriptedSubjects,
@@ -98,7 +99,7 @@ async def test_cancel_is_refused_when_a_delivery_does_not_end(monkeypatch):
     async with running(scheduler, subjects):
         await scheduler.schedule([message(b"a", 0)])
         await subjects.asked.wait()
-        with pytest.raises(ScheduledTakenError):
+        with raises(Reason.SCHEDULED_TAKEN):
             await scheduler.cancel(b"a".rjust(16, b"-"))
 
 

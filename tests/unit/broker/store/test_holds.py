@@ -13,11 +13,16 @@ from keylane.broker.retention.loop import Cleaning
 from keylane.broker.store.known_groups import know_groups
 from keylane.broker.store.removals import drop_partition
 from keylane.protocol.control import DropPartition, Retention
-from keylane.protocol.errors import InvalidNameError, OffsetOutOfRangeError, OverloadedError
+from keylane.protocol.errors import (
+    OffsetOutOfRangeError,
+    OverloadedError,
+    Reason,
+)
 from keylane.protocol.reprocess.holds import HOLDS_PER_PARTITION_MAX, HoldView, SetHold
 from keylane.testing.machines.disk import SimDisk
 from sim.machines.clock import ManualClock
 from sim.machines.store import Desk, batch, facts, in_place, open_store, settings_of
+from support.raising import raises
 
 HOUR = 3_600_000
 TTL_MS = 600_000
@@ -164,7 +169,7 @@ async def test_refused_holds_change_nothing():
     with pytest.raises(OffsetOutOfRangeError) as refused:
         await house.hold("job-1", start=5)
     assert (refused.value.details["first_offset"], refused.value.details["next_offset"]) == (0, 4)
-    with pytest.raises(InvalidNameError):
+    with raises(Reason.NAME_INVALID):
         await house.hold("no name!", start=0)
     assert (house.store.log.end, house.left()) == (end, held)
     house.clock.advance(TTL_MS)

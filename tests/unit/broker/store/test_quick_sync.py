@@ -172,20 +172,15 @@ async def test_failed_sync_ends_writing_with_an_unknown_outcome(desk, quick, dis
 async def test_cancelled_commit_of_the_thread_is_the_last_one(desk, quick):
     """Its bytes may be in the file, and may be durable or not."""
     quick.ready = False
-    gate = asyncio.Event()
-
-    async def slow(function, /, *args):
-        await gate.wait()
-        return function(*args)
-
-    desk.store.commit._run_blocking = slow
+    writing = asyncio.get_running_loop().create_future()
+    desk.store.commit._run_blocking = lambda _function, *_args: writing
     appending = asyncio.create_task(desk.append(batch()))
     await turns()
-    desk.store.commit._task.cancel()
-    await turns()
+    writing.cancel()
+    with pytest.raises(FlushFailedError):
+        await appending
     with pytest.raises(BrokerReadOnlyError):
         await desk.append(batch(sequence=2))
-    appending.cancel()
 
 
 async def test_commit_goes_on_when_the_sync_ends_at_once(desk, quick, monkeypatch):

@@ -25,14 +25,15 @@ from keylane.protocol.errors import (
     FlushFailedError,
     GroupDeletedError,
     InvalidRequestError,
-    PartitionInUseError,
     PartitionUnknownError,
+    Reason,
     TokenUnknownError,
 )
 from keylane.protocol.progress import ForgetGroup, KnowGroups, SetCursor
 from keylane.testing.machines.disk import SimDisk
 from sim.machines.clock import ManualClock
 from sim.machines.store import Desk, batch, facts, in_place, open_store, settings_of
+from support.raising import raises
 
 SEGMENT = 4096
 GROUP = "audit"
@@ -176,7 +177,7 @@ async def test_dropped_partition_is_unknown_and_never_hosted_again_when_the_brok
     for _ in range(2):
         with pytest.raises(PartitionUnknownError):
             await shed.fill(1, start=10)
-        with pytest.raises(PartitionInUseError):
+        with raises(Reason.PARTITION_IN_USE):
             await shed.desk.host(1)
         assert [
             status.partition_id for status in (await shed.control.list(None, {})).partitions
@@ -189,7 +190,7 @@ async def test_dropped_partition_is_unknown_and_never_hosted_again_when_the_brok
 async def test_call_to_host_is_refused_when_the_partition_was_dropped_before(shed: Shed):
     """A call may be overtaken by the deletion of its subject."""
     await shed.drop(7)
-    with pytest.raises(PartitionInUseError):
+    with raises(Reason.PARTITION_IN_USE):
         await shed.desk.host(7)
 
 
@@ -237,7 +238,7 @@ async def test_hosted_partition_stays_when_a_snapshot_joins_the_dropped_ones_aro
         assert ranges == [(5, 16), (17, 36), (37, 38), (39, 40)]
         assert set(shed.store.state.partitions) == {1, 2, 16}
         shed.kill()
-    with pytest.raises(PartitionInUseError):
+    with raises(Reason.PARTITION_IN_USE):
         await shed.desk.host(6)
     await shed.desk.host(38)
     await shed.desk.host(41)
@@ -260,7 +261,7 @@ async def test_segments_go_at_any_age_when_all_their_messages_are_of_dropped_par
         shed.disk.remove(f"snapshot/{name}")
     shed.kill()
     assert shed.store.state.problems == []
-    with pytest.raises(PartitionInUseError):
+    with raises(Reason.PARTITION_IN_USE):
         await shed.desk.host(1)
     assert shed.store.state.partition(2).next_offset == 40
 

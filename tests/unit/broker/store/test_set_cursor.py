@@ -10,14 +10,15 @@ from keylane.broker.store.set_cursor import set_cursor
 from keylane.protocol.errors import (
     DiskFullError,
     FencedError,
-    InvalidNameError,
     OffsetOutOfRangeError,
+    Reason,
 )
 from keylane.protocol.progress import SetCursor
 from keylane.protocol.routing import ConsumeStrategy
 from keylane.testing.machines.disk import SimDisk
 from sim.machines.clock import ManualClock
 from sim.machines.store import Desk, batch, open_store
+from support.raising import raises
 
 OTHER = "b" * 16
 
@@ -93,9 +94,9 @@ async def test_cursor_is_unchanged_when_setting_it_is_refused():
         (3, 5, "audit", FencedError),
         (4, 5, "audit", FencedError),
         (9, 21, "audit", OffsetOutOfRangeError),
-        (9, 5, "?", InvalidNameError),
+        (9, 5, "?", Reason.NAME_INVALID),
     ):
-        with pytest.raises(error):
+        with raises(error):
             await set_to(desk, token, cursor, group=group)
     assert progress(desk) == before
     assert list(desk.store.state.partition(1).groups) == ["audit"]
@@ -169,7 +170,7 @@ async def test_groups_made_known_before_they_come():
     end = desk.store.log.end
     await know_groups(desk.store, partition, ["late"])
     assert desk.store.log.end == end
-    with pytest.raises(InvalidNameError):
+    with raises(Reason.NAME_INVALID):
         await know_groups(desk.store, partition, ["?"])
     await desk.store.close()
     again = Desk(open_store(disk, clock=ManualClock()), ManualClock())

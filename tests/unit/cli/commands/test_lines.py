@@ -174,7 +174,7 @@ async def test_line_asked_for_behind_the_end_is_an_error():
     """A slip in a number must not look like a success."""
     lines = numbered_lines(io.BytesIO(b"a\n"), [(1, 2), (7, 8)])
     assert await anext(lines) == (1, b"a")
-    with pytest.raises(InputError, match="line 7 was asked for, and the input has 1"):
+    with pytest.raises(InputError, match="line 7 was requested, and the input has 1"):
         await anext(lines)
 
 

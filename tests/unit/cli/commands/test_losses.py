@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from keylane.admin import GroupDescription
-from keylane.cli.commands.group.describe import _show_given_up
+from keylane.cli.commands.group_description import _show_given_up
 from keylane.cli.commands.operations import _show_views
 from keylane.protocol.control import GivenUpPartition
 from keylane.protocol.operations import (

@@ -9,9 +9,10 @@ import pytest
 
 from keylane.cli.commands.produce import ReceiptTally, SendOptions, produce
 from keylane.cli.options import InputFormat, OutputFormat
-from keylane.protocol.errors import ConfigError, DeliverAtError, InputError
+from keylane.protocol.errors import ConfigError, InputError, Reason
 from keylane.protocol.message import Receipt
 from keylane.protocol.scheduled.receipt import ScheduledReceipt
+from support.raising import raises
 
 STORED = Receipt(1, 5, "fsync", False)
 REORDERED = Receipt(2, 6, "fsync", False, True)
@@ -77,7 +78,7 @@ def test_messages_for_a_later_delivery_are_told_with_their_time(capsys, count, s
 
 async def test_impossible_time_is_refused_before_anything_is_sent():
     options = SendOptions(subject="s", value="v", deliver_at="2000-01-01T00:00:00Z")
-    with pytest.raises(DeliverAtError, match="has passed"):
+    with raises(Reason.DELIVER_AT, match="has passed"):
         await produce("127.0.0.1:1", OutputFormat.TABLE, options)
 
 
@@ -98,8 +99,8 @@ def test_receipt_in_json_says_whether_it_is_reordered(capsys):
         ({"key_field": "k"}, "csv and ndjson"),
         ({"key_field": "k", "file": Path("a.txt")}, "csv and ndjson"),
         ({"key_field": "k", "format": InputFormat.JSON}, "csv and ndjson"),
-        ({"key_field": "k", "file": Path("a.csv"), "key": "k"}, "leave --key out"),
-        ({"key": "k", "format": InputFormat.JSON}, "leave --key out"),
+        ({"key_field": "k", "file": Path("a.csv"), "key": "k"}, "remove --key"),
+        ({"key": "k", "format": InputFormat.JSON}, "remove --key"),
         ({"separator": "=", "file": Path("a.csv")}, "only in the format lines"),
         ({"separator": "=", "format": InputFormat.JSON}, "only in the format lines"),
         ({"keyless": True, "file": Path("a.csv")}, "--key-separator or a --key-field"),

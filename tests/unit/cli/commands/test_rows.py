@@ -50,7 +50,7 @@ async def test_rows_of_csv_are_chosen_by_their_first_lines(ranges, numbers):
 async def test_line_behind_the_last_row_of_csv_is_refused():
     """The lines of the file count, not its rows."""
     assert await rows_of(TABLE, CsvTable(None), [(6, 7)])
-    with pytest.raises(InputError, match="line 7 was asked for, and the input has 6"):
+    with pytest.raises(InputError, match="line 7 was requested, and the input has 6"):
         await rows_of(TABLE, CsvTable(None), [(7, 8)])
 
 

@@ -15,7 +15,7 @@ from keylane.consumer.handling.batch_workers import BatchWorkers
 from keylane.consumer.handling.handlers import Handler
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.clock import SystemClock
-from keylane.protocol.errors import WorkerCancelledError
+from keylane.protocol.errors import Reason
 from keylane.protocol.message import Message
 from support.cluster import eventually
 from support.handling import Client, Crash, workers_of
@@ -373,6 +373,6 @@ async def test_consumer_ends_when_the_tasks_of_the_whole_event_loop_are_cancelle
     for task in asyncio.all_tasks() - {asyncio.current_task()}:
         task.cancel()
     await eventually(lambda: crashed)
-    assert isinstance(crashed[0], WorkerCancelledError)
+    assert crashed[0].reason is Reason.WORKER_CANCELLED
     await asyncio.wait_for(workers.quiesce(client), 30)
     await workers.close()

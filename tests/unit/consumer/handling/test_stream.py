@@ -18,13 +18,14 @@ from keylane.consumer.pulling.messages_in_flight import MessagesInFlight
 from keylane.consumer.settings import FailurePolicy
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.clock import SystemClock
-from keylane.protocol.errors import MixedUseError, OtherTaskError
+from keylane.protocol.errors import Reason
 from keylane.protocol.message import Message
 from keylane.protocol.parked import Failure
 from sim.machines.clock import ManualClock
 from support import handling
 from support.cluster import eventually
 from support.handling import virtual_loop
+from support.raising import raises
 
 
 class StreamClient:
@@ -237,7 +238,7 @@ async def test_step_is_refused_while_another_task_waits_for_a_message():
         await asyncio.wait_for(stream.next(), 0.01)
     first = asyncio.create_task(stream.next())
     await asyncio.sleep(0)
-    with pytest.raises(OtherTaskError, match="waits for the next message"):
+    with raises(Reason.OTHER_TASK, match="waits for the next message"):
         await stream.next()
     client.in_flight.count += 1
     stream.put([Message("s", b"k", b"", 0, 1, 0, delivery=client)])
@@ -262,14 +263,14 @@ async def test_step_is_refused_until_the_other_task_has_acked_its_messages(taken
     for _ in range(taken):
         await stream.next()
     for left in range(taken, 0, -1):
-        with pytest.raises(OtherTaskError, match=f"it took {left} message") as refused:
+        with raises(Reason.OTHER_TASK, match=f"it took {left} message") as refused:
             await asyncio.create_task(offset_of_next(stream))
         assert refused.value.unacked == left
         client.forget(1)
     gate = asyncio.Event()
     second = asyncio.create_task(offset_of_next(stream, gate))
     await asyncio.sleep(0)
-    with pytest.raises(OtherTaskError):
+    with raises(Reason.OTHER_TASK):
         await stream.next()
     gate.set()
     assert await second == taken
@@ -335,9 +336,9 @@ async def test_many_are_taken_with_several_of_a_key_and_come_again_together():
 async def test_messages_are_taken_in_one_way():
     stream = keyed(StreamClient(), b"a", b"b")
     await stream.take_many(1, 1_000)
-    with pytest.raises(MixedUseError, match=r"iteration of a consumer that .* getmany"):
+    with raises(Reason.MIXED_USE, match=r"iteration of a consumer that .* getmany"):
         await stream.next()
-    with pytest.raises(MixedUseError):
+    with raises(Reason.MIXED_USE):
         await stream.take_arrow()
     assert [message.offset for message in await stream.take_many(1, 1_000)] == [1]
     await stream.close()

@@ -20,7 +20,8 @@ from keylane.protocol.errors import (
     OffsetOutOfRangeError,
     OutcomeUnknownError,
     OverloadedError,
-    ServerTooOldError,
+    Reason,
+    VersionError,
 )
 from keylane.protocol.frames import (
     Ack,
@@ -117,8 +118,11 @@ async def test_pulls_that_keep_failing_are_told_once_and_are_a_warning_once(capl
     """A broker of another version refuses each: the consumer holds the partition, and gets
     nothing.
     """
-    refused = ServerTooOldError(
-        "this client is too new for the server", client="0.9.0", server="0.1.0"
+    refused = VersionError(
+        Reason.SERVER_TOO_OLD,
+        "this client is too new for the server",
+        client="0.9.0",
+        server="0.1.0",
     )
     broker = ScriptedBroker(*[refused] * 12, batches=1)
     with caplog.at_level(logging.INFO, "keylane.consumer"):

@@ -6,7 +6,6 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from keylane import InvalidRequestError
 from keylane.consumer.reading.bounds import (
     BoundKind,
     end_of_read,
@@ -14,7 +13,8 @@ from keylane.consumer.reading.bounds import (
     start_bound,
     stop_bound,
 )
-from keylane.errors import OffsetInvalidError, OffsetOutOfRangeError
+from keylane.errors import InvalidRequestError, OffsetOutOfRangeError, Reason
+from support.raising import raises
 
 NOW_MS = 1_700_000_000_000
 STORED = {"first": 10, "end": 20}
@@ -68,17 +68,17 @@ def test_offset_beyond_what_is_stored_is_refused(offset):
         (True, InvalidRequestError, "start is"),
         (1.5, InvalidRequestError, "start is"),
         (None, InvalidRequestError, "start is"),
-        (-1, OffsetInvalidError, "-1"),
+        (-1, Reason.OFFSET_INVALID, "-1"),
         ({"07": 3}, InvalidRequestError, "partition ids"),
         ({"orders": 3}, InvalidRequestError, "partition ids"),
         ({"7": 3, 7: 3}, InvalidRequestError, "twice"),
-        ({"7": "3"}, OffsetInvalidError, "3"),
-        ({7: -3}, OffsetInvalidError, "-3"),
+        ({"7": "3"}, Reason.OFFSET_INVALID, "3"),
+        ({7: -3}, Reason.OFFSET_INVALID, "-3"),
         (timedelta(hours=1), InvalidRequestError, "in the future"),
     ],
 )
 def test_start_that_means_nothing_is_refused(given, kind, text):
-    with pytest.raises(kind, match=text):
+    with raises(kind, match=text):
         start_bound(given, partition=None, now_ms=NOW_MS)
 
 

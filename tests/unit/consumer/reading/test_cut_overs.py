@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from keylane import Admin, Consumer, Message, Producer, Reader
+from keylane import Admin, Consumer, ConsumerSettings, Message, Producer, Reader
 from keylane.errors import PartitionUnknownError, SubjectDeletedError
 from keylane.protocol.message import pack_properties
 from keylane.protocol.reprocess.sources import SOURCE
@@ -184,7 +184,10 @@ async def handled_by_broadcast(
         given.append(number)
 
     async with Consumer(
-        story.cluster.address, subject=SUBJECT, broadcast=True, handler=handle, concurrency=1
+        story.cluster.address,
+        subject=SUBJECT,
+        settings=ConsumerSettings(broadcast=True, concurrency=1),
+        handler=handle,
     ):
         await deeds()
         await asyncio.sleep(60)
@@ -262,7 +265,12 @@ def test_broadcast_ends_when_another_subject_has_the_name():
         async def handle(message: Message) -> None:
             given.append(message.value)
 
-        consumer = Consumer(story.cluster.address, subject=SUBJECT, broadcast=True, handler=handle)
+        consumer = Consumer(
+            story.cluster.address,
+            subject=SUBJECT,
+            settings=ConsumerSettings(broadcast=True),
+            handler=handle,
+        )
 
         async def consume() -> None:
             async with consumer, asyncio.timeout(QUIET_S):

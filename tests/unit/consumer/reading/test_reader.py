@@ -14,9 +14,9 @@ from keylane import NotSentError, Reader
 from keylane.consumer.reading.reader import _Place
 from keylane.errors import (
     ConfigError,
-    InvalidNameError,
     OffsetOutOfRangeError,
     PartitionUnknownError,
+    Reason,
 )
 from keylane.protocol.frames import Batches, Read
 from keylane.protocol.limits import READ_GIVE_UP_MS
@@ -24,6 +24,7 @@ from keylane.protocol.operations import PartitionHistory, SubjectHistory
 from keylane.protocol.routing import OrderStrategy, PartitionState, Route
 from support.call_doubles import BrokerDouble, MetaDouble
 from support.pulling import ToBrokers, stored
+from support.raising import raises
 from unit.consumer.reading.test_lineage_order import OPEN, past
 
 META = "127.0.0.1:1"
@@ -210,7 +211,7 @@ async def test_reader_is_not_through_when_the_broker_lacks_what_was_stored():
 @pytest.mark.parametrize(
     ("arguments", "kind"),
     [
-        ({"subject": "not a name"}, InvalidNameError),
+        ({"subject": "not a name"}, Reason.NAME_INVALID),
         ({"meta": "nowhere"}, ConfigError),
         ({"codec": 7}, ConfigError),
         ({"key": "text"}, ConfigError),
@@ -220,7 +221,7 @@ async def test_reader_is_not_through_when_the_broker_lacks_what_was_stored():
     ],
 )
 def test_reader_refuses_arguments_that_cannot_work(arguments, kind):
-    with pytest.raises(kind):
+    with raises(kind):
         Reader(**({"meta": META, "subject": "s"} | arguments))
 
 

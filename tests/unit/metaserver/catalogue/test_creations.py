@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import sqlalchemy as sa
 
-from keylane.metaserver.catalogue.creations import plan_creation_anew
+from keylane.metaserver.catalogue.creations import replan_creation
 from keylane.metaserver.cluster.brokers import report_broker
 from keylane.metaserver.cluster.subjects import (
     find_subject,
@@ -37,7 +37,7 @@ def test_partitions_of_a_silent_broker_are_planned_elsewhere(rows: Rows):
     subject_id = planned(rows)
     before = rows.run(planned_partitions, subject_id)
     rows.silence("g2")
-    assert rows.run(plan_creation_anew, subject_id)
+    assert rows.run(replan_creation, subject_id)
     after = rows.run(planned_partitions, subject_id)
     assert [
         (partition.queue, partition.range_start, partition.range_end) for partition in after
@@ -50,7 +50,7 @@ def test_partitions_of_a_silent_broker_are_planned_elsewhere(rows: Rows):
         partition.partition_id for partition in before
     )
     assert {partition.name for partition in new} == {"s.p6", "s.p7"}
-    assert not rows.run(plan_creation_anew, subject_id)
+    assert not rows.run(replan_creation, subject_id)
     assert rows.run(open_subject, "s")
     assert len(rows.run(read_route, "s").partitions) == 6
 
@@ -64,7 +64,7 @@ def test_partition_left_on_a_silent_broker_is_sealed_when_it_is_back(rows: Rows)
         if partition.broker_group == "g2"
     )
     rows.silence("g2")
-    rows.run(plan_creation_anew, subject_id)
+    rows.run(replan_creation, subject_id)
     row = rows.run(lambda c: c.execute(sa.select(operations)).one())
     assert (row.kind, row.state) == (OperationKind.CREATE, OperationState.CANCELED)
     assert rows.drive(row.operation_id) is OperationState.CANCELED
@@ -83,7 +83,7 @@ def test_creation_stays_as_planned_when_no_other_broker_is_available(rows: Rows)
     subject_id = planned(rows)
     before = rows.run(planned_partitions, subject_id)
     rows.silence("g1", "g2", "g3")
-    assert not rows.run(plan_creation_anew, subject_id)
+    assert not rows.run(replan_creation, subject_id)
     after = rows.run(planned_partitions, subject_id)
     assert [partition.partition_id for partition in after] == [
         partition.partition_id for partition in before
@@ -95,7 +95,7 @@ def test_creation_leaves_a_broker_that_takes_no_writes(rows: Rows):
     subject_id = planned(rows, 3)
     full = BrokerHeartbeat(broker_group="g3", broker_id="g3", address="g3:1", writable=False)
     rows.run(report_broker, full, ttl_ms=DAY_MS)
-    assert rows.run(plan_creation_anew, subject_id)
+    assert rows.run(replan_creation, subject_id)
     homes = {partition.broker_group for partition in rows.run(planned_partitions, subject_id)}
     assert homes == {"g1", "g2"}
 
@@ -105,7 +105,7 @@ def test_open_subject_is_not_planned_anew(rows: Rows):
     rows.create("s", 3)
     subject_id = rows.run(find_subject, "s").subject_id
     rows.silence("g2")
-    assert not rows.run(plan_creation_anew, subject_id)
+    assert not rows.run(replan_creation, subject_id)
 
 
 def test_subject_is_not_opened_when_another_plan_was_hosted(rows: Rows):
@@ -113,7 +113,7 @@ def test_subject_is_not_opened_when_another_plan_was_hosted(rows: Rows):
     subject_id = planned(rows)
     hosted = [partition.partition_id for partition in rows.run(planned_partitions, subject_id)]
     rows.silence("g2")
-    rows.run(plan_creation_anew, subject_id)
+    rows.run(replan_creation, subject_id)
     assert not rows.run(open_subject, "s", hosted)
     assert rows.run(find_subject, "s").route_version == 0
 

@@ -16,10 +16,11 @@ from keylane.broker.registration import Registration
 from keylane.metaserver.catalogue.service import Catalogue
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.protocol.control import BrokerHeartbeat, BrokerWelcome
-from keylane.protocol.errors import DatabaseEmptyError, SubjectUnknownError
+from keylane.protocol.errors import Reason, SubjectUnknownError
 from keylane.testing.machines.database import MemoryDatabase, forget_database
 from keylane.testing.machines.loop import SimLoop
 from sim.machines.clock import ManualClock
+from support.raising import raises
 
 
 class NoNetwork:
@@ -72,7 +73,7 @@ def test_lost_database_is_not_told_as_unknown_subject_while_brokers_are_quiet(
             task.cancel()
 
     try:
-        with pytest.raises(DatabaseEmptyError):
+        with raises(Reason.DATABASE_BEHIND):
             loop.run_until_complete(main())
     finally:
         loop.dispose()

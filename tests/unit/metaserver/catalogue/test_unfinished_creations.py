@@ -8,13 +8,14 @@ import pytest
 
 from keylane import Admin
 from keylane.broker.control import BrokerControl
-from keylane.errors import CreationUnfinishedError
+from keylane.errors import Reason
 from keylane.metaserver.catalogue import service
 from keylane.protocol import endpoints
 from keylane.protocol.control import CreateSubject
 from keylane.protocol.errors import Fate, OverloadedError
 from keylane.rpc import client
 from keylane.testing import VirtualCluster, run
+from support.raising import raises
 
 COUNT = 100
 
@@ -58,9 +59,7 @@ def test_call_says_how_far_a_creation_is_when_it_has_not_ended(hosted: list[int]
     async def story(cluster: VirtualCluster) -> None:
         async with Admin(cluster.address) as admin:
             ask = CreateSubject(subject="big", partitions=COUNT)
-            with pytest.raises(
-                CreationUnfinishedError, match="'big' is being created"
-            ) as unfinished:
+            with raises(Reason.CREATION_UNFINISHED, match="'big' is being created") as unfinished:
                 await admin._meta.call(endpoints.CREATE_SUBJECT, ask, timeout_ms=15_000)
             error = unfinished.value
             assert error.fate is Fate.UNKNOWN
@@ -88,7 +87,7 @@ def test_creation_is_not_waited_for_when_no_broker_takes_a_partition_for_long(
 
     async def story(cluster: VirtualCluster) -> None:
         async with Admin(cluster.address) as admin:
-            with pytest.raises(CreationUnfinishedError, match="0 of 100 partitions"):
+            with raises(Reason.CREATION_UNFINISHED, match="0 of 100 partitions"):
                 await admin.create_subject("big", partitions=COUNT)
 
     run(story)

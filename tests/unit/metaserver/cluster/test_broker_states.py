@@ -16,8 +16,9 @@ from keylane.metaserver.cluster.brokers import (
 from keylane.metaserver.cluster.subjects import plan_subject
 from keylane.metaserver.sql.schema import lost_folders
 from keylane.protocol.control import BrokerHeartbeat, CreateSubject
-from keylane.protocol.errors import NotEnoughBrokersError
+from keylane.protocol.errors import Reason
 from keylane.protocol.membership.broker_views import BrokerView
+from support.raising import raises
 from support.sql.rows import Rows
 
 TTL_MS = 10_000
@@ -73,7 +74,7 @@ def test_creation_says_of_each_broker_why_it_can_take_no_partition(rows: Rows) -
     report(rows, "g2", FULL)
     report(rows, "g3")
     rows.run(cordon_broker, "g3", True)
-    with pytest.raises(NotEnoughBrokersError) as caught:
+    with raises(Reason.NOT_ENOUGH_BROKERS) as caught:
         rows.run(plan_subject, CreateSubject(subject="s"), subjects_max=10)
     assert caught.value.message == (
         "no broker group can take new partitions: g1 is silent for 11 s, "
@@ -85,7 +86,7 @@ def test_creation_says_of_each_broker_why_it_can_take_no_partition(rows: Rows) -
 
 
 def test_creation_says_that_no_broker_has_reported_itself_yet(rows: Rows) -> None:
-    with pytest.raises(NotEnoughBrokersError, match="no broker has reported itself yet"):
+    with raises(Reason.NOT_ENOUGH_BROKERS, match="no broker has reported itself yet"):
         rows.run(plan_subject, CreateSubject(subject="s"), subjects_max=10)
 
 

@@ -13,11 +13,11 @@ from keylane.metaserver.cluster.brokers import note_refused, report_broker
 from keylane.metaserver.cluster.heard import (
     forget_heard,
     lock_groups,
-    mark_told,
+    mark_announced,
     note_heard,
     read_announcements,
+    unannounced_groups,
     unheard_partitions,
-    untold_groups,
 )
 from keylane.metaserver.groups.lease_rows import note_drained, read_grants, settle_group
 from keylane.metaserver.groups.locked_group import raise_group_versions
@@ -33,10 +33,11 @@ from keylane.metaserver.sql.schema import (
     subjects,
 )
 from keylane.protocol.control import AcceptFolder, BrokerHeartbeat, Join, PartitionStatus, Retention
-from keylane.protocol.errors import FolderBehindError, InvalidRequestError, OverloadedError
+from keylane.protocol.errors import InvalidRequestError, OverloadedError, Reason
 from keylane.protocol.limits import GROUPS_PER_SUBJECT_MAX
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.protocol.routing import PartitionState
+from support.raising import raises
 from support.sql.rows import Rows
 
 
@@ -83,8 +84,8 @@ def test_partition_is_granted_when_its_broker_knows_the_group():
     assert rows.told() == [(2, ("a",)), (4, ("a",))]
     rows.hear(2, 4)
     assert rows.granted("a") == [1, 2, 3, 4]
-    rows.run(mark_told)
-    assert rows.run(untold_groups) == 0
+    rows.run(mark_announced)
+    assert rows.run(unannounced_groups) == 0
     assert rows.told(group_id=group_id) == []
 
 
@@ -111,13 +112,13 @@ def test_silent_brokers_are_told_when_they_are_back():
     rows.join("a")
     assert [partition_id for partition_id, _ in rows.told()] == [1, 3]
     rows.hear(1, 3)
-    rows.run(mark_told)
-    assert rows.run(untold_groups) == 1
+    rows.run(mark_announced)
+    assert rows.run(unannounced_groups) == 1
     rows.report("g2")
     assert [partition_id for partition_id, _ in rows.told()] == [2, 4]
     rows.hear(2, 4)
-    rows.run(mark_told)
-    assert rows.run(untold_groups) == 0
+    rows.run(mark_announced)
+    assert rows.run(unannounced_groups) == 0
 
 
 def test_unheard_partitions_come_in_pages(monkeypatch):
@@ -150,8 +151,8 @@ def test_group_is_granted_at_once_when_retention_is_by_time():
     rows.join("a")
     assert rows.granted("a") == [1, 2, 3, 4]
     assert rows.told() == [(number, ("a",)) for number in (1, 2, 3, 4)]
-    rows.run(mark_told)
-    assert rows.run(untold_groups) == 1
+    rows.run(mark_announced)
+    assert rows.run(unannounced_groups) == 1
 
 
 def begun(rows: Groups) -> int:
@@ -195,8 +196,8 @@ def test_reset_has_brokers_told_again():
     rows = Groups()
     group_id = rows.join("a")
     rows.hear(1, 2, 3, 4)
-    rows.run(mark_told)
-    assert rows.run(untold_groups) == 0
+    rows.run(mark_announced)
+    assert rows.run(unannounced_groups) == 0
     from keylane.metaserver.groups.sessions import leave_group
     from keylane.metaserver.resets.rows import begin_reset, reset_scope
     from keylane.protocol.progress import ResetGroup, ResetTo
@@ -204,7 +205,7 @@ def test_reset_has_brokers_told_again():
     rows.run(leave_group, (b"a".hex() * 16)[:16])
     scope = rows.run(reset_scope, "s", "a", ResetGroup(to=ResetTo.EARLIEST))
     assert rows.run(begin_reset, scope, holder="h", lease_ms=1_000)
-    assert rows.run(untold_groups) == 1
+    assert rows.run(unannounced_groups) == 1
     assert scope.group_id == group_id
 
 
@@ -354,7 +355,7 @@ def test_older_copy_is_refused_when_a_child_is_hosted_since_it_was_looked_at():
     rows.run(note_refused, report_of("1", end=100), ttl_ms=1_000)
     with pytest.raises(InvalidRequestError, match=r"it lacks 5 \(not in the copy\)"):
         rows.run(accept_complete, "g1", AcceptFolder(), hosted)
-    with pytest.raises(FolderBehindError):
+    with raises(Reason.FOLDER_BEHIND):
         rows.run(report_broker, report_of("1", end=100), ttl_ms=1_000)
 
 
@@ -397,15 +398,15 @@ def test_groups_are_locked_and_marked_told_when_a_statement_cannot_name_all():
     ids = list(range(1, MANY_GROUPS + 2))  # the last one does not exist
     assert rows.run(lock_groups, ids) == set(ids[:-1])
     rows.run(lambda connection: connection.execute(sa.update(partitions).values(state="expired")))
-    rows.run(mark_told)
-    assert rows.run(untold_groups) == 0
+    rows.run(mark_announced)
+    assert rows.run(unannounced_groups) == 0
 
 
 def test_groups_are_told_again_when_a_statement_cannot_name_all():
     """Each of them is marked to be settled too."""
     rows = with_many_groups(told=True)
     rows.run(forget_heard, "g1")
-    assert rows.run(untold_groups) == MANY_GROUPS
+    assert rows.run(unannounced_groups) == MANY_GROUPS
     marked = sa.select(sa.func.count()).where(sa.not_(groups.c.settled), groups.c.version == 1)
     assert rows.run(lambda connection: connection.execute(marked).scalar_one()) == MANY_GROUPS
 

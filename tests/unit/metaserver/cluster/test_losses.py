@@ -20,11 +20,12 @@ from keylane.metaserver.sql.clock_restart import restart_times
 from keylane.metaserver.sql.schema import drained
 from keylane.metaserver.starts.rows import begin_group, start_scope
 from keylane.protocol.control import BrokerHeartbeat, Join
-from keylane.protocol.errors import FolderGivenUpError
+from keylane.protocol.errors import Reason
 from keylane.protocol.groups import CreateGroup
 from keylane.protocol.ids import PartitionId
 from keylane.protocol.operations import GroupLoss, OperationKind, OperationState, Reshape
 from keylane.protocol.routing import OrderStrategy, PartitionState
+from support.raising import raises
 from support.sql.rows import Rows
 
 STRICT = OrderStrategy.STRICT
@@ -67,7 +68,7 @@ def test_strict_subject_leaves_a_lost_disk_with_all_its_partitions(rows: Rows) -
     (done,) = rows.run(operation_views, [operation_id])
     assert done.state is OperationState.DONE
     assert {loss.partition_id for loss in done.losses} == there
-    with pytest.raises(FolderGivenUpError):
+    with raises(Reason.FOLDER_GIVEN_UP):
         rows.report("g1")
     empty = BrokerHeartbeat(broker_group="g1", broker_id="new", address="g1:2")
     rows.run(report_broker, empty, ttl_ms=DAY_MS)
@@ -86,7 +87,7 @@ def test_lost_disk_takes_no_new_partition_before_an_empty_folder_reports_itself(
     if clock == "restarts":
         rows.run(restart_times, broker_ttl_ms=DAY_MS)
     assert "g1" not in rows.run(writable_groups)
-    with pytest.raises(FolderGivenUpError):
+    with raises(Reason.FOLDER_GIVEN_UP):
         rows.report("g1")
     rows.resize("s", 6)
     assert "g1" not in open_places(rows, "s")
@@ -300,7 +301,7 @@ def test_folder_is_refused_when_its_loss_opened_a_child_that_had_not_heard_of_a_
     rows.begin(Reshape(kind=OperationKind.EVACUATE, broker_group="g3", accept_loss=True))
     assert rows.drive(operation_id) is None
     assert unheard(rows, "s", "g3")
-    with pytest.raises(FolderGivenUpError):
+    with raises(Reason.FOLDER_GIVEN_UP):
         rows.report("g3")
 
 

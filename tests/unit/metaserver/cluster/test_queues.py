@@ -16,15 +16,10 @@ from keylane.metaserver.verify.checks import verify
 from keylane.metaserver.verify.reader import read_sql_view
 from keylane.metaserver.verify.views import Views
 from keylane.protocol.control import BrokerHeartbeat, CreateSubject, Retention
-from keylane.protocol.errors import (
-    QueueUnknownError,
-    StaticSubjectError,
-    SubjectExistsError,
-    SubjectNotStaticError,
-    SubjectUnknownError,
-)
+from keylane.protocol.errors import Reason, SubjectUnknownError
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.protocol.routing import OrderStrategy
+from support.raising import raises
 from support.sql.rows import Rows
 
 TTL_MS = 1_000
@@ -151,9 +146,9 @@ def test_growth_of_a_subject_without_queues_is_refused(rows: QueueRows):
     """Its number of partitions is changed by a resize."""
     rows.run(plan_subject, CreateSubject(subject="other"), subjects_max=9)
     rows.run(open_subject, "other")
-    with pytest.raises(SubjectNotStaticError):
+    with raises(Reason.SUBJECT_NOT_STATIC):
         rows.run(plan_operations, Reshape(kind=OperationKind.GROW, subject="other", partitions=3))
-    with pytest.raises(QueueUnknownError, match="queues 0 to 1, not 2"):
+    with raises(Reason.QUEUE_UNKNOWN, match="queues 0 to 1, not 2"):
         rows.run(plan_operations, Reshape(kind=OperationKind.GROW, subject="s", queues=(2,)))
 
 
@@ -178,11 +173,11 @@ def test_subject_view_shows_static(rows: QueueRows):
 def test_reshape_of_a_static_subject_is_refused(rows: QueueRows, ask: Reshape):
     """Resize, split and merge are refused by name, planned or done, and the route stays."""
     route = rows.run(read_route, "s")
-    with pytest.raises(StaticSubjectError, match="keeps its queues") as refused:
+    with raises(Reason.SUBJECT_STATIC, match="keeps its queues") as refused:
         rows.run(plan_operations, ask)
     assert "subject grow" in refused.value.hint
     assert refused.value.queues == 2
-    with pytest.raises(StaticSubjectError):
+    with raises(Reason.SUBJECT_STATIC):
         rows.run(begin_operations, ask, driver="d", lease_ms=1_000)
     assert rows.run(read_route, "s") == route
 
@@ -191,10 +186,10 @@ def test_subject_is_refused_when_it_exists_with_another_static_setting(rows: Que
     """Static and not static are different settings; the error says what is there and what was asked
     for.
     """
-    with pytest.raises(SubjectExistsError, match=r"created with static true, not false"):
+    with raises(Reason.SUBJECT_EXISTS, match=r"created with static true, not false"):
         rows.run(plan_subject, CreateSubject(subject="s", partitions=2), subjects_max=9)
     ask = CreateSubject(subject="s", partitions=3, static=True, retention=Retention.TIME)
-    with pytest.raises(SubjectExistsError, match="partitions 2, not 3; retention acked, not time"):
+    with raises(Reason.SUBJECT_EXISTS, match="partitions 2, not 3; retention acked, not time"):
         rows.run(plan_subject, ask, subjects_max=9)
 
 
@@ -202,7 +197,7 @@ def test_queues_of_other_subjects_are_refused(rows: QueueRows):
     """A subject that is not static is refused by name, an unknown one as unknown."""
     rows.run(plan_subject, CreateSubject(subject="other"), subjects_max=9)
     rows.run(open_subject, "other")
-    with pytest.raises(SubjectNotStaticError):
+    with raises(Reason.SUBJECT_NOT_STATIC):
         rows.run(read_queues, "other")
     with pytest.raises(SubjectUnknownError):
         rows.run(read_queues, "nothing")

@@ -37,7 +37,7 @@ def test_subjects_of_a_pattern_are_counted_when_it_has_a_limit(rows: Rows) -> No
     limit(rows, a_=2)
     for name in ("a_1", "a_2", "ab1", "A_1", "A_2"):
         plan(rows, name)
-    with pytest.raises(OverloadedError, match="has 2 subjects, and may have 2") as refused:
+    with pytest.raises(OverloadedError, match="has 2 subjects, and the limit is 2") as refused:
         plan(rows, "a_3")
     assert "--subjects N" in refused.value.hint
     assert "a_3" not in names(rows)

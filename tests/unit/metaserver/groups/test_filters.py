@@ -6,8 +6,9 @@ import pytest
 
 from keylane.metaserver.groups.sessions import join_group, leave_group
 from keylane.protocol.control import Join
-from keylane.protocol.errors import GroupFilterError
+from keylane.protocol.errors import Reason
 from keylane.protocol.limits import TTL_MS_DEFAULT
+from support.raising import raises
 from support.sql.rows import Rows
 
 A, B, C = "a" * 16, "b" * 16, "c" * 16
@@ -31,7 +32,7 @@ def test_join_with_another_filter_is_refused_while_a_member_lives(rows: Rows):
     join(rows, A, "tags paid", client="first")
     join(rows, B, "tags paid")
     for other in ("tags new", ""):
-        with pytest.raises(GroupFilterError) as caught:
+        with raises(Reason.GROUP_FILTER) as caught:
             join(rows, C, other)
         assert (caught.value.stored, caught.value.asked) == ("tags paid", other)
     assert caught.value.client in {"first", ""}

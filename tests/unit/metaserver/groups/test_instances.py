@@ -8,11 +8,10 @@ from keylane.metaserver.groups.lease_rows import read_grants, release_leases
 from keylane.metaserver.groups.sessions import SessionRow, join_group, renew_sessions
 from keylane.protocol.control import Join, ReleaseGrant
 from keylane.protocol.errors import (
-    GroupBusyError,
-    InstanceTakenError,
-    InvalidNameError,
+    Reason,
     SessionUnknownError,
 )
+from support.raising import raises
 from support.sql.rows import Rows
 from support.sql.told_groups import settle_group
 
@@ -88,7 +87,7 @@ def test_process_that_joins_again_does_not_take_its_place_back(rows: Rows):
     join(rows, A, "a")
     join(rows, A_AGAIN, "a")
     rows.run(renew_sessions, [A_AGAIN])
-    with pytest.raises(InstanceTakenError):
+    with raises(Reason.INSTANCE_TAKEN):
         join(rows, A_LATER, "a", again=True)
     assert len(tokens(rows, A_AGAIN)) == 4
     rows.clock.advance(31_000)
@@ -105,7 +104,7 @@ def test_process_that_lost_its_place_to_a_session_that_is_never_heard_goes_on_af
     join(rows, A, "a")
     rows.run(renew_sessions, [A])
     join(rows, A_AGAIN, "a")
-    with pytest.raises(GroupBusyError, match="not heard since"):
+    with raises(Reason.GROUP_BUSY, match="not heard since"):
         join(rows, A_LATER, "a", again=True)
     rows.clock.advance(31_000)
     assert join(rows, A_LATER, "a", again=True).replaced == (A_AGAIN,)
@@ -117,7 +116,7 @@ def test_late_call_of_a_replaced_session_does_not_begin_it_again(rows: Rows):
     join(rows, A_AGAIN, "a")
     join(rows, A_LATER, "a")
     for late in (A, A_AGAIN):
-        with pytest.raises(InstanceTakenError):
+        with raises(Reason.INSTANCE_TAKEN):
             join(rows, late, "a")
     assert len(tokens(rows, A_LATER)) == 4
 
@@ -138,5 +137,5 @@ def test_instances_of_other_names_and_none_stand_beside_each_other(rows: Rows):
 
 
 def test_instance_has_a_legal_name(rows: Rows):
-    with pytest.raises(InvalidNameError):
+    with raises(Reason.NAME_INVALID):
         join(rows, A, "no spaces")

@@ -15,14 +15,12 @@ from keylane.metaserver.groups.operators import (
     suspend_members,
 )
 from keylane.metaserver.groups.sessions import join_group, suspend_session
-from keylane.metaserver.groups.stored_settings import member_settings
 from keylane.protocol.control import Join, ReleaseGrant, Suspend
 from keylane.protocol.errors import (
     GroupUnknownError,
     InvalidRequestError,
-    PolicyInvalidError,
+    Reason,
     SubjectUnknownError,
-    SuspendedClientsError,
 )
 from keylane.protocol.groups import (
     FailurePolicy,
@@ -32,6 +30,7 @@ from keylane.protocol.groups import (
     SuspendGroup,
 )
 from keylane.protocol.routing import ConsumeStrategy
+from support.raising import raises
 from support.sql.rows import Rows
 from support.sql.told_groups import settle_group
 
@@ -105,7 +104,7 @@ def test_policy_with_half_a_backoff_is_refused(ask: SetGroup):
     forgotten.
     """
     before = GroupPolicy(backoff_first_ms=1, backoff_max_ms=9) if ask.forget else GroupPolicy()
-    with pytest.raises(PolicyInvalidError):
+    with raises(Reason.POLICY_INVALID):
         changed_policy(before, ask)
 
 
@@ -235,14 +234,7 @@ def test_names_of_suspended_clients_are_limited(rows: Rows, monkeypatch: pytest.
     join(rows, A, ConsumeStrategy.EXCLUSIVE)
     for client in ("x", "y", "x"):
         switch(rows, suspended=True, client=client)
-    with pytest.raises(SuspendedClientsError) as refused:
+    with raises(Reason.SUSPENDED_CLIENTS) as refused:
         switch(rows, suspended=True, client="z")
     assert refused.value.limit == 2
     assert rows.run(group_settings, "s", "g").suspended_clients == ("x", "y")
-
-
-def test_session_that_ended_has_no_settings(rows: Rows):
-    """It is told nothing of the group."""
-    join(rows, A, ConsumeStrategy.EXCLUSIVE)
-    assert rows.run(member_settings, A) is not None
-    assert rows.run(member_settings, B) is None

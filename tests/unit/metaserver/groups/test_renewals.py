@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from keylane.metaserver.groups.renewals import Renewals, RenewedTogether
+from keylane.metaserver.groups.renewals import Renewals
 from keylane.metaserver.groups.sessions import (
     Renewed,
     SessionRow,
@@ -55,11 +56,11 @@ class DatabaseThatGivesUp:
         raise StorageError("no answer in time", operation="query")
 
 
-async def test_sessions_of_one_call_are_renewed_when_the_wait_for_a_held_row_fails():
-    """The statement that waits is ended after seconds, and begun anew: in some calls that comes
-    while they wait for it.
-    """
+async def test_session_is_renewed_when_the_wait_for_the_held_row_of_another_one_fails():
+    """They share the statement that waits for no row."""
     renewals = Renewals(cast("Database", DatabaseThatGivesUp()))
-    assert await renewals.together([SessionId(A), SessionId(B)]) == RenewedTogether(
-        {SessionId(B): ROW}, frozenset({SessionId(A)})
+    held, free = await asyncio.gather(
+        renewals.one(SessionId(A)), renewals.one(SessionId(B)), return_exceptions=True
     )
+    assert isinstance(held, StorageError)
+    assert free == ROW

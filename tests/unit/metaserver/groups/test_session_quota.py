@@ -11,8 +11,9 @@ from keylane.metaserver.access.rows import begin_access
 from keylane.metaserver.groups.sessions import SessionRow, join_group, leave_group
 from keylane.protocol.access.quota import EVERYBODY, Quota
 from keylane.protocol.control import Join
-from keylane.protocol.errors import SessionQuotaError
+from keylane.protocol.errors import Reason
 from keylane.protocol.http.quotas import PRINCIPAL, SetQuota, UnsetQuota
+from support.raising import raises
 from support.sql.rows import Rows
 
 
@@ -43,7 +44,7 @@ def test_session_above_the_quota_is_refused_until_another_one_ends(rows: QuotaRo
     rows.limit("shop", 2)
     rows.join(1)
     rows.join(2)
-    with pytest.raises(SessionQuotaError) as refused:
+    with raises(Reason.SESSION_QUOTA) as refused:
         rows.join(3)
     assert (refused.value.principal, refused.value.limit) == ("shop", 2)
     assert rows.join(2).session == f"{2:032x}", "a repeat begins none"
@@ -54,7 +55,7 @@ def test_session_above_the_quota_is_refused_until_another_one_ends(rows: QuotaRo
     rows.clock.advance(9_001)
     rows.join(6)  # the others have expired
     rows.join(7)
-    with pytest.raises(SessionQuotaError):
+    with raises(Reason.SESSION_QUOTA):
         rows.join(1)
 
 
@@ -72,7 +73,7 @@ def test_quota_of_everybody_counts_where_a_principal_has_none_of_its_own(rows: Q
     rows.join(2)
     rows.join(3, "a")
     rows.join(4, "b")
-    with pytest.raises(SessionQuotaError):
+    with raises(Reason.SESSION_QUOTA):
         rows.join(5, "a")
     assert [(row.name, row.sessions) for row in rows.run(read_quotas)] == [
         (EVERYBODY, 1),

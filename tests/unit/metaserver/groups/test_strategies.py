@@ -19,12 +19,13 @@ from keylane.metaserver.sql.dialect import now_ms
 from keylane.metaserver.sql.schema import groups, leases
 from keylane.protocol.control import Join, ReleaseGrant, Suspend
 from keylane.protocol.errors import (
-    GroupStrategyError,
     GroupUnknownError,
+    Reason,
     SessionUnknownError,
     TokenUnknownError,
 )
 from keylane.protocol.routing import ConsumeStrategy
+from support.raising import raises
 from support.sql.rows import Rows
 from support.sql.told_groups import settle_group
 
@@ -61,7 +62,7 @@ def test_first_join_decides_the_strategy(rows: Rows, first: ConsumeStrategy):
     """A join with another strategy is refused and changes nothing; the error has the stored one."""
     join(rows, A, first)
     other = SHARED if first is EXCLUSIVE else EXCLUSIVE
-    with pytest.raises(GroupStrategyError, match="keylane group switch") as refused:
+    with raises(Reason.GROUP_STRATEGY, match="keylane group switch") as refused:
         join(rows, B, other)
     assert (refused.value.stored, refused.value.asked) == (first.value, other.value)
     assert [
@@ -95,7 +96,7 @@ def test_switch_ends_all_sessions_and_tokens(rows: Rows, first: ConsumeStrategy)
     assert set(changes.ended) == {A}
     with pytest.raises(SessionUnknownError):
         rows.run(read_grants, A)
-    with pytest.raises(GroupStrategyError):
+    with raises(Reason.GROUP_STRATEGY):
         join(rows, B, first)
     join(rows, B, other)
     after = tokens(rows, B)

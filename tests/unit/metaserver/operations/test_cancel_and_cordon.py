@@ -26,15 +26,10 @@ from keylane.metaserver.verify.reader import read_sql_view
 from keylane.metaserver.verify.views import Views
 from keylane.protocol.control import CreateSubject
 from keylane.protocol.errors import (
-    BrokerCordonedError,
-    BrokerGroupUnknownError,
-    CreationRunningError,
-    NotEnoughBrokersError,
-    OperationForwardError,
-    OperationRunningError,
-    OperationUnknownError,
+    Reason,
 )
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
+from support.raising import raises
 from support.sql.rows import Rows
 
 FOUR = Reshape(kind=OperationKind.RESIZE, subject="s", partitions=4)
@@ -97,7 +92,7 @@ def test_cancel_changes_nothing_when_repeated(rows: Rows):
     rows.run(cancel_operation, operation_id)
     begin(rows, FOUR)
     rows.run(cancel_operation, operation_id)
-    with pytest.raises(OperationRunningError):
+    with raises(Reason.OPERATION_RUNNING):
         begin(rows, FOUR)
 
 
@@ -109,12 +104,12 @@ def test_cancel_is_refused_from_seal_on(rows: Rows):
         if operation is None:
             break
         if operation.state is not OperationState.PLAN:
-            with pytest.raises(OperationForwardError):
+            with raises(Reason.OPERATION_FORWARD):
                 rows.run(cancel_operation, operation_id)
         end = None if operation.state is OperationState.PLAN else 7
         done = dict.fromkeys((partition.partition_id for partition in operation.todo), end)
         rows.run(finish_round, operation_id, done)
-    with pytest.raises(OperationForwardError):
+    with raises(Reason.OPERATION_FORWARD):
         rows.run(cancel_operation, operation_id)
     assert len(rows.run(read_route, "s").open_partitions()) == 4
 
@@ -122,7 +117,7 @@ def test_cancel_is_refused_from_seal_on(rows: Rows):
 @pytest.mark.parametrize("operation_id", [0, -1, 99, 2**70])
 def test_cancel_is_refused_when_the_operation_is_unknown(rows: Rows, operation_id: int):
     """An operation without sealed parents has nothing to undo."""
-    with pytest.raises(OperationUnknownError):
+    with raises(Reason.OPERATION_UNKNOWN):
         rows.run(cancel_operation, operation_id)
 
 
@@ -155,7 +150,7 @@ def test_evacuated_group_gets_no_partitions_until_it_is_uncordoned(rows: Rows):
         partition_ids=(route.partitions[0].partition_id,),
         broker_group="g1",
     )
-    with pytest.raises(BrokerCordonedError, match="keylane broker uncordon"):
+    with raises(Reason.BROKER_CORDONED, match="keylane broker uncordon"):
         begin(rows, move)
     rows.run(cordon_broker, "g1", False)
     assert begin(rows, move)
@@ -166,9 +161,9 @@ def test_plan_is_refused_when_every_group_is_cordoned(rows: Rows):
     for group in ("g1", "g2", "g3"):
         rows.run(cordon_broker, group, True)
         rows.run(cordon_broker, group, True)
-    with pytest.raises(NotEnoughBrokersError):
+    with raises(Reason.NOT_ENOUGH_BROKERS):
         begin(rows, FOUR)
-    with pytest.raises(BrokerGroupUnknownError):
+    with raises(Reason.BROKER_GROUP_UNKNOWN):
         rows.run(cordon_broker, "nowhere", True)
 
 
@@ -188,7 +183,7 @@ def test_evacuation_is_refused_while_a_partition_moves_to_the_group(rows: Rows):
     operation_id = begin(rows, move)
     evacuate = Reshape(kind=OperationKind.EVACUATE, broker_group="g3")
     for _ in range(2):
-        with pytest.raises(OperationRunningError) as refused:
+        with raises(Reason.OPERATION_RUNNING) as refused:
             rows.run(begin_operations, evacuate, driver="first", lease_ms=500)
         assert refused.value.operation_id == operation_id
     assert "g3" in rows.run(writable_groups)
@@ -204,7 +199,7 @@ def test_evacuation_is_refused_while_a_subject_is_created_on_the_group(rows: Row
     evacuate = Reshape(kind=OperationKind.EVACUATE, broker_group="g3")
     for work in (plan_operations, begin_operations):
         arguments = {} if work is plan_operations else {"driver": "first", "lease_ms": 500}
-        with pytest.raises(CreationRunningError):
+        with raises(Reason.CREATION_RUNNING):
             rows.run(work, evacuate, **arguments)
     assert "g3" in rows.run(writable_groups)
     rows.run(open_subject, "new")

@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 
 from keylane.metaserver.operations import first_times as first_times_module
-from keylane.metaserver.operations.first_times import first_times, tell_first_times
+from keylane.metaserver.operations.first_times import first_times, send_first_times
 from keylane.protocol.backoff import Backoff, Pauses
 from keylane.protocol.errors import (
     BrokerReadOnlyError,
+    InvalidRequestError,
     KeylaneError,
     NotSentError,
     OverloadedError,
-    PartitionInUseError,
+    Reason,
 )
 from keylane.protocol.routing import Partition, PartitionState
 
@@ -76,20 +77,20 @@ async def test_broker_is_told_again_when_it_may_hear_soon(error: KeylaneError):
             raise errors.pop()
         heard.append(from_ms)
 
-    assert await tell_first_times([(CHILD, 7)], tell, pauses)
+    assert await send_first_times([(CHILD, 7)], tell, pauses)
     assert heard == [7]
 
 
 async def test_broker_is_not_told_again_when_the_child_is_open():
     async def tell(_child: Partition, _from_ms: int) -> None:
-        raise PartitionInUseError("it has messages", partition_id=3)
+        raise InvalidRequestError(Reason.PARTITION_IN_USE, "it has messages", partition_id=3)
 
-    assert await tell_first_times([(CHILD, 7)], tell, pauses)
+    assert await send_first_times([(CHILD, 7)], tell, pauses)
 
 
 async def test_operation_goes_on_and_the_log_says_so_when_a_broker_is_not_told(caplog, monkeypatch):
     """It is silent, refuses, or hangs: the others are told."""
-    monkeypatch.setattr(first_times_module, "TELL_MS", 50)
+    monkeypatch.setattr(first_times_module, "SEND_MS", 50)
     heard: list[int] = []
 
     async def tell(child: Partition, _from_ms: int) -> None:
@@ -102,10 +103,10 @@ async def test_operation_goes_on_and_the_log_says_so_when_a_broker_is_not_told(c
     silent = partition(6, "g6", 1, address=None)
     children = [CHILD, partition(4, "g4", 1), partition(5, "g5", 1), silent]
     with caplog.at_level(logging.WARNING):
-        assert not await tell_first_times([(child, 7) for child in children], tell, pauses)
+        assert not await send_first_times([(child, 7) for child in children], tell, pauses)
     assert heard == [3]
     for said in (
-        "'g4', because that could not be given the times of its parents: the disk is broken",
+        "'g4', which could not be sent the times of its parents: the disk is broken",
         "'g5'",
         "'g6'",
     ):

@@ -20,16 +20,15 @@ from keylane.metaserver.operations.views import operation_views, subject_history
 from keylane.metaserver.sql.schema import partitions
 from keylane.protocol.control import BrokerHeartbeat, CreateSubject
 from keylane.protocol.errors import (
-    BrokerGroupUnknownError,
     InvalidRequestError,
-    NotEnoughBrokersError,
-    OperationRunningError,
     PartitionUnknownError,
+    Reason,
     RefusedError,
     SubjectUnknownError,
 )
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.protocol.routing import OrderStrategy, PartitionState, route_table
+from support.raising import raises
 from support.sql.rows import Rows
 
 TTL_MS = 1_000
@@ -173,7 +172,7 @@ def test_second_operation_is_refused_until_the_first_has_its_route(rows: Operati
     rows.create("other", 1)
     (operation_id,) = rows.begin(resize(4))
     for ask in (resize(8), Reshape(kind=OperationKind.EVACUATE, broker_group="g1")):
-        with pytest.raises(OperationRunningError) as refused:
+        with raises(Reason.OPERATION_RUNNING) as refused:
             rows.begin(ask)
         assert refused.value.operation_id == operation_id
     elsewhere = Reshape(kind=OperationKind.RESIZE, subject="other", partitions=2)
@@ -200,17 +199,17 @@ BAD = [
     (Reshape(kind=OperationKind.MERGE, partition_ids=(1, 99)), PartitionUnknownError),
     (
         Reshape(kind=OperationKind.MOVE, partition_ids=(1,), broker_group="nowhere"),
-        BrokerGroupUnknownError,
+        Reason.BROKER_GROUP_UNKNOWN,
     ),
     (
         Reshape(kind=OperationKind.MOVE, partition_ids=(1,), broker_group="silent"),
-        NotEnoughBrokersError,
+        Reason.NOT_ENOUGH_BROKERS,
     ),
     (
         Reshape(kind=OperationKind.MOVE, partition_ids=(1,), broker_group="full"),
-        NotEnoughBrokersError,
+        Reason.NOT_ENOUGH_BROKERS,
     ),
-    (Reshape(kind=OperationKind.EVACUATE, broker_group="nowhere"), BrokerGroupUnknownError),
+    (Reshape(kind=OperationKind.EVACUATE, broker_group="nowhere"), Reason.BROKER_GROUP_UNKNOWN),
     (
         Reshape(kind=OperationKind.EVACUATE, broker_group="g1", without_source=True),
         InvalidRequestError,
@@ -227,15 +226,15 @@ BAD = [
         ),
         (
             Reshape(kind=OperationKind.MERGE, partition_ids=(1, 99)),
-            "partition 99 is not an open partition of this subject; those that are: 1, 2",
+            "partition 99 is not an open partition of this subject; its open partitions: 1, 2",
         ),
         (
             Reshape(kind=OperationKind.MOVE, partition_ids=(1,), broker_group="nowhere"),
-            "there is no broker group 'nowhere'; known are: g1, g2",
+            "there is no broker group 'nowhere'; the known ones are: g1, g2",
         ),
         (
             Reshape(kind=OperationKind.EVACUATE, broker_group="nowhere"),
-            "there is no broker group 'nowhere'; known are: g1, g2",
+            "there is no broker group 'nowhere'; the known ones are: g1, g2",
         ),
     ],
 )
@@ -266,7 +265,7 @@ def test_bad_requests_change_nothing(rows: OperationRows, ask: Reshape, error: t
     rows.run(report_broker, full, ttl_ms=TTL_MS)
     before = facts(rows)
     for work in (plan_operations, None):
-        with pytest.raises(error):
+        with raises(error):
             rows.begin(ask) if work is None else rows.run(work, ask)
     assert facts(rows) == before
     assert rows.run(subject_operations, "s") == []

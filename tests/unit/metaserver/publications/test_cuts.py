@@ -30,15 +30,10 @@ from keylane.metaserver.verify.checks import verify
 from keylane.metaserver.verify.reader import read_sql_view
 from keylane.metaserver.verify.views import Views
 from keylane.protocol.control import DeleteSubject, Join
-from keylane.protocol.errors import (
-    OperationRunningError,
-    PublishBehindError,
-    PublishOutdatedError,
-    PublishTargetError,
-    SubjectUnknownError,
-)
+from keylane.protocol.errors import Reason, SubjectUnknownError
 from keylane.protocol.operations import HideSubject, OperationState, PublishSubject
 from keylane.protocol.routing import PartitionState
+from support.raising import raises
 from support.sql.rows import Rows
 from support.sql.told_groups import settle_group
 
@@ -161,17 +156,17 @@ def test_publication_is_refused_when_messages_lie_behind_the_rows(cuts):
     """The error says how many of which partition; nothing is changed, and a publication with the
     right ends passes.
     """
-    with pytest.raises(PublishTargetError, match="without a cut"):
+    with raises(Reason.PUBLISH_TARGET, match="without a cut"):
         cuts.publish(ends=ENDS)
     cuts.cut()
     before = cuts.route()
-    with pytest.raises(PublishBehindError, match="3 messages of partition 2") as told:
+    with raises(Reason.PUBLISH_BEHIND, match="3 messages of partition 2") as told:
         cuts.publish(ends={1: 100, 2: 97})
     error = told.value
     assert (error.partition_id, error.from_offset, error.messages) == (2, 97, 3)
-    with pytest.raises(PublishBehindError, match="100 messages of partition 1, from offset 0"):
+    with raises(Reason.PUBLISH_BEHIND, match="100 messages of partition 1, from offset 0"):
         cuts.publish(ends={2: 100})
-    with pytest.raises(PublishTargetError, match="--replace"):
+    with raises(Reason.PUBLISH_TARGET, match="--replace"):
         cuts.run(begin_publication, H, PublishSubject(target="s"), driver="d", lease_ms=1_000)
     assert cuts.route() == before
     cuts.drive(cuts.publish(ends=ENDS))
@@ -192,7 +187,7 @@ def test_publication_is_refused_when_rows_behind_its_cut_were_published_first(cu
     before = cuts.route()
     assert set(before) == ({7, 8, 9, 10} if with_cut else {7, 8})
     for fields in ({"ends": ENDS}, {}):
-        with pytest.raises(PublishOutdatedError, match="other rows took the place"):
+        with raises(Reason.PUBLISH_OUTDATED, match="another publication replaced the messages"):
             cuts.publish(**fields)
     assert cuts.route() == before
     assert cuts.violations("V03", "V05") == []
@@ -207,7 +202,7 @@ def test_publications_follow_each_other_when_the_first_cut_is_published_first(cu
     ends = dict.fromkeys([1, 2, 5, 6], 100)
     later = {"driver": "d", "lease_ms": 1_000}
     ask = PublishSubject(target="s", replace=True, ends=ends)
-    with pytest.raises(PublishBehindError, match="100 messages of partition 3"):
+    with raises(Reason.PUBLISH_BEHIND, match="100 messages of partition 3"):
         cuts.run(begin_publication, "s.later", ask, **later)
     ask = PublishSubject(target="s", replace=True, ends=ends | {3: 100, 4: 100})
     cuts.drive(cuts.run(begin_publication, "s.later", ask, **later))
@@ -216,7 +211,7 @@ def test_publications_follow_each_other_when_the_first_cut_is_published_first(cu
 
 def test_cut_is_refused_when_the_target_has_changed_before_it(cuts):
     cuts.resize("s", 3)
-    with pytest.raises(PublishOutdatedError):
+    with raises(Reason.PUBLISH_OUTDATED):
         cuts.begin_cut()
     with pytest.raises(SubjectUnknownError):
         cuts.begin_cut("s.other")
@@ -227,9 +222,9 @@ def test_publication_waits_for_the_cut_to_be_done(cuts):
     parents.
     """
     operation_id = cuts.begin_cut()
-    with pytest.raises(OperationRunningError):
+    with raises(Reason.OPERATION_RUNNING):
         cuts.publish(ends=ENDS)
-    with pytest.raises(OperationRunningError):
+    with raises(Reason.OPERATION_RUNNING):
         cuts.run(begin_subject_deletion, H, DeleteSubject())
     cuts.drive(operation_id)
     cuts.publish(ends=ENDS)

@@ -28,17 +28,9 @@ from keylane.metaserver.starts.rows import note_started, pending_starts
 from keylane.metaserver.verify.reader import read_sql_view
 from keylane.protocol.control import DeleteSubject, Join
 from keylane.protocol.errors import (
-    GroupBusyError,
-    HiddenTakenError,
     InvalidRequestError,
-    OperationRunningError,
-    PublishCursorsError,
-    PublishGroupsError,
-    PublishOutdatedError,
-    PublishTargetError,
+    Reason,
     SubjectDeletedError,
-    SubjectExistsError,
-    SubjectHiddenError,
     SubjectUnknownError,
 )
 from keylane.protocol.operations import (
@@ -50,6 +42,7 @@ from keylane.protocol.operations import (
 )
 from keylane.protocol.progress import ResetGroup, ResetTo
 from keylane.protocol.routing import PartitionState
+from support.raising import raises
 from support.sql.rows import Rows
 
 H = "s.hidden-1"
@@ -130,16 +123,16 @@ def test_publication_changes_nothing_when_repeated(published):
     version = published.route().version
     assert published.publish() == operation_id
     assert published.route().version == version
-    with pytest.raises(PublishTargetError):
+    with raises(Reason.PUBLISH_TARGET):
         published.publish(target="t")
-    with pytest.raises(PublishTargetError, match="before"):
+    with raises(Reason.PUBLISH_TARGET, match="before"):
         published.hide()
 
 
 def test_hidden_subject_takes_the_name_when_there_is_no_target():
     """The name changes in the one transaction, and no operation is left."""
     published = Published(target=False)
-    with pytest.raises(SubjectUnknownError, match="how many partitions"):
+    with pytest.raises(SubjectUnknownError, match="give the number of its partitions"):
         published.hide()
     published.hide(partitions=3)
     with pytest.raises(SubjectUnknownError):
@@ -156,17 +149,17 @@ def test_hidden_subject_has_no_groups_no_operations_and_no_namesake(published):
     publishing expects.
     """
     published.hide()
-    with pytest.raises(SubjectHiddenError):
+    with raises(Reason.SUBJECT_HIDDEN):
         published.join(H)
-    with pytest.raises(SubjectHiddenError):
+    with raises(Reason.SUBJECT_HIDDEN):
         published.begin(Reshape(kind=OperationKind.RESIZE, subject=H, partitions=4))
-    with pytest.raises(SubjectHiddenError):
+    with raises(Reason.SUBJECT_HIDDEN):
         published.begin(Reshape(kind=OperationKind.MOVE, partition_ids=(3,), broker_group="g2"))
-    with pytest.raises(SubjectHiddenError):
+    with raises(Reason.SUBJECT_HIDDEN):
         published.begin(Reshape(kind=OperationKind.EVACUATE, broker_group="g1"))
-    with pytest.raises(SubjectHiddenError):
+    with raises(Reason.SUBJECT_HIDDEN):
         published.hide("s.hidden-2", target=H)
-    with pytest.raises(SubjectHiddenError):
+    with raises(Reason.SUBJECT_HIDDEN):
         published.create(H, 2)
     shown = {each.subject: each.hidden_for for each in published.run(subject_summaries)}
     assert shown == {"s": "", H: "s"}
@@ -187,7 +180,7 @@ def test_publication_is_refused_when_the_target_has_changed(change: str):
         published.run(note_removed, done)
     else:
         published.create("s", 2)
-    with pytest.raises(PublishOutdatedError, match=change):
+    with raises(Reason.PUBLISH_OUTDATED, match=change):
         published.publish()
     assert len(published.open(H)) == 2
 
@@ -199,9 +192,9 @@ def test_publication_waits_for_no_other_operation(published):
     published.hide()
     ask = Reshape(kind=OperationKind.RESIZE, subject="s", partitions=4)
     ((operation_id, _),) = published.begin(ask)
-    with pytest.raises(OperationRunningError):
+    with raises(Reason.OPERATION_RUNNING):
         published.publish()
-    with pytest.raises(OperationRunningError):
+    with raises(Reason.OPERATION_RUNNING):
         published.hide("s.hidden-2")
     published.run(cancel_operation, operation_id)
     published.drive(published.publish())
@@ -211,14 +204,14 @@ def test_publication_waits_for_no_other_operation(published):
 def test_subject_that_is_not_hidden_is_not_published(published):
     """Nor one that is made for another target, nor one that does not exist."""
     published.create("t", 2)
-    with pytest.raises(PublishTargetError, match="not hidden"):
+    with raises(Reason.PUBLISH_TARGET, match="not hidden"):
         published.publish("t")
     with pytest.raises(SubjectUnknownError):
         published.publish("u")
     published.hide()
-    with pytest.raises(PublishTargetError, match="made for 's'"):
+    with raises(Reason.PUBLISH_TARGET, match="made for 's'"):
         published.publish(target="t")
-    with pytest.raises(PublishTargetError, match="is not hidden"):
+    with raises(Reason.PUBLISH_TARGET, match="is not hidden"):
         published.hide("t")
     with pytest.raises(InvalidRequestError):
         published.hide("s")
@@ -276,9 +269,9 @@ def test_groups_of_a_replaced_subject_begin_where_they_are_placed(published):
     """
     group_id = published.join()
     published.hide()
-    with pytest.raises(PublishGroupsError, match="g"):
+    with raises(Reason.PUBLISH_GROUPS, match="g"):
         published.publish(replace=True)
-    with pytest.raises(GroupBusyError, match="live"):
+    with raises(Reason.GROUP_BUSY, match="live"):
         published.publish(replace=True, starts={"g": {3: 5, 4: 7}})
     published.run(end_sessions, [SESSION])
     with pytest.raises(InvalidRequestError):
@@ -318,7 +311,7 @@ def test_replacement_is_refused_when_a_group_has_changed_since_the_look_at_it(pu
         told = [with_consumer, before]
     placed = {"replace": True, "starts": {"g": {3: 5, 4: 7}}}
     for revision in told:
-        with pytest.raises(PublishCursorsError) as refused:
+        with raises(Reason.PUBLISH_CURSORS) as refused:
             published.publish(**placed, revisions={"g": revision})
         assert refused.value.details == {"subject": "s", "group": "g"}
     assert published.open(H) == {3: (1,), 4: (2,)}
@@ -334,7 +327,7 @@ def test_operation_of_a_publication_is_marked_as_one(published):
     (operation,) = published.run(read_sql_view).operations
     assert operation.operation_id == operation_id
     assert operation.state is OperationState.PLAN
-    with pytest.raises(SubjectExistsError):
+    with raises(Reason.SUBJECT_EXISTS):
         published.create("s", 5)
 
 
@@ -355,7 +348,7 @@ def test_hidden_subject_of_another_job_is_refused_until_it_is_deleted(target: bo
     partitions = 0 if target else 2
     made = rows.hide(partitions=partitions, filled_by="job 1").subject_id
     assert rows.hide(partitions=partitions, filled_by="job 1").subject_id == made
-    with pytest.raises(HiddenTakenError, match="is filled by job 1"):
+    with raises(Reason.HIDDEN_TAKEN, match="is filled by job 1"):
         rows.hide(partitions=partitions, filled_by="job 2")
     assert (
         rows.hide(partitions=partitions).subject_id == made
@@ -366,7 +359,7 @@ def test_hidden_subject_without_a_job_is_of_the_first_one_that_asks():
     rows = Published()
     rows.hide()
     rows.hide(filled_by="job 1")
-    with pytest.raises(HiddenTakenError):
+    with raises(Reason.HIDDEN_TAKEN):
         rows.hide(filled_by="job 2")
 
 

@@ -20,9 +20,10 @@ from keylane.metaserver.verify.checks import verify
 from keylane.metaserver.verify.reader import read_sql_view
 from keylane.metaserver.verify.views import BrokerAnswer, Views
 from keylane.protocol.control import BrokerHeartbeat, Join, PartitionStatus
-from keylane.protocol.errors import InvalidNameError, InvalidRequestError
+from keylane.protocol.errors import InvalidRequestError, Reason
 from keylane.protocol.ids import ConsumerGroup
 from keylane.protocol.limits import PARTITION_MESSAGES_MAX
+from support.raising import raises
 from support.sql.kept_by_brokers import EXPIRED, OPEN, SEALED, heard, source, states, status
 from support.sql.told_groups import settle_group
 
@@ -193,7 +194,7 @@ def test_rebuild_is_refused_when_an_open_partition_is_gone() -> None:
         rebuilt(status(2, 512, 1024, group="g2"), merge, options=LOSE)
     with pytest.raises(InvalidRequestError, match="--gone names as gone"):
         plan_rebuild([source(part(2), group="g2")], RebuildOptions(gone=("g2",)))
-    with pytest.raises(InvalidNameError):
+    with raises(Reason.NAME_INVALID):
         rebuilt(part(2), options=RebuildOptions(gone=("",)))
 
 

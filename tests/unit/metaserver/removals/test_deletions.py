@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from keylane.metaserver.catalogue.creations import plan_creation_anew
+from keylane.metaserver.catalogue.creations import replan_creation
 from keylane.metaserver.cluster.heard import read_announcements
 from keylane.metaserver.cluster.removals import (
     GROUPS_AT_ONCE,
@@ -32,15 +32,15 @@ from keylane.metaserver.sql.schema import metadata, partitions
 from keylane.metaserver.verify.reader import read_sql_view
 from keylane.protocol.control import CreateSubject, DeleteGroup, DeleteSubject, Join
 from keylane.protocol.errors import (
-    GroupBusyError,
     GroupDeletedError,
-    OperationRunningError,
+    Reason,
     SessionUnknownError,
     SubjectDeletedError,
     SubjectUnknownError,
 )
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.protocol.routing import PartitionState
+from support.raising import raises
 from support.sql.rows import Rows
 
 FORCE_GROUP, FORCE_SUBJECT = DeleteGroup(force=True), DeleteSubject(force=True)
@@ -97,7 +97,7 @@ def rows() -> DeletionRows:
 # ── groups ────────────────────────────────────────────────────────────────────────────────────────
 def test_group_with_live_sessions_is_not_deleted_unless_forced(rows: DeletionRows):
     rows.join()
-    with pytest.raises(GroupBusyError) as busy:
+    with raises(Reason.GROUP_BUSY) as busy:
         rows.run(begin_group_deletion, "s", "g", DeleteGroup())
     assert busy.value.sessions == 1
     assert "force=True (--force)" in busy.value.message
@@ -174,7 +174,7 @@ def test_rows_of_a_subject_go_when_every_broker_has_dropped_its_partitions(rows:
             sa.select(sa.func.max(partitions.c.partition_id))
         ).scalar()
     )
-    with pytest.raises(GroupBusyError):
+    with raises(Reason.GROUP_BUSY):
         rows.run(begin_subject_deletion, "t", DeleteSubject())
     deletion = rows.run(begin_subject_deletion, "t", FORCE_SUBJECT)
     pending = rows.pending()
@@ -213,7 +213,7 @@ def test_deleted_name_is_told_from_one_that_never_was_until_it_is_planned_again(
     rows.create("t", 1)
     rows.run(begin_subject_deletion, "t", FORCE_SUBJECT)
     rows.remove(rows.pending())
-    with pytest.raises(SubjectDeletedError, match="no message creates it again"):
+    with pytest.raises(SubjectDeletedError, match="messages do not create it again"):
         rows.run(check_not_deleted, "t")
     rows.run(plan_subject, CreateSubject(subject="t"), subjects_max=10)
     assert rows.run(check_not_deleted, "t")
@@ -222,7 +222,7 @@ def test_deleted_name_is_told_from_one_that_never_was_until_it_is_planned_again(
 def test_subject_whose_partitions_change_is_not_deleted(rows: DeletionRows):
     ask = Reshape(kind=OperationKind.RESIZE, subject="s", partitions=3)
     ((operation_id, _),) = rows.begin(ask)
-    with pytest.raises(OperationRunningError):
+    with raises(Reason.OPERATION_RUNNING):
         rows.run(begin_subject_deletion, "s", DeleteSubject())
     rows.drive(operation_id)
     rows.run(begin_subject_deletion, "s", DeleteSubject())
@@ -235,7 +235,7 @@ def test_creation_that_is_under_way_ends_when_its_subject_is_deleted(rows: Delet
     row = rows.run(plan_subject, CreateSubject(subject="new"), subjects_max=10)
     rows.run(begin_subject_deletion, "new", DeleteSubject())
     assert not rows.run(open_subject, "new")
-    assert not rows.run(plan_creation_anew, row.subject_id)
+    assert not rows.run(replan_creation, row.subject_id)
     assert {removal.state for removal in rows.pending()} == {PartitionState.EXPIRED}
     assert rows.remove(rows.pending()) == ["new"]
     assert not rows.run(open_subject, "new")

@@ -20,9 +20,10 @@ from keylane.metaserver.settings import MetaserverSettings
 from keylane.metaserver.sql.schema import partitions
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.control import GroupStatus, Join, PartitionStatus, ReleaseGrant
-from keylane.protocol.errors import NotSentError, OffsetOutOfRangeError, ResetUnfinishedError
+from keylane.protocol.errors import NotSentError, OffsetOutOfRangeError, Reason
 from keylane.protocol.progress import ResetGroup, ResetTo
 from keylane.protocol.routing import PartitionState
+from support.raising import raises
 from support.sql.rows import Rows
 from support.sql.told_groups import settle_group
 from unit.metaserver.resets.test_resets_in_a_resize import InMemory
@@ -120,7 +121,7 @@ class ResetHouse:
 
     async def begin(self, ask: ResetGroup) -> None:
         """Have a reset begin that no broker takes."""
-        with pytest.raises(ResetUnfinishedError, match="it goes on by itself"):
+        with raises(Reason.RESET_UNFINISHED, match="it continues by itself"):
             await self.resets.reset("s", "g", ask)
         assert self.held == {}
 

@@ -22,9 +22,10 @@ from keylane.metaserver.resets.live_rows import (
 from keylane.metaserver.resets.rows import begin_reset, end_reset, reset_scope
 from keylane.metaserver.sql.schema import drained, partitions
 from keylane.protocol.control import Join, ReleaseGrant
-from keylane.protocol.errors import GroupBusyError, ResetForwardError
+from keylane.protocol.errors import Reason
 from keylane.protocol.progress import ResetGroup, ResetTo
 from keylane.protocol.routing import ConsumeStrategy, PartitionState
+from support.raising import raises
 from support.sql.rows import Rows
 from support.sql.told_groups import settle_group
 
@@ -84,7 +85,7 @@ def test_reset_begins_once_every_partition_is_handed_over(rows: LiveRows):
     rows.join(B)
     assert (rows.held(A), rows.held(B)) == ({}, {})
     assert rows.run(read_live_reset, reset_id).owners == ("a",)
-    with pytest.raises(GroupBusyError, match="2 partitions"):
+    with raises(Reason.GROUP_BUSY, match="2 partitions"):
         rows.begin(reset_id)
     rows.release(A, before)
     assert rows.held(B) == {}, "a free partition is not granted"
@@ -129,9 +130,9 @@ def test_second_reset_is_refused_and_the_same_is_the_same(rows: LiveRows):
     held = rows.held(A)
     reset_id = rows.run(plan_live_reset, 1, ASK)
     assert rows.run(plan_live_reset, 1, ASK) == reset_id
-    with pytest.raises(GroupBusyError):
+    with raises(Reason.GROUP_BUSY):
         rows.run(plan_live_reset, 1, ResetGroup(to=ResetTo.LATEST, live=True))
-    with pytest.raises(GroupBusyError, match="pending"):
+    with raises(Reason.GROUP_BUSY, match="pending"):
         rows.begin(0)
     rows.settle()
     rows.release(A, held)
@@ -192,7 +193,7 @@ def test_canceled_reset_changes_nothing_and_is_not_begun(rows: LiveRows):
     assert rows.run(cancel_live_reset, "s", "g") == (1, ASK)
     assert rows.run(read_live_reset, reset_id).canceled
     assert rows.run(pending_live_resets) == []
-    with pytest.raises(GroupBusyError, match="done"):
+    with raises(Reason.GROUP_BUSY, match="done"):
         rows.begin(reset_id)
     assert rows.run(plan_live_reset, 1, ASK) > reset_id
 
@@ -200,19 +201,19 @@ def test_canceled_reset_changes_nothing_and_is_not_begun(rows: LiveRows):
 def test_cancellation_is_refused_when_cursors_may_be_set(rows: LiveRows):
     """Also when all are, and when there is no reset; nothing is changed by it."""
     rows.join(A)
-    with pytest.raises(ResetForwardError, match="has no reset"):
+    with raises(Reason.RESET_FORWARD, match="has no reset"):
         rows.run(cancel_live_reset, "s", "g")
     held = rows.held(A)
     reset_id = rows.run(plan_live_reset, 1, ASK)
     rows.settle()
     rows.release(A, held)
     tokens = rows.begin(reset_id)
-    with pytest.raises(ResetForwardError, match="begun") as begun:
+    with raises(Reason.RESET_FORWARD, match="begun") as begun:
         rows.run(cancel_live_reset, "s", "g")
     assert begun.value.begun is True
-    assert "goes on by itself" in begun.value.hint
+    assert "continues by itself" in begun.value.hint
     rows.end(tokens, reset_id)
-    with pytest.raises(ResetForwardError, match="is done"):
+    with raises(Reason.RESET_FORWARD, match="is done"):
         rows.run(cancel_live_reset, "s", "g")
     assert rows.run(read_live_reset, reset_id).answer is not None
 

@@ -14,9 +14,10 @@ from keylane.metaserver.groups.sessions import join_group, leave_group
 from keylane.metaserver.resets.service import PLANS_MAX, ResetService
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.protocol.control import GroupStatus, Join, PartitionStatus
-from keylane.protocol.errors import GroupBusyError
+from keylane.protocol.errors import Reason
 from keylane.protocol.progress import ResetGroup, ResetTo
 from keylane.protocol.routing import PartitionState
+from support.raising import raises
 from support.sql.rows import Rows
 from support.sql.told_groups import settle_group
 
@@ -121,7 +122,7 @@ async def test_reset_is_refused_when_the_partitions_keep_changing(rows: Rows):
     """It gives up after a few plans, and nothing was set."""
     counts = iter(range(2, 2 + PLANS_MAX))
     brokers = Brokers(lambda: rows.resize("s", next(counts)))
-    with pytest.raises(GroupBusyError, match="keep changing"):
+    with raises(Reason.GROUP_BUSY, match="keep changing"):
         await reset(rows, brokers)
     assert brokers.cursors == {}
     assert next(counts, None) is None

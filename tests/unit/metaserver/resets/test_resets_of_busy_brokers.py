@@ -10,9 +10,10 @@ from keylane.metaserver.resets.rows import ResetScope
 from keylane.metaserver.resets.service import OVERLOADED_PAUSES_MS, ResetService
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.protocol.control import GroupStatus, PartitionStatus
-from keylane.protocol.errors import OverloadedError, ResetUnfinishedError
+from keylane.protocol.errors import OverloadedError, Reason
 from keylane.protocol.progress import ResetGroup, ResetTo
 from keylane.protocol.routing import ConsumeStrategy, Partition, PartitionState
+from support.raising import raises
 
 
 class BusyBroker:
@@ -87,6 +88,6 @@ async def test_reset_retries_an_overloaded_broker():
 async def test_reset_is_unfinished_when_a_broker_stays_overloaded():
     """After a few seconds the error says why."""
     broker = BusyBroker(1_000)
-    with pytest.raises(ResetUnfinishedError, match="waiting for the disk"):
+    with raises(Reason.RESET_UNFINISHED, match="waiting for the disk"):
         await tell(broker)
     assert broker.asked == len(OVERLOADED_PAUSES_MS) + 1

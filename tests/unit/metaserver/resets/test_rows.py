@@ -22,9 +22,10 @@ from keylane.metaserver.sql.duties import (
 )
 from keylane.metaserver.sql.schema import drained, groups, leases, partition_parents, partitions
 from keylane.protocol.control import BrokerHeartbeat, CreateSubject, Join
-from keylane.protocol.errors import GroupBusyError
+from keylane.protocol.errors import Reason
 from keylane.protocol.progress import ResetGroup, ResetTo
 from keylane.protocol.routing import ConsumeStrategy, PartitionState
+from support.raising import raises
 from support.sql.rows import Rows
 from support.sql.told_groups import settle_group
 
@@ -140,12 +141,12 @@ def test_reset_is_refused_while_a_session_lives_or_another_reset_runs(rows: Rese
     """No token is taken; an expired session does not count, and a crashed reset's lease ends."""
     rows.join(B)
     before = rows.last_token()
-    with pytest.raises(GroupBusyError, match=r"has 1 live consumer: .* live=True \(--live\)"):
+    with raises(Reason.GROUP_BUSY, match=r"has 1 live consumer: .* live=True \(--live\)"):
         rows.begin()
     assert rows.last_token() == before
     rows.clock.advance(TTL_MS)
     rows.begin("one")
-    with pytest.raises(GroupBusyError):
+    with raises(Reason.GROUP_BUSY):
         rows.begin("two")
     rows.clock.advance(2_000)
     rows.begin("two")
@@ -154,7 +155,7 @@ def test_reset_is_refused_while_a_session_lives_or_another_reset_runs(rows: Rese
 def test_join_is_refused_while_a_reset_runs(rows: ResetRows):
     """A consumer may join after the reset, or when the reset's lease has ended."""
     tokens = rows.begin()
-    with pytest.raises(GroupBusyError, match="join again"):
+    with raises(Reason.GROUP_BUSY, match="join again"):
         rows.join(B)
     rows.end(tokens, {})
     rows.join(B)

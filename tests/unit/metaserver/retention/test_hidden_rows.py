@@ -7,9 +7,9 @@ from keylane.metaserver.publications.hiding import plan_hidden
 from keylane.metaserver.publications.publishing import begin_publication
 from keylane.metaserver.retention.hidden_rows import (
     IdleHidden,
-    count_anew,
     idle_hidden,
     note_hidden,
+    restart_idle_time,
 )
 from keylane.metaserver.sql.clock_restart import restart_times
 from keylane.protocol.operations import HideSubject, PublishSubject
@@ -48,7 +48,7 @@ def test_hidden_subject_is_idle_since_it_was_made_asked_for_or_filled():
     assert rows.left() == {"a": 9 * HOUR, "b": 0, "s": None}
     idle = IdleHidden(subject_id=second, subject="b", target="s", messages=0)
     assert rows.idle() == [idle]
-    rows.run(count_anew, second, 5)
+    rows.run(restart_idle_time, second, 5)
     rows.clock.advance(10 * HOUR)
     assert [(each.subject, each.messages) for each in rows.idle()] == [("a", 0), ("b", 5)]
 

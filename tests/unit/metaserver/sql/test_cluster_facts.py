@@ -15,8 +15,9 @@ from keylane.metaserver.sql.cluster_facts import (
     read_facts,
 )
 from keylane.metaserver.sql.migrate import migrate
-from keylane.protocol.errors import MemberTooOldError, OtherClusterError, UpgradeSkippedError
+from keylane.protocol.errors import Reason
 from keylane.protocol.membership.versions import Version
+from support.raising import raises
 
 
 @pytest.fixture
@@ -45,19 +46,19 @@ def test_new_database_gets_the_version_and_the_cluster_of_its_first_program(engi
 def test_database_without_a_name_takes_the_first_one_for_ever(engine) -> None:
     assert opened(engine, "0.4.2").name == ""
     assert opened(engine, "0.4.2", "north").name == "north"
-    with pytest.raises(OtherClusterError, match=r"'north'.*'south'") as caught:
+    with raises(Reason.OTHER_CLUSTER, match=r"'north'.*'south'") as caught:
         opened(engine, "0.4.2", "south")
     assert (caught.value.expected, caught.value.actual) == ("south", "north")
     assert opened(engine, "0.4.2", "").name == "north"
 
 
 @pytest.mark.parametrize(
-    ("program", "error"), [("0.6.0", UpgradeSkippedError), ("0.3.9", MemberTooOldError)]
+    ("program", "error"), [("0.6.0", Reason.UPGRADE_SKIPPED), ("0.3.9", Reason.MEMBER_TOO_OLD)]
 )
 def test_program_that_the_cluster_does_not_allow_changes_nothing(engine, program, error) -> None:
     opened(engine, "0.4.0")
     before = content(engine)
-    with pytest.raises(error):
+    with raises(error):
         opened(engine, program)
     assert content(engine) == before
 
@@ -65,7 +66,7 @@ def test_program_that_the_cluster_does_not_allow_changes_nothing(engine, program
 def test_database_that_says_no_version_is_of_the_first_release(engine) -> None:
     with engine.begin() as connection:
         migrate(connection)
-    with pytest.raises(UpgradeSkippedError):
+    with raises(Reason.UPGRADE_SKIPPED):
         opened(engine, "0.4.0")
     assert opened(engine, "0.3.0").version == Version(0, 2)
 

@@ -10,14 +10,15 @@ from keylane.metaserver.resets.cursors import PartitionOffsets
 from keylane.metaserver.starts.plan import check_start, start_cursors
 from keylane.protocol.errors import (
     InvalidRequestError,
-    ManifestError,
     OffsetOutOfRangeError,
     PartitionUnknownError,
+    Reason,
 )
 from keylane.protocol.groups import GroupStart, StartAt
 from keylane.protocol.ids import PartitionId
 from keylane.protocol.operations import PartitionHistory
 from keylane.protocol.routing import Partition, PartitionState
+from support.raising import raises
 
 LATEST = GroupStart(at=StartAt.LATEST)
 AT_TIME = GroupStart(at=StartAt.TIME, at_ms=5)
@@ -115,7 +116,7 @@ def test_start_behind_a_backfill_passes_rows_of_what_the_backfill_has():
     more = {"static": False, "expired": {1: 100}, "history": history}
     assert start_cursors(behind(p1=100), parts, **more) == {2: 100, 3: 0}
     assert start_cursors(behind(p1=0), parts, **more) == {}
-    with pytest.raises(ManifestError):
+    with raises(Reason.MANIFEST):
         start_cursors(behind(p1=50), parts, **more)
 
 

@@ -27,13 +27,14 @@ from keylane.metaserver.starts.rows import (
 from keylane.protocol.control import DeleteGroup, Join
 from keylane.protocol.errors import (
     GroupDeletedError,
-    GroupStrategyError,
     GroupUnknownError,
+    Reason,
     SubjectUnknownError,
 )
 from keylane.protocol.groups import CreateGroup, GroupStart, StartAt, SuspendGroup
 from keylane.protocol.progress import ResetGroup, ResetTo
 from keylane.protocol.routing import ConsumeStrategy
+from support.raising import raises
 from support.sql.rows import Rows
 from support.sql.told_groups import settle_group
 
@@ -93,7 +94,7 @@ def test_start_is_fixed_once(rows: Rows):
     assert rows.run(pending_starts, limit=100) == pending
     ask = Join(subject="s", group="g", session=A, start=GroupStart())
     assert rows.run(join_group, ask, sessions_max=10).start == START
-    with pytest.raises(GroupStrategyError):
+    with raises(Reason.GROUP_STRATEGY):
         join(rows, strategy=ConsumeStrategy.SHARED)
 
 

@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 
 from keylane.metaserver.starts.rows import pending_starts
-from keylane.metaserver.starts.service import TELL_PAUSES_MS, StartService
+from keylane.metaserver.starts.service import STORE_PAUSES_MS, StartService
 from keylane.protocol.control import GroupStatus, PartitionStatus
 from keylane.protocol.errors import (
-    GroupExistsError,
-    GroupStartUnfinishedError,
     NotSentError,
     OffsetOutOfRangeError,
     OverloadedError,
+    Reason,
 )
 from keylane.protocol.groups import CreateGroup, GroupStart, StartAt
 from keylane.protocol.progress import SetCursor
 from keylane.protocol.routing import PartitionState
+from support.raising import raises
 from support.sql.rows import Rows
 
 LATEST = CreateGroup(start=GroupStart(at=StartAt.LATEST))
@@ -115,7 +115,7 @@ async def test_created_group_is_announced_and_at_the_ends():
     desk.brokers.cursors.clear()
     assert await desk.service.create("s", "g", LATEST) == made
     assert desk.brokers.cursors == {}
-    with pytest.raises(GroupExistsError) as refused:
+    with raises(Reason.GROUP_EXISTS) as refused:
         await desk.service.create("s", "g", EARLIEST)
     assert (refused.value.stored, refused.value.asked) == (
         "exclusive, latest",
@@ -142,10 +142,10 @@ async def test_start_that_a_broker_did_not_store_is_stored_later(pauses: list[fl
     """With the cursor that was fixed, whatever was sent meanwhile; the others are done."""
     desk = StartDesk(100, 50)
     desk.brokers.refusing = {2}
-    with pytest.raises(GroupStartUnfinishedError) as unfinished:
+    with raises(Reason.GROUP_START_UNFINISHED) as unfinished:
         await desk.service.create("s", "g", LATEST)
     assert unfinished.value.partitions == 1
-    assert pauses == [pause_ms / 1000 for pause_ms in TELL_PAUSES_MS]
+    assert pauses == [pause_ms / 1000 for pause_ms in STORE_PAUSES_MS]
     assert (desk.pending, set(desk.brokers.cursors)) == ([2], {1})
     desk.brokers.ends = {1: 900, 2: 900}
     await desk.service.resume()
@@ -160,7 +160,7 @@ async def test_start_behind_the_end_of_an_older_copy_is_its_end():
     """The messages before the cursor are gone with the original."""
     desk = StartDesk(100, 50)
     desk.brokers.refusing = {2}
-    with pytest.raises(GroupStartUnfinishedError):
+    with raises(Reason.GROUP_START_UNFINISHED):
         await desk.service.create("s", "g", LATEST)
     desk.brokers.refusing, desk.brokers.ends = set(), {1: 100, 2: 40}
     await desk.service.resume()
@@ -172,7 +172,7 @@ async def test_expired_partition_needs_no_start():
     """It has no message left, and no broker stores a cursor for it."""
     desk = StartDesk(100, 50)
     desk.brokers.refusing = {2}
-    with pytest.raises(GroupStartUnfinishedError):
+    with raises(Reason.GROUP_START_UNFINISHED):
         await desk.service.create("s", "g", LATEST)
     expire = "UPDATE partitions SET state = 'expired' WHERE partition_id = 2"
     desk.rows.run(lambda connection: connection.exec_driver_sql(expire))

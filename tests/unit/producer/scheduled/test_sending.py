@@ -23,24 +23,23 @@ from keylane.protocol.backoff import Backoff
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.control import Health
 from keylane.protocol.errors import (
-    BrokerGroupUnknownError,
     BrokerReadOnlyError,
     ClosedError,
-    DeliverAtError,
-    DeliverAtKeyError,
     DeliveryTimeoutError,
     Fate,
     InvalidRequestError,
     KeylaneError,
     NotSentError,
     OutcomeUnknownError,
+    OverloadedError,
     QueueFullError,
-    ScheduleFullError,
+    Reason,
     StorageError,
 )
 from keylane.protocol.frames import CancelScheduled, Schedule, Scheduled, ScheduledCanceled
 from keylane.protocol.routing import OrderStrategy, Partition, PartitionState, Route
 from keylane.protocol.scheduled.receipt import CancelOutcome, ScheduledReceipt
+from support.raising import raises
 
 CLOCK = SystemClock()
 GROUPS = ("g1", "g2")
@@ -144,7 +143,7 @@ async def test_receipt_names_the_message_and_its_broker_group():
 
 async def test_wait_of_asyncio_takes_futures_of_scheduled_messages():
     """As it takes tasks; what it added is removed."""
-    sending = ScriptedBrokers(ScheduleFullError("full")).sending()
+    sending = ScriptedBrokers(OverloadedError(Reason.SCHEDULE_FULL, "full")).sending()
     futures = {send(sending) for _ in range(5)}
     done, _ = await asyncio.wait(futures)
     assert done == futures
@@ -186,7 +185,10 @@ async def test_message_that_was_surely_not_kept_may_go_to_another_broker():
     assert brokers.routes > 1
 
 
-@pytest.mark.parametrize("refusal", [DeliverAtError("late"), ScheduleFullError("full")])
+@pytest.mark.parametrize(
+    "refusal",
+    [InvalidRequestError(Reason.DELIVER_AT, "late"), OverloadedError(Reason.SCHEDULE_FULL, "full")],
+)
 async def test_refusal_is_reported_with_its_fate(refusal):
     with pytest.raises(type(refusal)) as error:
         await send(ScriptedBrokers(refusal).sending())
@@ -225,9 +227,9 @@ async def test_message_is_given_up_after_its_time_out():
 
 async def test_bad_arguments_are_refused_at_once():
     sending = ScriptedBrokers().sending()
-    with pytest.raises(DeliverAtKeyError):
+    with raises(Reason.DELIVER_AT_KEY):
         send(sending, key=b"k")
-    with pytest.raises(DeliverAtError):
+    with raises(Reason.DELIVER_AT):
         send(sending, deliver_at=1)
     with pytest.raises(InvalidRequestError, match="no logic queue"):
         send(sending, queue=0)
@@ -247,7 +249,10 @@ async def test_messages_over_the_limit_are_refused():
 
 
 async def test_message_that_was_given_up_and_not_awaited_is_reported_once():
-    refused = [ScheduleFullError("full"), ScheduleFullError("full")]
+    refused = [
+        OverloadedError(Reason.SCHEDULE_FULL, "full"),
+        OverloadedError(Reason.SCHEDULE_FULL, "full"),
+    ]
     sending = ScriptedBrokers(*refused).sending()
     send(sending)
     await sending.settled()
@@ -255,14 +260,14 @@ async def test_message_that_was_given_up_and_not_awaited_is_reported_once():
     assert error is not None
     assert (error.messages, error.unknown) == (1, 0)
     assert sending.unreported() is None
-    with pytest.raises(ScheduleFullError):
+    with raises(Reason.SCHEDULE_FULL):
         await send(sending)
     assert sending.unreported() is None
 
 
 async def test_messages_that_were_given_up_and_awaited_leave_nothing():
     """A program that awaits each message need never call `flush`."""
-    brokers = ScriptedBrokers(*[ScheduleFullError("full") for _ in range(50)])
+    brokers = ScriptedBrokers(*[OverloadedError(Reason.SCHEDULE_FULL, "full") for _ in range(50)])
     sending = brokers.sending()
     given_up = []
     for number in range(50):
@@ -270,7 +275,7 @@ async def test_messages_that_were_given_up_and_awaited_leave_nothing():
         given_up.append(weakref.ref(future._task))
         if number % 2:
             await sending.settled()
-        with pytest.raises(ScheduleFullError):
+        with raises(Reason.SCHEDULE_FULL):
             await future
         del future
     await asyncio.sleep(0)
@@ -280,13 +285,13 @@ async def test_messages_that_were_given_up_and_awaited_leave_nothing():
 
 
 async def test_messages_that_were_given_up_and_not_awaited_are_counted_not_kept():
-    brokers = ScriptedBrokers(*[ScheduleFullError("full") for _ in range(50)])
+    brokers = ScriptedBrokers(*[OverloadedError(Reason.SCHEDULE_FULL, "full") for _ in range(50)])
     sending = brokers.sending()
     futures = [send(sending) for _ in range(50)]
     await sending.settled()
-    with pytest.raises(ScheduleFullError):
+    with raises(Reason.SCHEDULE_FULL):
         futures[40].result()
-    assert isinstance(futures[0].exception(), ScheduleFullError)
+    assert futures[0].exception().reason is Reason.SCHEDULE_FULL
     given_up = [weakref.ref(future._task) for future in futures]
     del futures
     await asyncio.sleep(0)
@@ -295,7 +300,7 @@ async def test_messages_that_were_given_up_and_not_awaited_are_counted_not_kept(
     error = sending.unreported()
     assert error is not None
     assert (error.messages, error.unknown) == (48, 0)
-    assert isinstance(error.__cause__, ScheduleFullError)
+    assert error.__cause__.reason is Reason.SCHEDULE_FULL
 
 
 async def test_routes_of_subjects_that_come_and_go_are_forgotten(monkeypatch: pytest.MonkeyPatch):
@@ -419,7 +424,7 @@ async def test_cancel_at_an_unknown_broker_group_is_refused():
     receipt = ScheduledReceipt(
         scheduled_id="0a", subject="s", broker_group="g9", deliver_at_ms=1, durable="fsync"
     )
-    with pytest.raises(BrokerGroupUnknownError):
+    with raises(Reason.BROKER_GROUP_UNKNOWN):
         await ScriptedBrokers().sending().cancel(receipt)
 
 

@@ -169,11 +169,11 @@ def test_codec_error_is_raised_when_a_value_has_no_bytes(codec: Codec[Any], valu
         (PydanticCodec(Excluded), Excluded(needed=1), "needed: Field required"),
         (PydanticCodec(TwoNames), TwoNames(**{"in": 1}), "in: Field required"),
         (PydanticCodec(Cents), Cents(amount=150), "amount: Input should be a valid integer"),
-        (PydanticCodec(Order), Larger(orderNumber=1, more=2), "would get another Larger"),
+        (PydanticCodec(Order), Larger(orderNumber=1, more=2), "would get a different Larger"),
         (PydanticCodec(Order), Order.model_construct(number="x"), "could decode it"),
         (JsonCodec(Paid), Paid("seven", dt.date(2024, 5, 1)), r"\$.order"),
         (JsonCodec(Struct), Struct("n", ["x"]), r"\$.parts"),
-        (JsonCodec(Struct), LargerStruct("n", [1], 2), "would get another Struct"),
+        (JsonCodec(Struct), LargerStruct("n", [1], 2), "would get a different Struct"),
         (JsonCodec(dict[str, int]), {"a": "b"}, "could decode it"),
     ],
 )

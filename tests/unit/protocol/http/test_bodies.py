@@ -10,8 +10,9 @@ from enum import IntEnum, StrEnum
 import numpy as np
 import pytest
 
-from keylane.protocol.errors import InvalidNameError, InvalidRequestError
+from keylane.protocol.errors import InvalidRequestError, Reason
 from keylane.protocol.http.bodies import check_no_nul, encode_body
+from support.raising import raises
 
 
 class ShownText(str):  # noqa: SLOT000 - as programs write them
@@ -78,9 +79,9 @@ def test_text_with_a_nul_is_refused_by_the_name_of_its_field(body, params, place
 
 
 def test_name_with_a_nul_is_an_invalid_name():
-    with pytest.raises(InvalidNameError):
+    with raises(Reason.NAME_INVALID):
         check_no_nul("POST /x", b'{"subject":"a\\u0000b"}', {})
-    with pytest.raises(InvalidNameError):
+    with raises(Reason.NAME_INVALID):
         check_no_nul("GET /x", b"", {"group": "\0"})
 
 

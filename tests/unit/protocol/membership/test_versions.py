@@ -6,13 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keylane.protocol.errors import (
-    ClientTooOldError,
-    InvalidRequestError,
-    MemberTooOldError,
-    ServerTooOldError,
-    UpgradeSkippedError,
-)
+from keylane.protocol.errors import InvalidRequestError, Reason
 from keylane.protocol.membership.versions import (
     FIRST_RELEASE,
     OWN,
@@ -26,6 +20,7 @@ from keylane.protocol.membership.versions import (
     parse_version,
     raised_version,
 )
+from support.raising import raises
 
 minors = st.integers(0, 50)
 
@@ -53,33 +48,31 @@ def test_client_and_server_agree_on_who_is_too_old(client: int, server: int) -> 
     told = f"0.{client}.3", f"0.{server}.0"
     expected = None
     if server - client > (1 if client >= 2 else 0):
-        expected = ClientTooOldError
+        expected = Reason.CLIENT_TOO_OLD
     elif client - server > (1 if server >= 2 else 0):
-        expected = ServerTooOldError
+        expected = Reason.SERVER_TOO_OLD
     for check in (lambda: check_client(*told), lambda: check_server(told[1], told[0])):
         if expected is None:
             check()
             continue
-        with pytest.raises(
-            expected, match="upgrade the " + expected.__name__[:6].lower()
-        ) as caught:
+        with raises(expected, match="upgrade the " + expected.name[:6].lower()) as caught:
             check()
         assert (caught.value.client, caught.value.server) == told
 
 
 def test_client_and_server_of_before_the_first_release_are_refused() -> None:
-    with pytest.raises(ClientTooOldError, match=r"client is keylane .* upgrade the client"):
+    with raises(Reason.CLIENT_TOO_OLD, match=r"client is keylane .* upgrade the client"):
         check_client("0.1.0", "0.2.0")
-    with pytest.raises(ServerTooOldError, match=r"server 0.* upgrade the server"):
+    with raises(Reason.SERVER_TOO_OLD, match=r"server 0.* upgrade the server"):
         check_server("0.1.0", "0.2.0")
-    with pytest.raises(MemberTooOldError, match=r"broker g1 is keylane 0\.1"):
+    with raises(Reason.MEMBER_TOO_OLD, match=r"broker g1 is keylane 0\.1"):
         check_member("0.1.0", FIRST_RELEASE, "broker g1")
 
 
 def test_client_of_another_major_version_is_refused() -> None:
-    with pytest.raises(ClientTooOldError):
+    with raises(Reason.CLIENT_TOO_OLD):
         check_client("0.9.0", "1.0.0")
-    with pytest.raises(ServerTooOldError):
+    with raises(Reason.SERVER_TOO_OLD):
         check_client("1.0.0", "0.9.0")
 
 
@@ -104,13 +97,13 @@ def test_member_that_tells_no_version_keeps_the_cluster_where_it_is() -> None:
 def test_member_that_skips_a_version_or_is_left_behind_is_refused() -> None:
     for told in ("0.3.0", "0.4.7"):
         check_member(told, Version(0, 3), "broker g1")
-    with pytest.raises(
-        UpgradeSkippedError, match=r"broker g1 is keylane 0\.5.*version after 0\.3 first"
+    with raises(
+        Reason.UPGRADE_SKIPPED, match=r"broker g1 is keylane 0\.5.*version after 0\.3 first"
     ):
         check_member("0.5.0", Version(0, 3), "broker g1")
-    with pytest.raises(UpgradeSkippedError):
+    with raises(Reason.UPGRADE_SKIPPED):
         check_member("1.0.0", Version(0, 3), "broker g1")
-    with pytest.raises(MemberTooOldError, match=r"0\.2.* at 0\.3 already"):
+    with raises(Reason.MEMBER_TOO_OLD, match=r"0\.2.* at 0\.3 already"):
         check_member("0.2.9", Version(0, 3), "broker g1")
 
 

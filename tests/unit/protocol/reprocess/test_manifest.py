@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from keylane.errors import ManifestError
+from keylane.errors import Reason
 from keylane.protocol.groups import GroupStart, StartAt
 from keylane.protocol.reprocess.manifest import (
     JobPiece,
@@ -23,6 +23,7 @@ from keylane.protocol.reprocess.manifest import (
     live_offsets,
     missing_pieces,
 )
+from support.raising import raises
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "manifest_v1.json"
 
@@ -64,9 +65,9 @@ def test_manifest_has_its_bytes_and_reads_back():
 )
 def test_manifest_is_refused_when_it_is_newer_or_impossible(change):
     data = json.loads(GOLDEN.read_text()) | change
-    with pytest.raises(ManifestError, match="here"):
+    with raises(Reason.MANIFEST, match="here"):
         decode_manifest(json.dumps(data).encode(), where="here")
-    with pytest.raises(ManifestError):
+    with raises(Reason.MANIFEST):
         decode_manifest(b"\xff{", where="here")
 
 
@@ -75,9 +76,9 @@ def test_live_offsets_are_the_ends_when_every_piece_is_there():
     start = group_start_of(MANIFEST, subject="orders", where="here")
     assert start == GroupStart(at=StartAt.CURSORS, at_ms=1_800_000_000_000, cursors={3: 35, 7: 0})
     assert start.stored.cursors is None
-    with pytest.raises(ManifestError, match="of subject orders"):
+    with raises(Reason.MANIFEST, match="of subject orders"):
         group_start_of(MANIFEST, subject="bills", where="here")
-    with pytest.raises(ManifestError, match=r"\[30, 35\) of partition 3"):
+    with raises(Reason.MANIFEST, match=r"\[30, 35\) of partition 3"):
         live_offsets(replace(MANIFEST, pieces=MANIFEST.pieces[:1]), where="here")
 
 

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import pytest
 
-from keylane.protocol.errors import ManifestError
+from keylane.protocol.errors import Reason
 from keylane.protocol.reprocess.replaced import behind_rows, replaced_by_rows
+from support.raising import raises
 
 CUT = {1: (), 2: (1,), 3: (1, 2)}
 """1 was cut: 2 has rows made of it, and 3 what was sent behind the cut."""
@@ -71,6 +72,6 @@ def test_rows_of_what_a_backfill_has_are_passed(parents, ends, cursors, behind):
 )
 def test_rows_of_both_sides_are_refused(parents, ends, cursors, says):
     """No offset parts them, and the hint says what to do."""
-    with pytest.raises(ManifestError, match=says) as caught:
+    with raises(Reason.MANIFEST, match=says) as caught:
         behind_rows(replaced_by_rows(parents), parents, ends, cursors)
     assert "into another folder" in caught.value.hint

@@ -7,8 +7,9 @@ from datetime import UTC, datetime, timedelta, timezone
 import pandas as pd
 import pytest
 
-from keylane.protocol.errors import DeliverAtError
+from keylane.protocol.errors import Reason
 from keylane.protocol.scheduled.deliver_at import AHEAD_MS_MAX, deliver_at_ms, read_deliver_at
+from support.raising import raises
 
 NOW_MS = 1_800_000_000_000
 NOW = datetime.fromtimestamp(NOW_MS / 1000, UTC)
@@ -58,12 +59,12 @@ def test_text_is_read_as_the_time_it_says(text):
     ],
 )
 def test_impossible_time_is_refused(given, said):
-    with pytest.raises(DeliverAtError, match=said) as refused:
+    with raises(Reason.DELIVER_AT, match=said) as refused:
         deliver_at_ms(given, now_ms=NOW_MS)
     assert "time zone" in refused.value.hint
 
 
 @pytest.mark.parametrize("text", ["", "soon", "9" * 30, "2027-01-15", "2027-13-45T00:00:00Z", "²"])
 def test_text_without_a_time_is_refused(text):
-    with pytest.raises(DeliverAtError):
+    with raises(Reason.DELIVER_AT):
         read_deliver_at(text, now_ms=NOW_MS)

@@ -11,11 +11,16 @@ import pytest
 from keylane.protocol.access.rights import AccessGrant, Rights
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.endpoints import POST_MESSAGES, SCHEDULE_MESSAGES
-from keylane.protocol.errors import AccessDeniedError, InvalidNameError, QuotaExceededError
+from keylane.protocol.errors import (
+    AccessDeniedError,
+    QuotaExceededError,
+    Reason,
+)
 from keylane.protocol.frames import Acquire, Authenticate, CancelScheduled, Pull, Schedule
 from keylane.protocol.ids import NAME_CHARS_MAX
 from keylane.rpc.access.caller import AccessTarget, Caller
 from keylane.rpc.access.guard import ConnectionAccess, Guard
+from support.raising import raises
 
 SHOP = Caller("shop", (AccessGrant(Rights.PRODUCE, "orders.*"), AccessGrant(Rights.CONSUME)))
 SERVER = Caller("broker.g1", (AccessGrant(Rights.CLUSTER),))
@@ -80,7 +85,7 @@ async def test_name_that_is_none_is_refused_and_not_kept(frame: Any):
     them.
     """
     access = await connection()
-    with pytest.raises(InvalidNameError):
+    with raises(Reason.NAME_INVALID):
         access.check(frame)
     assert not access._allowed
 

@@ -14,6 +14,7 @@ from keylane.protocol.access.quota import (
 )
 from keylane.protocol.errors import ConnectionQuotaError, InvalidRequestError
 from keylane.rpc.access.pacing import KNOWN_MAX, NO_DELAY, Pacing, TokenBucket
+from support.raising import raises
 
 QUOTA = Quota(bytes_per_s=1_000_000, requests_per_s=100, connections=2)
 
@@ -75,7 +76,7 @@ def test_connections_are_counted_until_they_end():
     pacing = Pacing()
     for _ in range(2):
         pacing.enter("shop", QUOTA)
-    with pytest.raises(ConnectionQuotaError) as refused:
+    with raises(ConnectionQuotaError) as refused:
         pacing.enter("shop", QUOTA)
     assert refused.value.retry_after_ms
     pacing.enter("other", QUOTA)

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from keylane.protocol.access.principals import check_principal, is_outside
-from keylane.protocol.errors import InvalidNameError
+from keylane.protocol.errors import Reason
 from keylane.rpc.access.peers import peer_of
+from support.raising import raises
 
 END = "Nov 24 05:00:00 2027 GMT"
 
@@ -50,5 +51,5 @@ def test_names_of_outside_principals_have_a_kind_and_no_white_space():
         assert not is_outside(name)
         assert check_principal(name) == name
     for name in ("cert:", "jwt:a b", "x:y", "jwt:*", "cert:a\n", "", "*", "jwt:" + "a" * 300, 7):
-        with pytest.raises(InvalidNameError):
+        with raises(Reason.NAME_INVALID):
             check_principal(name)

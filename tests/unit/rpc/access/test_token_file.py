@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from keylane.protocol.access.tokens import make_token
-from keylane.protocol.errors import TokenInvalidError, UnauthenticatedError
+from keylane.protocol.errors import Reason, UnauthenticatedError
 from keylane.rpc.access.token_file import FILE_BYTES_MAX, TokenFile, refused_token, token_in_file
+from support.raising import raises
 
 REFUSAL = UnauthenticatedError(
-    "the token is not of this cluster, or it was revoked", reason="unknown token"
+    "the token is not of this cluster, or it was revoked", problem="unknown token"
 )
 
 
@@ -51,8 +52,8 @@ def test_refusal_says_that_the_file_is_gone_when_it_is(path):
     path.unlink()
     source()
     told = refused_token(REFUSAL, source)
-    assert told.message.startswith(f"the file {path} is gone, and the last token of it is refused")
-    assert told.reason == "unknown token"
+    assert told.message.startswith(f"the file {path} is gone, and its last token is refused")
+    assert told.problem == "unknown token"
     path.write_text("no token")
     source()
     assert f"the file {path}" in refused_token(REFUSAL, source).message
@@ -107,12 +108,12 @@ def test_pipe_without_a_writer_holds_no_program(path):
     source = TokenFile(path)
     path.unlink()
     os.mkfifo(path)
-    with pytest.raises(TokenInvalidError):
+    with raises(Reason.TOKEN_INVALID):
         token_in_file(path, wait_s=0.1)
     assert source() == token
     writer = os.open(path, os.O_RDWR)
     try:
-        with pytest.raises(TokenInvalidError, match="timed out"):
+        with raises(Reason.TOKEN_INVALID, match="timed out"):
             token_in_file(path, wait_s=0.1)
         assert source() == token
     finally:
@@ -139,10 +140,10 @@ def test_token_is_read_when_the_process_has_over_1023_open_files(path):
 
 
 def test_folder_in_place_of_the_token_is_told(tmp_path):
-    with pytest.raises(TokenInvalidError, match="Is a directory"):
+    with raises(Reason.TOKEN_INVALID, match="Is a directory"):
         token_in_file(tmp_path)
 
 
 def test_empty_device_in_place_of_the_token_is_told():
-    with pytest.raises(TokenInvalidError, match="/dev/null"):
+    with raises(Reason.TOKEN_INVALID, match="/dev/null"):
         token_in_file(Path("/dev/null"))

@@ -82,7 +82,6 @@ class NotingNetwork:
         (endpoints.SUSPEND, ["anew"]),
         (endpoints.BROKER_HEARTBEAT, ["kept"]),
         (endpoints.HEARTBEAT, ["kept"]),
-        (endpoints.HEARTBEATS, ["kept"]),
         (endpoints.JOIN, ["kept"]),
         (endpoints.RELEASE, ["kept"]),
     ],

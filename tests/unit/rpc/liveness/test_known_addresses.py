@@ -12,7 +12,7 @@ async def test_network_knows_the_addresses_that_answered_last_when_servers_come_
     monkeypatch,
 ):
     monkeypatch.setattr(http_network, "ADDRESSES_KNOWN_MAX", 5)
-    network = HttpNetwork(ask_environment=False)
+    network = HttpNetwork()
     try:
         for number in range(100):
             network._note_answer("10.0.0.1:7000")

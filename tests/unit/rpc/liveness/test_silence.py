@@ -9,19 +9,21 @@ import asyncio
 import pytest
 
 from keylane.rpc.liveness import silence
-from keylane.rpc.liveness.silence import IDLE_S, PATIENCE_S_MAX, Silence, SilencePatience
+from keylane.rpc.liveness.silence import PATIENCE_S_MAX, Silence, SilencePatience
 
 
 class SilentSocket:
-    """A connection from which nothing comes, until `silent` is set to False."""
+    """A connection from which nothing comes, until `heard` is set to True."""
+
+    reading = True
 
     def __init__(self) -> None:
-        self.silent = True
-        self.pings = 0
+        self.heard = False
+        self.asked = 0
         self.given_up: list[str] = []
 
-    def ping(self) -> None:
-        self.pings += 1
+    def ask(self) -> None:
+        self.asked += 1
 
     def give_up(self, why: str) -> None:
         self.given_up.append(why)
@@ -51,31 +53,64 @@ def judge(
     patience: SilencePatience | None = None,
     *,
     had_answers: bool = True,
-    owed: bool = True,
 ) -> Silence:
-    return Silence(
+    """Judges a connection that was asked for a sign of life."""
+    judged = Silence(
         socket,
         "a:1",
         path,
         patience or SilencePatience(),
         had_answers=lambda: had_answers,
+        owed=lambda: True,
+    )
+    judged.ask()
+    return judged
+
+
+@pytest.mark.parametrize(("owed", "asked_s"), [(True, 0.1), (False, 0.4)])
+async def test_sign_of_life_is_asked_for_sooner_when_an_answer_is_owed(
+    owed: bool, asked_s: float, monkeypatch
+):
+    """One look after the other; an idle connection, whose calls wait for messages, is asked
+    rarely.
+    """
+    monkeypatch.setattr(silence, "LOOK_S", 0.1)
+    monkeypatch.setattr(silence, "IDLE_S", 0.4)
+    socket = SilentSocket()
+    loop = asyncio.get_running_loop()
+    begun_s = loop.time()
+    judged = Silence(
+        socket,
+        "a:1",
+        Path(answers=True),
+        SilencePatience(),
+        had_answers=lambda: True,
         owed=lambda: owed,
     )
+    while not socket.asked:
+        await asyncio.sleep(0.005)
+    assert loop.time() - begun_s >= asked_s - 0.05
+    while not socket.given_up:
+        await asyncio.sleep(0.005)
+    judged.end()
 
 
-@pytest.mark.parametrize("owed", [True, False])
-async def test_silence_is_asked_about_at_once_when_an_answer_is_owed(owed: bool):
-    """An idle connection, whose calls wait for messages, has fewer pings."""
-    mine = judge(SilentSocket(), Path(answers=True), owed=owed)
-    assert mine.asks(2.0) is owed
-    assert mine.asks(IDLE_S)
+async def test_connection_that_is_heard_is_not_asked_for_a_sign_of_life(monkeypatch):
+    monkeypatch.setattr(silence, "LOOK_S", 0.05)
+    socket = SilentSocket()
+    judged = judge(socket, Path(answers=True))
+    for _ in range(60):
+        socket.heard = True
+        await asyncio.sleep(0.005)
+    assert (socket.asked, socket.given_up) == (1, [])
+    judged.end()
 
 
 async def test_connection_is_given_up_when_the_server_answers_on_a_new_one():
     socket, path = SilentSocket(), Path(answers=True)
     assert judge(socket, path).goes_on(3.0)
     await asyncio.sleep(0.1)
-    assert (path.asked, socket.pings) == (1, 1)
+    assert (path.asked, socket.asked) == (1, 2)
     assert len(socket.given_up) == 1
 
 
@@ -97,8 +132,7 @@ async def test_connection_goes_on_when_something_comes_after_all():
     judged = judge(socket, path)
     assert judged.goes_on(3.0)
     await asyncio.sleep(0.01)
-    socket.silent = False
-    judged.heard()
+    socket.heard = True
     await asyncio.sleep(0.1)
     assert not socket.given_up
 

@@ -19,13 +19,13 @@ from keylane.protocol.errors import (
 from keylane.protocol.frames import Ack, Acked, Append, Appended, Batches, Pull, Read, frame_parts
 from keylane.protocol.limits import FRAME_BYTES_MAX, IN_FLIGHT_PER_CONNECTION_MAX
 from keylane.rpc.answer_room import CONNECTION_BYTES_MAX, READS_AT_ONCE, AnswerRoom
+from keylane.rpc.frames.frame_socket import FrameSocket
+from keylane.rpc.frames.incoming import IncomingRoom
 from keylane.rpc.http_network import HttpNetwork
 from keylane.rpc.plane import data_plane
 from keylane.rpc.plane.connection import PlaneConnection
 from keylane.rpc.plane.data_plane import DataPlane
 from keylane.rpc.server import Server
-from keylane.rpc.websocket.framing import Opcode, encode_head
-from keylane.rpc.websocket.socket import DataSocket
 
 WHO = ("g", "a" * 16, 1)
 PULL = Pull(1, *WHO, 0, 1 << 20, 1_000)
@@ -324,19 +324,16 @@ class Line:
     """A connection of a plane, whose bytes a test brings."""
 
     def __init__(self, desk: PromptDesk, room: AnswerRoom) -> None:
-        self.socket = DataSocket(
-            StillTransport(), client=False, bytes_max=FRAME_BYTES_MAX, heartbeat_s=60
-        )
+        self.socket = FrameSocket(StillTransport(), bytes_max=FRAME_BYTES_MAX, room=IncomingRoom())
         self.plane = DataPlane(desk.handle, begin=desk.begin, room=room)
         self.connection = PlaneConnection(self.socket, room, None)
         self.connection.greeted = True
-        self.socket.on_message = partial(self.plane._answer_at_once, self.connection)
+        self.socket.on_frame = partial(self.plane._answer_at_once, self.connection)
         self.reading = asyncio.create_task(self.plane._answer_all(self.connection))
 
     def bring(self, *frames) -> None:
         for frame in frames:
-            body = b"".join(map(bytes, frame))
-            data = encode_head(Opcode.BINARY, len(body), masked=True) + body
+            data = b"".join(map(bytes, frame))
             self.socket.get_buffer(-1)[: len(data)] = data
             self.socket.buffer_updated(len(data))
 

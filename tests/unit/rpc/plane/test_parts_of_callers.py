@@ -7,13 +7,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import aiohttp
 import pytest
 
 from keylane.protocol.access.quota import Quota
 from keylane.protocol.access.rights import AccessGrant, Rights
 from keylane.protocol.clock import SystemClock
-from keylane.protocol.endpoints import DATA_PATH
 from keylane.protocol.frames import (
     Authenticate,
     Authenticated,
@@ -22,12 +20,11 @@ from keylane.protocol.frames import (
     Request,
     encode_frame,
 )
-from keylane.protocol.frames import decode_answer as decoded
 from keylane.rpc.access.caller import AccessTarget, Caller
 from keylane.rpc.access.guard import Guard
 from keylane.rpc.plane.prompt import PromptCall
 from keylane.rpc.server import Server
-from support.raw_frames import greet
+from support.raw_frames import connect
 
 PULL = Pull(1, "g", "a" * 16, 1, 0, 1 << 20, 30_000, (), 32)
 MAY = (AccessGrant(Rights.CONSUME),)
@@ -78,18 +75,18 @@ async def member():
     guard = Guard(nothing, nothing, clock=SystemClock(), judge=NamedCallers())
     server = Server([], data_handler=handle, data_begin=begin, guard=guard)
     await server.start("127.0.0.1", 0)
-    async with aiohttp.ClientSession() as session, asyncio.timeout(30):
-        socket = await session.ws_connect(f"http://{server.address}{DATA_PATH}")
-        await greet(socket)
+    async with asyncio.timeout(30):
+        client = await connect(server.address)
+        await client.greet()
 
         async def say(caller: str) -> None:
-            await socket.send_bytes(encode_frame(7, Authenticate(caller, b"", "")))
-            assert isinstance(decoded((await socket.receive()).data)[1], Authenticated)
+            await client.send(encode_frame(7, Authenticate(caller, b"", "")))
+            assert isinstance((await client.answer())[1], Authenticated)
 
         await say("member")
-        await socket.send_bytes(encode_frame(8, PULL))  # the first one is decided in a task
-        assert isinstance(decoded((await socket.receive()).data)[1], Batches)
-        await socket.send_bytes(encode_frame(9, PULL))
+        await client.send(encode_frame(8, PULL))  # the first one is decided in a task
+        assert isinstance((await client.answer())[1], Batches)
+        await client.send(encode_frame(9, PULL))
         yield await begun.get(), say
     await server.stop()
 

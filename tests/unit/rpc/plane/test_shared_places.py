@@ -6,13 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-import aiohttp
 import pytest
 
 from keylane.protocol.access.quota import Quota
 from keylane.protocol.access.rights import AccessGrant, Rights
 from keylane.protocol.clock import SystemClock
-from keylane.protocol.endpoints import DATA_PATH
 from keylane.protocol.errors import ConnectionQuotaError
 from keylane.protocol.frames import (
     Answer,
@@ -21,13 +19,13 @@ from keylane.protocol.frames import (
     Authenticated,
     Refused,
     Released,
-    decode_answer,
     encode_frame,
 )
 from keylane.rpc.access.caller import AccessTarget, Caller
 from keylane.rpc.access.guard import Guard
 from keylane.rpc.server import Server
-from support.raw_frames import greet
+from support import raw_frames
+from support.raw_frames import RawClient
 
 PLACES = 4
 
@@ -65,23 +63,22 @@ class NamingJudge:
 class PlaneClient:
     """A connection of the data plane."""
 
-    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+    def __init__(self, socket: RawClient) -> None:
         self.socket = socket
 
     async def says(self, name: str) -> Answer:
         """What the server answers to who says that it is `name`."""
         await self.begins_to_say(name)
-        return decode_answer((await self.socket.receive()).data)[1]
+        return (await self.socket.answer())[1]
 
     async def begins_to_say(self, name: str) -> None:
         """Tell the server that it is `name`; the answer is not read."""
-        await self.socket.send_bytes(encode_frame(7, Authenticate(name, b"", "")))
+        await self.socket.send(encode_frame(7, Authenticate(name, b"", "")))
 
     async def is_served(self) -> bool:
         """True if a frame is answered; False if the connection was ended, with a reason."""
-        await self.socket.send_bytes(encode_frame(8, Append(1)))
-        got = await self.socket.receive()
-        answer = decode_answer(got.data)[1]
+        await self.socket.send(encode_frame(8, Append(1)))
+        _, answer, _ = await self.socket.answer()
         if isinstance(answer, Released):
             return True
         assert isinstance(answer, Refused)
@@ -107,14 +104,13 @@ async def plane(judge: NamingJudge) -> AsyncIterator[tuple[Connect, Guard, Serve
     guard = Guard(nothing, nothing, clock=SystemClock(), judge=judge)
     server = Server([], data_handler=handler, guard=guard, data_connections_max=PLACES)
     await server.start("127.0.0.1", 0)
-    async with aiohttp.ClientSession() as session, asyncio.timeout(30):
 
-        async def connect(name: str) -> tuple[PlaneClient, Answer]:
-            socket = await session.ws_connect(f"http://{server.address}{DATA_PATH}")
-            await greet(socket)
-            client = PlaneClient(socket)
-            return client, await client.says(name)
+    async def connect(name: str) -> tuple[PlaneClient, Answer]:
+        client = PlaneClient(await raw_frames.connect(server.address))
+        await client.socket.greet()
+        return client, await client.says(name)
 
+    async with asyncio.timeout(30):
         yield connect, guard, server
     await server.stop()
 
@@ -126,7 +122,7 @@ async def test_newest_connection_is_ended_when_another_principal_comes(plane):
     assert isinstance(answer, Authenticated)
     assert [await each.is_served() for each in greedy] == [True, True, True, False]
     assert await shop.is_served()
-    assert (await greedy[-1].socket.receive()).type is aiohttp.WSMsgType.CLOSE
+    assert await greedy[-1].socket.receive() is None
     while guard.pacing.connections["greedy"] > 3:
         await asyncio.sleep(0.01)
     assert server.data_connections_max == PLACES
@@ -141,7 +137,7 @@ async def test_principal_with_its_share_is_refused_and_loses_nothing(plane):
     assert answer.details["retry_after_ms"] > 0
     assert [await each.is_served() for each in held] == [True] * PLACES
     assert guard.pacing.connections == {"greedy": 2, "shop": 2}
-    await held[0].socket.close()
+    held[0].socket.abort()
     while guard.pacing.connections["greedy"] > 1:
         await asyncio.sleep(0.01)
     assert isinstance(await late.says("greedy"), Authenticated)
@@ -172,14 +168,14 @@ async def test_connection_that_was_closed_before_it_is_known_takes_no_place_of_o
     """
     connect, guard, server = plane
     greedy = [(await connect("greedy"))[0] for _ in range(PLACES)]
-    async with aiohttp.ClientSession() as session:
-        socket = await session.ws_connect(f"http://{server.address}{DATA_PATH}")
-        await greet(socket)
-        await PlaneClient(socket).begins_to_say("slow")
-        await asyncio.sleep(0.05)
-        await session.ws_connect(f"http://{server.address}{DATA_PATH}")  # the older one makes room
-        assert (await socket.receive()).type in {aiohttp.WSMsgType.CLOSED, aiohttp.WSMsgType.ERROR}
-        judge.may_judge.set()
-        await asyncio.sleep(0.05)
-        assert all([await each.is_served() for each in greedy])
+    socket = await raw_frames.connect(server.address)
+    await socket.greet()
+    await PlaneClient(socket).begins_to_say("slow")
+    await asyncio.sleep(0.05)
+    later = await raw_frames.connect(server.address)  # the older one makes room
+    assert await socket.receive() is None
+    judge.may_judge.set()
+    await asyncio.sleep(0.05)
+    assert all([await each.is_served() for each in greedy])
+    later.abort()
     assert guard.pacing.connections["slow"] == 0

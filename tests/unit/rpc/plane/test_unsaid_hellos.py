@@ -7,18 +7,17 @@ from __future__ import annotations
 import asyncio
 import resource
 
-import aiohttp
 import pytest
 
-from keylane.protocol.endpoints import DATA_PATH
 from keylane.protocol.errors import FrameError
-from keylane.protocol.frames import Hello, Read, Refused, Released, decode_answer, encode_frame
+from keylane.protocol.frames import Hello, Read, Refused, Released, encode_frame
 from keylane.protocol.limits import CONNECTIONS_MAX
 from keylane.protocol.membership.versions import VERSION
 from keylane.rpc.plane import data_plane
 from keylane.rpc.plane.data_plane import INTRODUCTIONS_MAX
 from keylane.rpc.server import Server
-from support.raw_frames import greet
+from support import raw_frames
+from support.raw_frames import RawClient, UpgradeRefusedError
 
 
 @pytest.fixture
@@ -37,29 +36,25 @@ async def connect(places: int):
 
     server = Server([], data_handler=handler, data_connections_max=places)
     await server.start("127.0.0.1", 0)
-    connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(connector=connector) as session, asyncio.timeout(30):
-        yield lambda: session.ws_connect(f"http://{server.address}{DATA_PATH}")
+    async with asyncio.timeout(30):
+        yield lambda: raw_frames.connect(server.address)
     await server.stop()
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-async def served(socket: aiohttp.ClientWebSocketResponse) -> bool:
-    await socket.send_bytes(encode_frame(8, Read(1, 0, 1000)))
-    answer = await socket.receive()
-    return answer.type is aiohttp.WSMsgType.BINARY and isinstance(
-        decode_answer(answer.data)[1], Released
-    )
+async def served(client: RawClient) -> bool:
+    await client.send(encode_frame(8, Read(1, 0, 1000)))
+    return isinstance((await client.answer())[1], Released)
 
 
 async def test_connection_that_says_no_hello_is_ended_in_time(connect, monkeypatch):
     monkeypatch.setattr(data_plane, "AUTHENTICATE_S", 0.2)
     silent, greeted = await connect(), await connect()
-    await greet(greeted)
-    _, told, _ = decode_answer((await silent.receive()).data)
+    await greeted.greet()
+    _, told, _ = await silent.answer()
     assert isinstance(told, Refused)
     assert told.code == FrameError.code
-    assert (await silent.receive()).type is aiohttp.WSMsgType.CLOSE
+    assert await silent.receive() is None
     assert await served(greeted)
 
 
@@ -68,11 +63,11 @@ async def test_oldest_connection_without_hello_is_closed_when_there_are_too_many
 ):
     monkeypatch.setattr(data_plane, "UNKNOWN_MAX", 2)
     greeted = await connect()
-    await greet(greeted)
+    await greeted.greet()
     silent = [await connect() for _ in range(3)]
-    assert (await silent[0].receive()).type is not aiohttp.WSMsgType.BINARY
+    assert await silent[0].receive() is None
     for socket in silent[1:]:
-        await greet(socket)
+        await socket.greet()
         assert await served(socket)
     assert await served(greeted)
 
@@ -84,45 +79,34 @@ async def test_connections_stay_when_over_a_thousand_come_at_once(connect, monke
     """
     monkeypatch.setattr(data_plane, "AUTHENTICATE_S", 60.0)
     first = await connect()
-    there = first.get_extra_info("peername")
-    request = (
-        f"GET {DATA_PATH} HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: "
-        f"upgrade\r\n"
-        "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
-    ).encode()
-    writers = []
-    for _ in range(1_010):
-        reader, writer = await asyncio.open_connection(*there[:2])
-        writer.write(request)
-        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 101")
-        writers.append(writer)
-    await greet(first)
+    others = [await connect() for _ in range(1_010)]
+    await first.greet()
     assert await served(first)
-    for writer in writers:
-        writer.transport.abort()
+    for client in others:
+        client.abort()
 
 
 @pytest.mark.parametrize("places", [3])
 async def test_oldest_connection_without_hello_is_closed_when_all_places_are_taken(connect):
     greeted = [await connect() for _ in range(2)]
     for socket in greeted:
-        await greet(socket)
+        await socket.greet()
     silent = await connect()
     late = await connect()
-    assert (await silent.receive()).type is not aiohttp.WSMsgType.BINARY
-    await greet(late)
+    assert await silent.receive() is None
+    await late.greet()
     for socket in [*greeted, late]:
         assert await served(socket)
-    with pytest.raises(aiohttp.WSServerHandshakeError, match="503"):
+    with pytest.raises(UpgradeRefusedError, match="503"):
         await connect()
 
 
 async def test_connection_that_repeats_its_hello_without_end_is_refused(connect):
     socket = await connect()
     for _ in range(INTRODUCTIONS_MAX):
-        await greet(socket)
-    await socket.send_bytes(encode_frame(1, Hello(VERSION)))
-    _, told, _ = decode_answer((await socket.receive()).data)
+        await socket.greet()
+    await socket.send(encode_frame(1, Hello(VERSION)))
+    _, told, _ = await socket.answer()
     assert isinstance(told, Refused)
     assert (told.code, "say who calls" in told.message) == (FrameError.code, True)
-    assert (await socket.receive()).type is aiohttp.WSMsgType.CLOSE
+    assert await socket.receive() is None

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from keylane.protocol.errors import CertificateFileError, CertificateKeyError, ConfigError
+from keylane.protocol.errors import ConfigError, Reason
 from keylane.protocol.http.tls_settings import TlsSettings
 from keylane.rpc.tls.contexts import ServerTls, client_context, names_of, read_certificate
 from keylane.rpc.tls.settings import ServingSettings
 from support.access.certificates import NOW, CertificateShelf
+from support.raising import raises
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def test_names_are_those_of_the_certificate(shelf: CertificateShelf) -> None:
 def test_server_refuses_a_certificate_that_is_not_valid_today(
     shelf: CertificateShelf, start: dt.datetime, days: int, text: str
 ) -> None:
-    with pytest.raises(CertificateFileError, match=text) as caught:
+    with raises(Reason.CERTIFICATE_FILE, match=text) as caught:
         ServerTls(shelf.serving(start=start, days=days))
     assert caught.value.path == str(shelf.folder / "server.pem")
 
@@ -54,7 +55,7 @@ def test_server_refuses_a_file_that_is_unreadable(
     files[broken].unlink()
     if content is not None:
         files[broken].write_bytes(content)
-    with pytest.raises(CertificateFileError) as caught:
+    with raises(Reason.CERTIFICATE_FILE) as caught:
         ServerTls(ServingSettings(**files))
     assert caught.value.path == str(files[broken])
     assert caught.value.hint
@@ -62,7 +63,7 @@ def test_server_refuses_a_file_that_is_unreadable(
 
 def test_server_refuses_the_key_of_another_certificate(shelf: CertificateShelf) -> None:
     files = shelf.files("server") | {"tls_key": shelf.files("other")["tls_key"]}
-    with pytest.raises(CertificateKeyError) as caught:
+    with raises(Reason.CERTIFICATE_KEY) as caught:
         ServerTls(ServingSettings(**files))
     assert caught.value.path == str(files["tls_key"])
 
@@ -75,7 +76,7 @@ def test_reloading_keeps_the_old_files_when_the_new_ones_do_not_fit(
     before = tls.ends_s
     shelf.put("server", shelf.authority.issue(["b.example"], days=5))
     (shelf.folder / "server.key").write_bytes(shelf.authority.issue(["c.example"]).key)
-    with pytest.raises(CertificateKeyError):
+    with raises(Reason.CERTIFICATE_KEY):
         tls.reload(settings)
     assert (tls.names, tls.ends_s) == ({"a.example"}, before)
     shelf.put("server", shelf.authority.issue(["b.example"], days=5))
@@ -85,12 +86,12 @@ def test_reloading_keeps_the_old_files_when_the_new_ones_do_not_fit(
 
 def test_client_refuses_files_that_cannot_be_used(shelf: CertificateShelf) -> None:
     files = shelf.files("client")
-    with pytest.raises(CertificateFileError):
+    with raises(Reason.CERTIFICATE_FILE):
         client_context(TlsSettings(ca=str(shelf.folder / "none.pem")))
     with pytest.raises(ConfigError, match="both"):
         client_context(TlsSettings(ca=str(shelf.ca), cert=str(files["tls_cert"])))
     other = shelf.files("other")
-    with pytest.raises(CertificateKeyError):
+    with raises(Reason.CERTIFICATE_KEY):
         client_context(
             TlsSettings(ca=str(shelf.ca), cert=str(files["tls_cert"]), key=str(other["tls_key"]))
         )

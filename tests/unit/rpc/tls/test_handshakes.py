@@ -17,18 +17,7 @@ import pytest
 
 from keylane.protocol import endpoints
 from keylane.protocol.control import Done
-from keylane.protocol.errors import (
-    CertificateEarlyError,
-    CertificateEndedError,
-    CertificateNameError,
-    CertificateUnknownError,
-    ClientCertificateError,
-    Fate,
-    NotSentError,
-    TlsMissingError,
-    TlsNeededError,
-    UnreachableError,
-)
+from keylane.protocol.errors import Fate, NotSentError, Reason, UnreachableError
 from keylane.protocol.http.tls_settings import TlsSettings
 from keylane.rpc.http_network import HttpNetwork, client_network
 from keylane.rpc.server import ControlRoute, Server
@@ -36,6 +25,7 @@ from keylane.rpc.tls.contexts import ServerTls, client_context
 from keylane.rpc.tls.handshakes import why_ended
 from keylane.rpc.tls.settings import ServingSettings
 from support.access.certificates import NOW, CertificateShelf
+from support.raising import raises
 
 
 @pytest.fixture
@@ -80,12 +70,12 @@ async def open_channel(address: str, tls: TlsSettings | None) -> None:
         await network.close()
 
 
-async def refused(address: str, tls: TlsSettings | None, kind: type[NotSentError]) -> None:
+async def refused(address: str, tls: TlsSettings | None, reason: Reason) -> None:
     """Control calls and channels fail with this error, which has advice."""
     for connect in (call, open_channel):
-        with pytest.raises(kind) as caught:
+        with raises(reason) as caught:
             await connect(address, tls)
-        assert type(caught.value) is kind
+        assert type(caught.value) is NotSentError
         assert caught.value.fate is Fate.NOT_DONE
         assert caught.value.hint
         assert caught.value.address == address
@@ -99,8 +89,8 @@ async def test_call_arrives_over_tls_when_the_authority_is_trusted(shelf) -> Non
 
 async def test_certificate_is_refused_when_it_has_other_names(shelf) -> None:
     async with serving(shelf.serving("broker.example", "10.1.2.3")) as (server, calls):
-        await refused(server.address, shelf.client, CertificateNameError)
-        await refused(f"localhost:{server.port}", shelf.client, CertificateNameError)
+        await refused(server.address, shelf.client, Reason.CERTIFICATE_NAME)
+        await refused(f"localhost:{server.port}", shelf.client, Reason.CERTIFICATE_NAME)
         assert calls == []
 
 
@@ -109,7 +99,7 @@ async def test_certificate_is_refused_when_it_has_ended(shelf) -> None:
     settings = shelf.serving(start=start, days=10)
     during_ms = int((start + dt.timedelta(days=5)).timestamp() * 1000)
     async with serving(settings, at_ms=during_ms) as (server, calls):
-        await refused(server.address, shelf.client, CertificateEndedError)
+        await refused(server.address, shelf.client, Reason.CERTIFICATE_ENDED)
         assert calls == []
 
 
@@ -117,26 +107,26 @@ async def test_certificate_is_refused_when_it_is_not_valid_yet(shelf) -> None:
     start = NOW + dt.timedelta(days=2)
     later_ms = int((start + dt.timedelta(days=1)).timestamp() * 1000)
     async with serving(shelf.serving(start=start), at_ms=later_ms) as (server, calls):
-        await refused(server.address, shelf.client, CertificateEarlyError)
+        await refused(server.address, shelf.client, Reason.CERTIFICATE_EARLY)
         assert calls == []
 
 
 async def test_certificate_is_refused_when_its_authority_is_unknown(shelf, tmp_path) -> None:
     other = CertificateShelf(tmp_path, "another")
     async with serving(shelf.serving()) as (server, calls):
-        await refused(server.address, other.client, CertificateUnknownError)
+        await refused(server.address, other.client, Reason.CERTIFICATE_UNKNOWN)
         assert calls == []
 
 
 async def test_plain_client_is_told_when_the_server_wants_tls(shelf) -> None:
     async with serving(shelf.serving()) as (server, calls):
-        await refused(server.address, None, TlsNeededError)
+        await refused(server.address, None, Reason.TLS_NEEDED)
         assert calls == []
 
 
 async def test_tls_client_is_told_when_the_server_serves_none(shelf) -> None:
     async with serving(None) as (server, calls):
-        await refused(server.address, shelf.client, TlsMissingError)
+        await refused(server.address, shelf.client, Reason.TLS_MISSING)
         assert calls == []
 
 
@@ -146,12 +136,12 @@ async def test_client_is_told_when_the_server_wants_a_certificate(shelf, tmp_pat
     own = shelf.files("client", "someone")
     foreign = other.files("foreign", "someone")
     async with serving(settings) as (server, calls):
-        await refused(server.address, shelf.client, ClientCertificateError)
-        with pytest.raises(ClientCertificateError, match="this client has none"):
+        await refused(server.address, shelf.client, Reason.CLIENT_CERTIFICATE)
+        with raises(Reason.CLIENT_CERTIFICATE, match="this client has none"):
             await call(server.address, shelf.client)
         pair = str(foreign["tls_cert"]), str(foreign["tls_key"])
         stranger = TlsSettings(ca=str(shelf.ca), cert=pair[0], key=pair[1])
-        await refused(server.address, stranger, ClientCertificateError)
+        await refused(server.address, stranger, Reason.CLIENT_CERTIFICATE)
         assert calls == []
         known = TlsSettings(ca=str(shelf.ca), cert=str(own["tls_cert"]), key=str(own["tls_key"]))
         assert await call(server.address, known) == Done()
@@ -165,7 +155,7 @@ async def test_client_is_told_when_its_own_certificate_ended_when_it_is_refused(
     settings = ServingSettings(**shelf.files(), tls_client_ca=shelf.ca)
     async with serving(settings) as (server, calls):
         for connect in (call, open_channel):
-            with pytest.raises(ClientCertificateError) as caught:
+            with raises(Reason.CLIENT_CERTIFICATE) as caught:
                 await connect(server.address, ended)
             since = f"has ended on {start + dt.timedelta(days=10):%Y-%m-%d %H:%M} UTC"
             assert since in caught.value.message
@@ -191,11 +181,11 @@ async def test_open_client_is_told_that_its_certificate_has_ended_when_the_serve
         until = NOW + lived + dt.timedelta(seconds=1.1)  # certificates count whole seconds
         await asyncio.sleep((until - dt.datetime.now(dt.UTC)).total_seconds())
         async with serving(settings, port=port) as (server, calls):
-            with pytest.raises(ClientCertificateError, match="has ended on"):
+            with raises(Reason.CLIENT_CERTIFICATE, match="has ended on"):
                 await ask("GET", timeout_ms=5_000)
             with pytest.raises(UnreachableError, match="has ended on"):
                 await ask("POST", timeout_ms=5_000)
-            with pytest.raises(ClientCertificateError, match="has ended on"):
+            with raises(Reason.CLIENT_CERTIFICATE, match="has ended on"):
                 await network.open_channel(server.address, timeout_ms=5_000)
             assert calls == []
     finally:
@@ -222,8 +212,8 @@ async def test_open_client_is_told_that_its_certificate_is_refused_when_it_is_cu
             for _ in range(2):
                 with pytest.raises(UnreachableError) as refused:
                     await ask(server.address)
-                caught.append(type(refused.value))
-            assert caught[-1] is ClientCertificateError
+                caught.append(refused.value.reason)
+            assert caught[-1] is Reason.CLIENT_CERTIFICATE
     finally:
         await network.close()
 
@@ -244,7 +234,7 @@ async def test_refused_certificate_is_known_by_a_reset_that_overtakes_the_alert(
     error = aiohttp.ClientOSError(number, "cut")
     try:
         problem = await why_ended(address, error, client_context(shelf.client))
-        assert isinstance(problem, ClientCertificateError)
+        assert problem.reason is Reason.CLIENT_CERTIFICATE
     finally:
         server.close()
         await server.wait_closed()
@@ -259,7 +249,7 @@ async def test_new_handshakes_use_the_new_certificate_when_it_is_reloaded(shelf,
         other.files()  # over the same files
         server._tls.reload(settings)
         assert await call(server.address, other.client) == Done()
-        await refused(server.address, shelf.client, CertificateUnknownError)
+        await refused(server.address, shelf.client, Reason.CERTIFICATE_UNKNOWN)
 
 
 async def test_authority_is_trusted_no_longer_when_it_is_taken_out_and_the_files_are_reloaded(
@@ -275,7 +265,7 @@ async def test_authority_is_trusted_no_longer_when_it_is_taken_out_and_the_files
         assert await call(server.address, known) == Done()
         clients.write_bytes(CertificateShelf(tmp_path, "another").ca.read_bytes())
         server._tls.reload(settings)
-        await refused(server.address, known, ClientCertificateError)
+        await refused(server.address, known, Reason.CLIENT_CERTIFICATE)
 
 
 async def test_client_uses_its_replaced_certificate_when_it_connects_again(shelf, caplog) -> None:
@@ -296,12 +286,12 @@ async def test_client_uses_its_replaced_certificate_when_it_connects_again(shelf
                     live.method, server.address, live.path, Done, timeout_ms=5_000
                 )
 
-            with pytest.raises(ClientCertificateError):
+            with raises(Reason.CLIENT_CERTIFICATE):
                 await ask()
             renewed = accepted.authority.issue(["client"])
             cert.write_bytes(renewed.certificate)
             for _ in range(2):
-                with pytest.raises(ClientCertificateError):
+                with raises(Reason.CLIENT_CERTIFICATE):
                     await ask()
             assert caplog.text.count("TLS keeps using the previous files") == 1
             key.write_bytes(renewed.key)

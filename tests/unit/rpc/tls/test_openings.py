@@ -12,7 +12,7 @@ import pytest
 import uvloop
 
 from keylane.protocol.control import Done
-from keylane.protocol.errors import KeylaneError
+from keylane.protocol.errors import KeylaneError, Reason
 from keylane.protocol.http.endpoint import Endpoint, Rights
 from keylane.rpc.http_network import HttpNetwork
 from keylane.rpc.intake import HttpLimits
@@ -111,7 +111,7 @@ def test_refused_handshake_is_told_with_the_host_that_began_it(new_loop, tmp_pat
             asyncio.Protocol,
             most=MOST,
             handshake_s=5,
-            on_refused=lambda error, host: told.append((type(error).__name__, host)),
+            on_refused=lambda error, host: told.append((error.reason, host)),
         )
         listeners = await listen("127.0.0.1", 0, backlog=MOST, on_accepted=openings.enter)
         try:
@@ -127,7 +127,7 @@ def test_refused_handshake_is_told_with_the_host_that_began_it(new_loop, tmp_pat
         finally:
             listeners.close()
             await openings.close()
-        assert told == [("HandshakeError", "127.0.0.1")]
+        assert told == [(Reason.HANDSHAKE, "127.0.0.1")]
 
     with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(run())

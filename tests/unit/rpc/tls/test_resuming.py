@@ -13,13 +13,14 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from keylane.protocol.errors import CertificateFileError
+from keylane.protocol.errors import Reason
 from keylane.protocol.http.tls_settings import TlsSettings
 from keylane.rpc.tls import resuming
 from keylane.rpc.tls.contexts import SHARED_MAX, ClientContexts, ServerTls, client_context
 from keylane.rpc.tls.resuming import NAMES_MAX, READ_BYTES, ResumingContext
 from keylane.rpc.tls.settings import ServingSettings
 from support.access.certificates import CertificateShelf
+from support.raising import raises
 
 HOST = "127.0.0.1"
 BLOCK = bytes(range(256)) * 4096
@@ -267,7 +268,7 @@ async def test_client_goes_on_with_its_files_when_they_change_before_it_is_told(
             with pytest.raises(ssl.SSLCertVerificationError):
                 await is_resumed(ClientContexts(shelf.client).of(f"{HOST}:{port}"), port)
         else:
-            with pytest.raises(CertificateFileError):
+            with raises(Reason.CERTIFICATE_FILE):
                 ClientContexts(shelf.client)
         shelf.ca.write_bytes(authority)
         assert await is_resumed(contexts.of(f"{HOST}:{port}"), port)

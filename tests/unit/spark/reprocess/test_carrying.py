@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pyarrow as pa
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keylane.errors import CutOverError
+from keylane.errors import Reason
 from keylane.protocol.reprocess.manifest import Manifest, SourceRange
 from keylane.spark.reprocess.carrying import SourceOffsets, check_covers, positions
 from keylane.spark.reprocess.messages import PROPERTIES
+from support.raising import raises
 
 SCHEMA = pa.schema([("partition", pa.int32()), ("offset", pa.int64()), ("properties", PROPERTIES)])
 Row = tuple[int, int, int]
@@ -54,7 +54,7 @@ def test_row_without_its_source_is_refused():
         [("keylane.source", "a/b")],
     ):
         batch = pa.RecordBatch.from_pylist([row | {"properties": properties}], SCHEMA)
-        with pytest.raises(CutOverError, match=r"keylane\.source"):
+        with raises(Reason.CUT_OVER, match=r"keylane\.source"):
             positions({"g": {3: 0}}, [batch], {8: 1})
 
 
@@ -76,11 +76,9 @@ def test_messages_that_the_backfill_lacks_are_told():
 
     check_covers(manifest, stored(0, 20), {"g": {3: 10}})
     check_covers(manifest, stored(10, 20), {"g": {3: 0}})
-    with pytest.raises(CutOverError, match="has 2 messages from offset 20 on"):
+    with raises(Reason.CUT_OVER, match="has 2 messages from offset 20 on"):
         check_covers(manifest, stored(0, 22), {})
-    with pytest.raises(CutOverError, match="partition 4 has 5 messages from offset 0 on"):
+    with raises(Reason.CUT_OVER, match="partition 4 has 5 messages from offset 0 on"):
         check_covers(manifest, stored(0, 5, 4), {})
-    with pytest.raises(
-        CutOverError, match=r"'g' has not handled 3 messages of partition 3, \[7, 10\)"
-    ):
+    with raises(Reason.CUT_OVER, match=r"'g' has not handled 3 messages of partition 3, \[7, 10\)"):
         check_covers(manifest, stored(2, 20), {"g": {3: 7}})

@@ -6,11 +6,10 @@ from collections import defaultdict
 
 import numpy as np
 import pyarrow as pa
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keylane.errors import CompareError
+from keylane.errors import Reason
 from keylane.protocol.reprocess.manifest import JobPiece
 from keylane.spark.reprocess.compared_rows import (
     ComparedRows,
@@ -19,6 +18,7 @@ from keylane.spark.reprocess.compared_rows import (
     unlike_keys,
 )
 from keylane.spark.reprocess.messages import PROPERTIES
+from support.raising import raises
 
 Row = tuple[int, int, bytes, bytes]
 """Source partition, source offset, key, value."""
@@ -118,7 +118,9 @@ def test_messages_are_their_own_places_and_others_have_to_say_theirs():
     batch = pa.RecordBatch.from_pydict({"partition": [4], "offset": [9], "value": pa.array([b"v"])})
     rows = compared_rows(batch, own_places=True, planned_us=None, where="orders")
     assert (rows.source.tolist(), rows.offset.tolist()) == ([4], [9])
-    with pytest.raises(CompareError, match=r"orders: a row has no usable property keylane\.source"):
+    with raises(
+        Reason.OUTPUTS_DIFFER, match=r"orders: a row has no usable property keylane\.source"
+    ):
         compared_rows(batch, own_places=False, planned_us=None, where="orders")
 
 

@@ -6,8 +6,9 @@ import sys
 
 import pytest
 
-from keylane.errors import InvalidNameError, JobFailedError
+from keylane.errors import Reason
 from keylane.spark.reprocess.job import load_job
+from support.raising import raises
 
 
 def write(folder, text: str) -> None:
@@ -70,7 +71,7 @@ def test_code_of_a_job_has_the_version_that_its_user_gives(modules):
     """Of what no digest sees; it is a name."""
     plain = load_job("job_of_a_test:run").code
     assert load_job("job_of_a_test:run", version="2026.11").code == f"{plain}+2026.11"
-    with pytest.raises(InvalidNameError):
+    with raises(Reason.NAME_INVALID):
         load_job("job_of_a_test:run", version="a b")
 
 
@@ -78,5 +79,5 @@ def test_code_of_a_job_has_the_version_that_its_user_gives(modules):
     "named", ["", "json", "json:nothing", "no.such.module:run", "json:__doc__"]
 )
 def test_job_is_refused_when_it_is_no_function(named):
-    with pytest.raises(JobFailedError):
+    with raises(Reason.JOB_FAILED):
         load_job(named)

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keylane.errors import JobFailedError
+from keylane.errors import Reason
 from keylane.protocol.reprocess.manifest import JobPiece
 from keylane.spark.reprocess.messages import PROPERTIES, messages_of, with_properties
+from support.raising import raises
 
 PIECE = JobPiece(partition_id=3, start=10, end=12, rows=2, digest="d", file="")
 texts = st.text(max_size=4)
@@ -126,5 +127,5 @@ def test_time_is_the_same_whatever_its_unit_is(unit, count):
     ],
 )
 def test_rows_that_are_no_messages_are_refused(columns):
-    with pytest.raises(JobFailedError, match=r"job clean at \[10, 12\) of partition 3"):
+    with raises(Reason.JOB_FAILED, match=r"job clean at \[10, 12\) of partition 3"):
         messages_of(pa.table(columns), job="clean", piece=PIECE)

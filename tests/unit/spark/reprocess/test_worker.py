@@ -9,10 +9,11 @@ import pyarrow.compute as pc
 import pytest
 
 from keylane.arrow.planner import PlannedRange
-from keylane.protocol.errors import JobFailedError, NotSentError
+from keylane.protocol.errors import NotSentError, Reason
 from keylane.spark.reprocess import worker
 from keylane.spark.reprocess.job import Job
-from keylane.spark.reprocess.worker import made_of_good
+from keylane.spark.reprocess.worker import call_without_bad
+from support.raising import raises
 
 PLANNED = PlannedRange(
     subject="orders",
@@ -49,7 +50,7 @@ def job(bad: set[int], calls: list[int] | None = None) -> Job:
 def test_messages_that_fail_are_parked_and_the_others_keep_their_order(bad):
     """With the error of each; a score of calls for one, and none more without."""
     calls: list[int] = []
-    rows, parked = made_of_good(job(bad, calls), messages(), PLANNED)
+    rows, parked = call_without_bad(job(bad, calls), messages(), PLANNED)
     assert rows["offset"].to_pylist() == [2 * each for each in range(100) if each not in bad]
     assert parked["offset"].to_pylist() == sorted(bad)
     if bad:
@@ -62,17 +63,17 @@ def test_function_that_fails_for_too_many_ends_the_job(monkeypatch):
     broker that is away.
     """
     monkeypatch.setattr(worker, "PARKED_MAX", 5)
-    with pytest.raises(JobFailedError, match="for over 5 messages of this piece"):
-        made_of_good(job(set(range(20, 26))), messages(), PLANNED)
-    assert made_of_good(job(set(range(20, 25))), messages(), PLANNED)[1].num_rows == 5
-    with pytest.raises(JobFailedError, match="not a pyarrow"):
-        made_of_good(Job("clean", lambda _: None, "c"), messages(), PLANNED)  # type: ignore[arg-type, return-value]
+    with raises(Reason.JOB_FAILED, match="for over 5 messages of this piece"):
+        call_without_bad(job(set(range(20, 26))), messages(), PLANNED)
+    assert call_without_bad(job(set(range(20, 25))), messages(), PLANNED)[1].num_rows == 5
+    with raises(Reason.JOB_FAILED, match="not a pyarrow"):
+        call_without_bad(Job("clean", lambda _: None, "c"), messages(), PLANNED)  # type: ignore[arg-type, return-value]
 
     def away(_: pa.Table) -> pa.Table:
         raise NotSentError("a broker is away")
 
     with pytest.raises(NotSentError):
-        made_of_good(Job("clean", away, "c"), messages(), PLANNED)
+        call_without_bad(Job("clean", away, "c"), messages(), PLANNED)
 
 
 def test_tables_of_several_schemas_are_refused():
@@ -84,5 +85,5 @@ def test_tables_of_several_schemas_are_refused():
         first = rows["offset"][0].as_py()
         return pa.table({"value": [b"v"] if first else ["v"]})
 
-    with pytest.raises(JobFailedError, match="several schemas"):
-        made_of_good(Job("clean", run, "c"), messages(), PLANNED)
+    with raises(Reason.JOB_FAILED, match="different schemas"):
+        call_without_bad(Job("clean", run, "c"), messages(), PLANNED)

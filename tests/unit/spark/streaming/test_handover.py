@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
-
 from keylane.arrow.selection import EARLIEST, ReadBound, ReadOptions
-from keylane.protocol.errors import ManifestError
+from keylane.protocol.errors import Reason
 from keylane.protocol.operations import PartitionHistory
 from keylane.protocol.reprocess.manifest import Manifest, SourceRange
 from keylane.protocol.routing import Partition, PartitionState
 from keylane.spark.reprocess.folder import MANIFEST, OutputFolder
 from keylane.spark.streaming.batches import LostRange
-from keylane.spark.streaming.handover import behind_backfill, lost_behind
+from keylane.spark.streaming.handover import after_backfill, lost_after_start
 from keylane.spark.streaming.lineage import Lineage, View, branches_of
+from support.raising import raises
 
 
 def view(*partitions: tuple[int, tuple[int, ...], int | None]) -> View:
@@ -42,18 +41,18 @@ def test_partition_that_is_gone_is_lost_unless_the_backfill_has_it():
     """
     gone = view((1, (), 90), (2, (1,), 80), (3, (1,), 70), (4, (2,), 60), (5, (4, 3), None))
     start = ReadBound(0, {2: 50, 3: 70}, manifest="backfill")
-    assert list(lost_behind(gone, start)) == [LostRange(2, 50, 80), LostRange(4, 0, 60)]
-    assert list(lost_behind(gone, EARLIEST)) == []
+    assert list(lost_after_start(gone, start)) == [LostRange(2, 50, 80), LostRange(4, 0, 60)]
+    assert list(lost_after_start(gone, EARLIEST)) == []
 
 
 def test_start_is_where_the_backfill_ended(tmp_path):
     options = ReadOptions(meta=("a:1",), subjects=("flights",))
-    assert behind_backfill(options) == options
+    assert after_backfill(options) == options
     behind = ReadOptions(
         meta=("a:1",), subjects=("flights",), start=ReadBound(0, manifest=str(tmp_path))
     )
-    with pytest.raises(ManifestError):
-        behind_backfill(behind)
+    with raises(Reason.MANIFEST):
+        after_backfill(behind)
     manifest = Manifest(
         job="j",
         code="c",
@@ -63,4 +62,4 @@ def test_start_is_where_the_backfill_ended(tmp_path):
         piece_rows=10,
     )
     OutputFolder(str(tmp_path)).write(MANIFEST, manifest)
-    assert behind_backfill(behind).start == ReadBound(0, {3: 7}, manifest=str(tmp_path))
+    assert after_backfill(behind).start == ReadBound(0, {3: 7}, manifest=str(tmp_path))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from keylane.arrow.selection import ReadOptions
-from keylane.protocol.errors import NotStreamableError
+from keylane.protocol.errors import Reason
 from keylane.protocol.ids import Subject
 from keylane.spark.streaming.settings import stream_settings
+from support.raising import raises
 
 
 def options(rows_max: int | None = None, group: str | None = None) -> ReadOptions:
@@ -37,6 +38,6 @@ def test_settings_are_those_of_the_options():
 )
 def test_limits_ends_and_groups_are_refused_by_an_older_pyspark(given, asked, option):
     """It does not tell where a batch begins."""
-    with pytest.raises(NotStreamableError, match=r"needs PySpark 4\.2") as caught:
+    with raises(Reason.NOT_STREAMABLE, match=r"needs PySpark 4\.2") as caught:
         stream_settings(asked, given, limited=False)
     assert caught.value.option == option

@@ -6,8 +6,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from keylane.protocol.errors import RowOrderError
+from keylane.protocol.errors import Reason
 from keylane.spark.writing.guard import OrderGuard, guarded_columns
+from support.raising import raises
 
 PAIR = ("partition", "offset")
 
@@ -54,7 +55,7 @@ def test_offset_that_does_not_rise_is_refused(batches, row: int, offset: int, be
     """Within a record batch and from one to the next; the error names the row, and the offset
     before it.
     """
-    with pytest.raises(RowOrderError) as caught:
+    with raises(Reason.ROW_ORDER) as caught:
         look(*batches, of_one_key=True)
     assert (caught.value.row, caught.value.offset, caught.value.task) == (row, offset, 2)
     assert caught.value.message.endswith(f", after offset {before}")
@@ -82,7 +83,7 @@ def test_rows_without_key_are_in_no_logical_partition():
     logical, keyed = np.array([7, 8, 9], np.uint16), np.array([False, True, False])
     guard.look(pa.record_batch(columns), logical, keyed, 0)
     assert guard.sources == {"1": 1 << 8, "2": 0}
-    with pytest.raises(RowOrderError):
+    with raises(Reason.ROW_ORDER):
         guard.look(pa.record_batch(columns), logical, keyed, 3)
 
 
@@ -94,10 +95,10 @@ def test_columns_are_looked_at_when_they_are_there():
     assert guarded_columns(["value", "offset"], "none") is None
     assert guarded_columns(["partition", "logic_offset"], "auto") == ("partition", "logic_offset")
     for half in ("partition", "offset", "queue", "logic_offset"):
-        with pytest.raises(RowOrderError):
+        with raises(Reason.ROW_ORDER):
             guarded_columns(["value", half], "auto")
     for names, order in ((["partition", "queue"], "auto"), (["value"], "required")):
-        with pytest.raises(RowOrderError):
+        with raises(Reason.ROW_ORDER):
             guarded_columns(names, order)
 
 
@@ -106,7 +107,7 @@ def test_columns_dropped_from_rows_of_a_subject_are_missed():
     columns are there.
     """
     for names in (["key", "value"], ["key", "value", "partition"]):
-        with pytest.raises(RowOrderError, match="partition and offset"):
+        with raises(Reason.ROW_ORDER, match="partition and offset"):
             guarded_columns(names, "auto", key_was_read=True)
     assert guarded_columns(["key", "value"], "none", key_was_read=True) is None
     assert guarded_columns(["key", *PAIR], "auto", key_was_read=True) == PAIR
@@ -116,5 +117,5 @@ def test_source_that_is_no_number_is_refused():
     """Nulls come from an outer join, text from a cast."""
     for offsets in (pa.array([1, None]), pa.array(["1", "2"])):
         batch = pa.record_batch({"partition": pa.array([1, 1]), "offset": offsets})
-        with pytest.raises(RowOrderError):
+        with raises(Reason.ROW_ORDER):
             OrderGuard(PAIR, task=0).look(batch, np.zeros(2, np.uint16), np.ones(2, np.bool_), 0)

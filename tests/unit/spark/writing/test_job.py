@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from keylane.protocol.errors import ConfigError, RowOrderError, RowsDifferError
+from keylane.protocol.errors import ConfigError, Reason
 from keylane.spark.writing.job import (
     TaskReport,
     WriteOptions,
@@ -13,6 +13,7 @@ from keylane.spark.writing.job import (
     parse_write_options,
     producer_id,
 )
+from support.raising import raises
 
 GIVEN = {"meta": "127.0.0.1:7000", "subject": "flights"}
 
@@ -119,7 +120,7 @@ def test_job_has_as_many_messages_as_its_tasks_have_rows():
     assert check_job(reports, {1: 5, 2: 4}) == 9
     assert check_job([], {1: 0}) == 0
     for stored in ({1: 5, 2: 5}, {1: 5}, {1: 5, 2: 4, 3: 1}):
-        with pytest.raises(RowsDifferError):
+        with raises(Reason.ROWS_DIFFER):
             check_job(reports, stored)
 
 
@@ -132,5 +133,5 @@ def test_two_tasks_with_rows_of_one_key_are_refused():
         TaskReport(task=1, sources={"1": 0b1000}),
     )
     assert check_job([first, second], {}) == 0
-    with pytest.raises(RowOrderError):
+    with raises(Reason.ROW_ORDER):
         check_job([first, second, TaskReport(task=2, sources={"1": 0b1100})], {})

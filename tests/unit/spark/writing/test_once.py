@@ -7,14 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from keylane.protocol.errors import (
-    HiddenTakenError,
-    KeylaneError,
-    PublishOutdatedError,
-    PublishTargetError,
-    SubjectDeletedError,
-)
+from keylane.protocol.errors import KeylaneError, PublishError, Reason, SubjectDeletedError
 from keylane.spark.writing.once import make_once
+from support.raising import raises
 
 MADE = SimpleNamespace(route=SimpleNamespace(subject_id=9))
 
@@ -56,7 +51,7 @@ async def made(names: Names, timeout_ms: int = 100) -> tuple[str, int]:
 
 async def test_job_is_made_anew_when_another_driver_has_left_something():
     """Also while a broker still drops what was deleted."""
-    names = Names(HiddenTakenError(), None, SubjectDeletedError(), MADE)
+    names = Names(PublishError(Reason.HIDDEN_TAKEN), None, SubjectDeletedError(), MADE)
     assert await made(names) == ("a.hidden-j-1", 9)
     make = "make a.hidden-j-1 0"
     assert names.asked == [make, "delete a.hidden-j-1 0", make, make]
@@ -64,15 +59,21 @@ async def test_job_is_made_anew_when_another_driver_has_left_something():
 
 async def test_job_is_done_when_it_was_published():
     """The publication of this very subject is waited for, and no other one is begun."""
-    names = Names(PublishTargetError(published_id=7), None)
+    names = Names(PublishError(Reason.PUBLISH_TARGET, published_id=7), None)
     assert await made(names) == ("a.hidden-j-1", 0)
     assert names.asked[1] == "publish a.hidden-j-1 7"
 
 
 async def test_job_takes_the_next_name_when_its_publication_was_canceled():
     names = Names(
-        *(PublishTargetError(published_id=7), PublishOutdatedError()),
-        *(PublishTargetError(published_id=8), PublishOutdatedError()),
+        *(
+            PublishError(Reason.PUBLISH_TARGET, published_id=7),
+            PublishError(Reason.PUBLISH_OUTDATED),
+        ),
+        *(
+            PublishError(Reason.PUBLISH_TARGET, published_id=8),
+            PublishError(Reason.PUBLISH_OUTDATED),
+        ),
         MADE,
     )
     assert await made(names) == ("a.hidden-j-1.2", 9)
@@ -80,17 +81,19 @@ async def test_job_takes_the_next_name_when_its_publication_was_canceled():
 
 async def test_job_is_refused_when_its_name_is_that_of_something_else():
     """Nothing of the name was published: it is a subject, or hidden for another target."""
-    names = Names(PublishTargetError())
-    with pytest.raises(PublishTargetError):
+    names = Names(PublishError(Reason.PUBLISH_TARGET))
+    with raises(Reason.PUBLISH_TARGET):
         await made(names)
     assert len(names.asked) == 1
 
 
-@pytest.mark.parametrize("error", [HiddenTakenError(), SubjectDeletedError()], ids=repr)
+@pytest.mark.parametrize(
+    "error", [PublishError(Reason.HIDDEN_TAKEN), SubjectDeletedError()], ids=repr
+)
 async def test_job_gives_up_when_its_name_is_not_free_in_time(error):
     """Drivers that delete what the other one has made end, and so does one that waits for a
     broker.
     """
-    names = Names(*(3 * ([error, None] if isinstance(error, HiddenTakenError) else [error])))
+    names = Names(*(3 * ([error, None] if error.reason is Reason.HIDDEN_TAKEN else [error])))
     with pytest.raises(type(error)):
         await made(names, timeout_ms=30)

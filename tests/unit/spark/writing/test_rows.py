@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keylane.protocol.batch import check_batch, columns, encode_body
-from keylane.protocol.errors import RowsInvalidError
+from keylane.protocol.errors import Reason
 from keylane.protocol.limits import LOGICAL_PARTITIONS
 from keylane.protocol.message import pack_properties
 from keylane.protocol.routing import logical_partition
@@ -27,6 +27,7 @@ from keylane.spark.writing.rows import (
     RowReader,
     Span,
 )
+from support.raising import raises
 
 
 def reader() -> RowReader:
@@ -208,7 +209,7 @@ def maps(*rows: list[tuple[str, str | None]]) -> pa.Array:
 )
 def test_row_that_cannot_be_sent_is_named(column: str, table: dict):
     """By its column, its number in the task and the task."""
-    with pytest.raises(RowsInvalidError) as caught:
+    with raises(Reason.ROWS_INVALID) as caught:
         reader().read(pa.record_batch(table))
     assert (caught.value.column, caught.value.row, caught.value.task) == (column, 1, 3)
 

@@ -13,8 +13,9 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from keylane.protocol.errors import RowsInvalidError
+from keylane.protocol.errors import Reason
 from keylane.spark.writing.schema import check_columns
+from support.raising import raises
 
 
 def schema(**columns: DataType) -> StructType:
@@ -41,6 +42,6 @@ def test_columns_of_a_message_and_of_its_source_are_taken():
     ],
 )
 def test_refusal_of_columns_says_what_is_wanted(columns: dict[str, DataType], said: str):
-    with pytest.raises(RowsInvalidError) as caught:
+    with raises(Reason.ROWS_INVALID) as caught:
         check_columns(schema(**columns))
     assert said in caught.value.message

@@ -18,7 +18,8 @@ def test_option_of_a_batch_is_refused_with_what_a_stream_needs(name: str, value:
     """A stream makes no subject and publishes nothing: its subject exists."""
     given = {"meta": "127.0.0.1:1", "subject": "flights", name: value}
     with pytest.raises(
-        ConfigError, match=f"batch writes only: {name}; a stream writes to a subject that exists"
+        ConfigError,
+        match=f"only batch writes have {name}; a stream writes to a subject that exists",
     ):
         KeylaneStreamWriter.begin(given, SCHEMA, overwrite=False)
 
@@ -26,5 +27,5 @@ def test_option_of_a_batch_is_refused_with_what_a_stream_needs(name: str, value:
 def test_output_mode_that_replaces_rows_is_refused_with_a_way_that_spark_has():
     """Spark itself refuses `update` for a Python data source."""
     given = {"meta": "127.0.0.1:1", "subject": "flights"}
-    with pytest.raises(ConfigError, match=r'outputMode\("append"\); .* by foreachBatch'):
+    with pytest.raises(ConfigError, match=r'outputMode\("append"\); .* with foreachBatch'):
         KeylaneStreamWriter.begin(given, SCHEMA, overwrite=True)

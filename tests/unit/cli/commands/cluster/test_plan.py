@@ -13,7 +13,8 @@ from keylane.cli.commands.cluster.plan import ClusterPlan
 from keylane.cli.commands.cluster.tokens import ClusterTokens
 from keylane.cli.options import OutputFormat
 from keylane.metaserver.settings import metaserver_settings
-from keylane.protocol.errors import ClusterFolderError, ConfigError
+from keylane.protocol.errors import ConfigError, Reason
+from support.raising import raises
 
 TOKENS = ClusterTokens(["g1", "g2", "g3"])
 GIVEN = {"postgresql": None, "data": "/data", "meta_port": 7000, "broker_port": 7100}
@@ -124,7 +125,7 @@ def test_init_works_in_the_folder_of_a_run_that_failed(
         write(path, content, mode)
 
     monkeypatch.setattr(init, "_write", full)
-    with pytest.raises(ClusterFolderError, match="No space left"):
+    with raises(Reason.CLUSTER_FOLDER, match="No space left"):
         init.init_cluster(folder, plan_of("a"), keylane="keylane", output=OutputFormat.JSON)
     assert list(folder.iterdir()) == []
     monkeypatch.setattr(init, "_write", write)

@@ -86,7 +86,7 @@ def test_impossible_options_are_refused(selection: Selection):
     ],
 )
 def test_selection_knows_whether_anything_was_said(selection: Selection, said: bool):
-    assert selection.said is said
+    assert selection.is_limited is said
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_age_that_cannot_be_is_refused(text: str):
 
 
 def test_selection_is_what_an_admin_is_asked_for():
-    asked = Selection(key="a", error="E", partition=3, among_dead=True).asked
+    asked = Selection(key="a", error="E", partition=3, among_dead=True).arguments
     assert asked == {
         "key": b"a",
         "dead": True,

@@ -1,0 +1,69 @@
+"""Makes the answers that consist of stored batches of one partition."""
+
+from __future__ import annotations
+
+from ...protocol.errors import InvalidRequestError, OffsetOutOfRangeError
+from ...protocol.frames import Batches, Pull, Read
+from ...protocol.ids import check_offset
+from ...protocol.limits import PULL_BYTES_MAX
+from ...rpc.answer_room import take_room
+from ..partition.partition import HostedPartition
+from ..store.store import Store
+
+
+def check_read(partition: HostedPartition, offset: int, bytes_max: int) -> int:
+    """Return the number of bytes that the answer may have, or raise OffsetOutOfRangeError or
+    InvalidRequestError.
+    """
+    stored = partition.first_offset <= offset <= partition.readable_offset
+    if not stored:
+        check_offset(offset)
+    if bytes_max < 1:
+        raise InvalidRequestError(f"cannot read {bytes_max} bytes")
+    if not stored:
+        raise OffsetOutOfRangeError(
+            offset=offset,
+            first_offset=partition.first_offset,
+            next_offset=partition.readable_offset,
+        )
+    if partition.lost:
+        partition.readable_end(offset)
+    return min(bytes_max, PULL_BYTES_MAX)
+
+
+def batches_up_to(
+    partition: HostedPartition, end: int, parked_version: int = 0, *, more: bool = False
+) -> Batches:
+    """Return the answer to a pull or a read that received the messages before the offset `end`;
+    `more` means that another answer follows.
+    """
+    return Batches(
+        partition.first_offset,
+        partition.readable_offset,
+        end,
+        partition.ended,
+        parked_version,
+        more=more,
+    )
+
+
+async def read_batches(
+    store: Store,
+    partition: HostedPartition,
+    request: Pull | Read,
+    bytes_max: int,
+    parked_version: int = 0,
+) -> tuple[Batches, bytes]:
+    """Read from the offset of a request once there is room for its answer."""
+    data, end = b"", request.offset
+    if request.offset < partition.readable_offset:
+        await take_room(bytes_max)
+        data, end = await store.read(partition, request.offset, bytes_max=bytes_max)
+    return batches_up_to(partition, end, parked_version), data
+
+
+def note_handed(store: Store, partition: HostedPartition, messages: int, size_bytes: int) -> None:
+    """Count messages that are handed to a client."""
+    if size_bytes:
+        subject = partition.facts.subject
+        store.traffic.note_handed(subject, messages=messages, size_bytes=size_bytes)

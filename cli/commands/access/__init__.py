@@ -1,1 +1,0 @@
-"""`keylane access`: tokens and rights."""

@@ -1,0 +1,409 @@
+"""`keylane group`: consumer groups, their policy, progress and suspension."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ...protocol.clock import SystemClock
+from ...protocol.errors import ConfigError
+from ...protocol.groups import TRIES_MAX_MAX, FailurePolicy, FullPolicy
+from ...protocol.progress import ResetTo
+from ...protocol.reading.instants import ago_ms
+from ...protocol.routing import ConsumeStrategy
+from ...protocol.text import counted, listed, plain_number
+from ..answer import Answer, expanded
+from ..options import (
+    AllPartitionsOption,
+    CancelOption,
+    ConsumerGroupArgument,
+    DryRunOption,
+    ForceOption,
+    LiveOption,
+    OutputFormat,
+    SubjectArgument,
+    WaitOption,
+    YesOption,
+    parse_time,
+)
+from ..screen import make_table, show_line, show_table
+
+if TYPE_CHECKING:
+    from ...admin import Admin, GroupDescription, GroupSettings, GroupSummary
+    from ...protocol.progress import GroupReset
+
+group_app = typer.Typer(
+    no_args_is_help=True,
+    help="Inspect, create and delete consumer groups, set their policy and progress, suspend them.",
+)
+ClientOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Only the consumers of this name, which `group describe` shows as an owner.",
+    ),
+]
+
+
+@group_app.command("describe")
+@expanded
+def group_describe(
+    subject: SubjectArgument,
+    group: ConsumerGroupArgument,
+    *,
+    all_partitions: AllPartitionsOption = False,
+    answer: Answer,
+) -> None:
+    """Show the owner, cursor and lag of each partition."""
+    from .group_description import describe_group
+
+    answer.run(describe_group, subject=subject, group=group, all_partitions=all_partitions)
+
+
+@group_app.command("list")
+@expanded
+def group_list(subject: SubjectArgument, *, answer: Answer) -> None:
+    """List the consumer groups of a subject, with their strategies."""
+
+    def show(groups: list[GroupSummary]) -> None:
+        rows = [(each.group, each.strategy, each.sessions) for each in groups]
+        title = f"groups of {subject}" if rows else f"no groups on {subject} yet"
+        show_table(make_table(title, ("group", "strategy", "consumers#"), rows))
+
+    answer.ask(lambda admin: admin.list_groups(subject), show)
+
+
+@group_app.command("switch")
+@expanded
+def group_switch(
+    subject: SubjectArgument,
+    group: ConsumerGroupArgument,
+    strategy: Annotated[
+        ConsumeStrategy,
+        typer.Argument(
+            help="exclusive: each partition has one consumer, and order is kept. "
+            "shared: every consumer gets messages of every partition, without order."
+        ),
+    ],
+    *,
+    answer: Answer,
+) -> None:
+    """Change a group's strategy.  Its consumers end; consumers started with the new strategy take
+    over.
+    """
+    answer.ask(
+        lambda admin: admin.switch_group(subject, group, strategy),
+        lambda view: show_line(f"{group} on {subject} is {view.strategy}"),
+    )
+
+
+# ── settings ──────────────────────────────────────────────────────────────────────────────────────
+@group_app.command("create")
+@expanded
+def group_create(
+    subject: SubjectArgument,
+    group: ConsumerGroupArgument,
+    *,
+    start: Annotated[
+        str,
+        typer.Option(
+            metavar="earliest|latest|AGO|TIME|manifest:DIR",
+            help="Where it begins. AGO is -1h, -15m, -2d; TIME is ISO 8601, UTC without a zone; "
+            "manifest:DIR is where the backfill in that folder ended.",
+        ),
+    ] = "earliest",
+    strategy: Annotated[
+        ConsumeStrategy, typer.Option(help="How the messages are divided among its consumers.")
+    ] = ConsumeStrategy.EXCLUSIVE,
+    answer: Answer,
+) -> None:
+    """Create a consumer group, and fix where it begins; it gets all messages from there on."""
+    from ...consumer.manifest_file import PREFIX, manifest_start
+
+    if start.startswith(PREFIX):
+        begins = manifest_start(start, subject=subject)
+        at, at_ms, cursors = begins.at.value, begins.at_ms, begins.cursors
+    else:
+        target, _, at_ms = parse_target(start, now_ms=SystemClock.wall_ms())
+        if target is ResetTo.OFFSET:
+            raise ConfigError(
+                "a group starts at earliest, latest or a time; an offset needs a reset"
+            )
+        at, cursors = target.value, None
+    answer.ask(
+        lambda admin: admin.create_group(
+            subject, group, start=at, at_ms=at_ms, cursors=cursors, consume_strategy=strategy
+        ),
+        _show_settings,
+    )
+
+
+@group_app.command("set")
+@expanded
+def group_set(
+    subject: SubjectArgument,
+    group: ConsumerGroupArgument,
+    *,
+    on_failure: Annotated[
+        FailurePolicy | None,
+        typer.Option(
+            help="What happens to a message after its last try. block: it is tried again, and its "
+            "key waits; park: its key is set aside, in order; dead: only the message is set aside."
+        ),
+    ] = None,
+    on_full: Annotated[
+        FullPolicy | None,
+        typer.Option(
+            help="What happens to a key that cannot be parked because there are too many. block: "
+            "its message waits; dead: its messages are set aside as dead letters, in order."
+        ),
+    ] = None,
+    tries_max: Annotated[
+        int | None, typer.Option(min=1, max=TRIES_MAX_MAX, help="Number of tries.")
+    ] = None,
+    backoff_first_ms: Annotated[
+        int | None,
+        typer.Option(min=0, help="Pause after the first try; needs --backoff-max-ms."),
+    ] = None,
+    backoff_max_ms: Annotated[
+        int | None, typer.Option(min=1, help="Longest pause between two tries.")
+    ] = None,
+    forget: Annotated[
+        bool, typer.Option("--forget", help="First forget the stored policy.")
+    ] = False,
+    answer: Answer,
+) -> None:
+    """Store what a group does with failing messages; its consumers follow it in place of their own
+    settings.
+    """
+    given = (on_failure, on_full, tries_max, backoff_first_ms, backoff_max_ms)
+    if not forget and all(value is None for value in given):
+        raise ConfigError(
+            "say what to set: --on-failure, --on-full, --tries-max, the back-off, or --forget"
+        )
+    answer.ask(
+        lambda admin: admin.set_group(
+            subject,
+            group,
+            on_failure=on_failure,
+            on_full=on_full,
+            tries_max=tries_max,
+            backoff_first_ms=backoff_first_ms,
+            backoff_max_ms=backoff_max_ms,
+            forget=forget,
+        ),
+        _show_settings,
+    )
+
+
+@group_app.command("suspend")
+@expanded
+def group_suspend(
+    subject: SubjectArgument,
+    group: ConsumerGroupArgument,
+    *,
+    client: ClientOption = None,
+    answer: Answer,
+) -> None:
+    """Let a group, or one client of it, release its partitions and get none until it is resumed."""
+    before: GroupDescription | None = None
+
+    async def suspend(admin: Admin) -> GroupSettings:
+        nonlocal before
+        before = None if client is None else await admin.describe_group(subject, group)
+        return await admin.suspend_group(subject, group, client=client)
+
+    answer.ask(suspend, _show_settings)
+    if before is None or answer.output is OutputFormat.JSON:
+        return
+    owners = {each.owner for each in before.partitions if each.owner is not None}
+    known = before.settings.suspended_clients if before.settings is not None else ()
+    if client not in owners and client not in known:
+        names = ", ".join(sorted(owners)) or "none"
+        show_line(
+            f"no consumer of the name {client} had a partition (those that had: {names}); the "
+            "suspension applies to any that joins later"
+        )
+
+
+@group_app.command("resume")
+@expanded
+def group_resume(
+    subject: SubjectArgument,
+    group: ConsumerGroupArgument,
+    *,
+    client: ClientOption = None,
+    answer: Answer,
+) -> None:
+    """End the suspension that `suspend` with the same --client has begun."""
+    answer.ask(lambda admin: admin.resume_group(subject, group, client=client), _show_settings)
+
+
+def _show_settings(settings: GroupSettings) -> None:
+    from .group_description import settings_lines
+
+    for line in settings_lines(settings):
+        show_line(line)
+
+
+@group_app.command("delete")
+@expanded
+def group_delete(
+    subject: SubjectArgument,
+    group: ConsumerGroupArgument,
+    *,
+    force: ForceOption = False,
+    yes: YesOption = False,
+    wait: WaitOption = True,
+    answer: Answer,
+) -> None:
+    """Delete a consumer group and its progress; run it again to see how far the deletion is."""
+    from .deletion import confirm, delete
+
+    confirm(f"Delete group {group} of {subject} with its progress?", yes=yes)
+    answer.run(
+        delete,
+        f"group {group} of {subject}",
+        lambda admin, known: admin.delete_group(subject, group, force=force, group_id=known),
+        wait=wait,
+    )
+
+
+# ── reset ─────────────────────────────────────────────────────────────────────────────────────────
+@group_app.command("reset")
+@expanded
+def group_reset(
+    subject: SubjectArgument,
+    group: ConsumerGroupArgument,
+    *,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            metavar="earliest|latest|AGO|TIME|OFFSET",
+            help="AGO is -1h, -15m, -2d; TIME is ISO 8601, UTC without a zone; "
+            "an offset needs --queue (logic offset) or --partition (physical offset).",
+        ),
+    ] = None,
+    shift: Annotated[
+        int | None,
+        typer.Option(
+            metavar="MESSAGES", help="Instead of --to: forward, or backward with --shift -100."
+        ),
+    ] = None,
+    dry_run: DryRunOption = False,
+    live: LiveOption = False,
+    cancel: CancelOption = False,
+    queue: Annotated[
+        int | None, typer.Option(min=0, help="Only this logic queue, of a static subject.")
+    ] = None,
+    partition: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Only the partition with this id; not for static subjects. Its parents and "
+            "children keep their cursors.",
+        ),
+    ] = None,
+    answer: Answer,
+) -> None:
+    """Set the cursors of a group without live consumers, or with --live; run it again to finish an
+    interrupted reset.
+    """
+    if cancel:
+        if (to, shift, queue, partition) != (None,) * 4 or dry_run or live:
+            raise ConfigError(
+                "--cancel ends the reset that is under way, and takes no other option"
+            )
+        answer.ask(
+            lambda admin: admin.cancel_reset(subject, group),
+            lambda canceled: show_line(
+                f"the reset of {group} on {subject} to {canceled.asked.to} is canceled; "
+                "nothing was changed"
+            ),
+        )
+        return
+    if (to is None) == (shift is None):
+        raise ConfigError("say where to with --to, or by how many messages with --shift")
+    target, offset, at_ms = ResetTo.SHIFT, None, None
+    if to is not None:
+        target, offset, at_ms = parse_target(to, now_ms=SystemClock.wall_ms())
+    done = "would be set" if dry_run else "was set"
+    where = f"to {to}" if to is not None else f"by {shift:+}"
+    answer.ask(
+        lambda admin: admin.reset_group(
+            subject,
+            group,
+            target,
+            offset=offset,
+            at_ms=at_ms,
+            queue=queue,
+            partition_id=partition,
+            shift=shift,
+            dry_run=dry_run,
+            live=live,
+        ),
+        partial(_show_reset, title=f"{group} on {subject} {done} {where}", dry_run=dry_run),
+    )
+
+
+def parse_target(to: str, *, now_ms: int) -> tuple[ResetTo, int | None, int | None]:
+    """
+    Parse a position: return its kind, the offset if it is one, and the milliseconds since 1970 if
+    it is a time or an age.
+
+    Raises:
+        ConfigError: the text is neither a word, nor an offset, nor a time.
+    """
+    if to in {ResetTo.EARLIEST, ResetTo.LATEST}:
+        return ResetTo(to), None, None
+    offset = plain_number(to)
+    if offset is not None:
+        return ResetTo.OFFSET, offset, None
+    ago = ago_ms(to)
+    if ago is not None:
+        return ResetTo.TIME, None, max(now_ms - ago, 0)
+    try:
+        return ResetTo.TIME, None, parse_time(to)
+    except ConfigError:
+        raise ConfigError(
+            f"{to[:80]!r} is not a position: give earliest, latest, an offset, how long ago, "
+            "such as -1h, or a time, such as 2024-05-31T12:00:00"
+        ) from None
+
+
+def _show_reset(reset: GroupReset, *, title: str, dry_run: bool) -> None:
+    columns: tuple[str, ...] = ("partition#", "offset#", "before#" if dry_run else "token#")
+    rows: list[tuple[int | None, ...]] = [
+        (cursor.partition_id, cursor.cursor, cursor.before if dry_run else cursor.token)
+        for cursor in reset.cursors
+    ]
+    if reset.static:
+        columns = ("queue#", "logic offset#", *columns)
+        rows = [
+            (cursor.queue, cursor.logic_cursor, *row)
+            for cursor, row in zip(reset.cursors, rows, strict=True)
+        ]
+    show_table(make_table(title, columns, rows))
+    if line := still_parked_line(reset):
+        show_line(line)
+    if reset.left_out:
+        ids = ", ".join(map(str, reset.left_out))
+        show_line(
+            f"left unchanged, on brokers that do not answer and were abandoned: partitions {ids}"
+        )
+
+
+def still_parked_line(reset: GroupReset) -> str:
+    """Return the line about messages that stay parked on the reset partitions; "" if none do."""
+    still = [cursor for cursor in reset.cursors if cursor.parked]
+    if not still:
+        return ""
+    count = sum(cursor.parked or 0 for cursor in still)
+    return (
+        f"{counted(count, 'message')} of partitions before these "
+        f"{'stays' if count == 1 else 'stay'} parked on "
+        f"{counted(len(still), 'partition')} ({listed(cursor.partition_id for cursor in still)}): "
+        f"keylane parked list {reset.subject} {reset.group}"
+    )

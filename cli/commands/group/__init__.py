@@ -1,1 +1,0 @@
-"""`keylane group`: the commands in `app.py`, and what each does."""

@@ -1,0 +1,232 @@
+"""`keylane group describe`: the owners, cursors and lag of a consumer group."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+from msgspec.structs import asdict
+
+from ...consumer import QueueProgress, QueueReader
+from ...protocol.errors import ConflictError, KeylaneError
+from ...protocol.groups import GroupSettings
+from ...protocol.routing import PartitionState
+from ...protocol.text import counted
+from ..connection import open_admin
+from ..failing import failing_lines
+from ..options import WAIT_S, OutputFormat
+from ..screen import make_table, show_json, show_left_out, show_line, show_table
+from .operations import most_lost
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ...admin import GroupDescription, PartitionProgress
+    from ...protocol.progress import PendingReset
+
+OWNER_CHARS_MAX = 22
+
+
+async def describe_group(
+    meta: str, output: OutputFormat, *, subject: str, group: str, all_partitions: bool = False
+) -> None:
+    """
+    Show a group's owners, cursors and lag; for a static subject the logic queues as well.
+
+    A table leaves out sealed partitions that the group has drained, unless `all_partitions` is set.
+    """
+    sealed: set[int] = set()
+    async with open_admin(meta) as admin:
+        described = await admin.describe_group(subject, group)
+        if not all_partitions and output is not OutputFormat.JSON:
+            past = (entry.partition for entry in (await admin.history(subject)).partitions)
+            sealed = {part.partition_id for part in past if part.state is PartitionState.SEALED}
+    queues = await _queue_progress(meta, subject, group)
+    if output is OutputFormat.JSON:
+        show_json({**asdict(described), "queues": queues})
+        return
+    shown = [part for part in described.partitions if not _is_drained(part, sealed)]
+    show_table(_partition_table(described, shown))
+    show_left_out(len(described.partitions) - len(shown))
+    if not described.sessions:
+        show_line(_silence_line(described))
+    if queues:
+        show_table(_queue_table(queues))
+    if described.settings is not None:
+        for line in settings_lines(described.settings)[1:]:
+            show_line(line)
+    if described.reset is not None:
+        show_line(_reset_line(described.reset, subject=subject, group=group))
+    _show_given_up(described, all_partitions=all_partitions)
+    for partition in described.partitions:
+        if partition.removed_unread:
+            show_line(
+                f"partition {partition.partition_id}: retention has removed "
+                f"{counted(partition.removed_unread, 'message')} "
+                "that the group had not read"
+            )
+        if partition.problem:
+            show_line(f"partition {partition.partition_id}: {partition.problem}")
+        if partition.suspects:
+            show_line(
+                f"partition {partition.partition_id}: two consumers ended without handing over; "
+                f"{counted(partition.suspects, 'message')} that both had may have ended them, and "
+                "the next consumer handles them one at a time, for up to 30 s"
+            )
+        if partition.failing:
+            for line in failing_lines(subject, group, partition.partition_id, partition.failing):
+                show_line(line)
+
+
+def _show_given_up(described: GroupDescription, *, all_partitions: bool) -> None:
+    """Show what the group lost with disks that an operator gave up: in total, and with
+    `all_partitions` by partition.
+    """
+    lost = described.given_up
+    if not lost:
+        return
+    in_all = most_lost(*(each.messages_max for each in lost))
+    show_line(
+        f"an operator accepted the loss of {counted(len(lost), 'partition')} that the group had "
+        f"not read to the end: {in_all}" + ("" if all_partitions else "; --all shows each")
+    )
+    for each in lost if all_partitions else ():
+        show_line(
+            f"partition {each.partition_id} ({each.name}) was lost with broker group "
+            f"{each.broker_group}: {most_lost(each.messages_max)} unread"
+        )
+
+
+def _silence_line(described: GroupDescription) -> str:
+    """Return the line about consumers when none has sent a heartbeat."""
+    since = ""
+    if described.silent_ms is not None:
+        since = f" for at least {described.silent_ms // 1000} s"
+    had = sum(1 for part in described.partitions if part.token)
+    leases = f"; the leases on {counted(had, 'partition')} have ended" if had else ""
+    return (
+        f"no consumer has sent a heartbeat{since}{leases}: none is running, or a handler blocks "
+        "the event loop of each one that is"
+    )
+
+
+def _reset_line(reset: PendingReset, *, subject: str, group: str) -> str:
+    """Return the line that says what a pending reset waits for, and how it is canceled."""
+    what = f"a reset to {reset.to.value} is under way, and no partition is granted meanwhile"
+    if reset.begun:
+        return f"{what}: its cursors are being set"
+    waits_for = ", ".join(reset.waits_for) or "the metaserver's next look"
+    return (
+        f"{what}: it waits for {waits_for}; keylane group reset {subject} {group} --cancel ends it"
+    )
+
+
+async def _queue_progress(meta: str, subject: str, group: str) -> list[QueueProgress]:
+    """Return the progress of a group on the logic queues of a static subject; queues whose brokers
+    do not answer are left out.
+    """
+    async with QueueReader(meta, subject=subject, wait_s=WAIT_S.get()) as reader:
+        try:
+            views = await reader.queues()
+        except ConflictError:
+            return []
+        answers = await asyncio.gather(
+            *(reader.progress(view.queue, group) for view in views), return_exceptions=True
+        )
+    for answer in answers:
+        if isinstance(answer, BaseException) and not isinstance(answer, KeylaneError):
+            raise answer
+    return [answer for answer in answers if isinstance(answer, QueueProgress)]
+
+
+def _is_drained(partition: PartitionProgress, sealed: Collection[int]) -> bool:
+    """Return True if the partition is sealed, and the group has acked all its messages."""
+    return (
+        partition.partition_id in sealed
+        and partition.lag == 0
+        and partition.owner is None
+        and not (partition.parked or partition.retrying or partition.failing or partition.suspects)
+    )
+
+
+def _partition_table(described: GroupDescription, shown: Sequence[PartitionProgress]) -> Table:
+    columns: tuple[str, ...] = (
+        "id#",
+        "partition",
+        "owner",
+        "token#",
+        "ttl#",
+        "offset#",
+        "next#",
+        "lag#",
+    )
+    parked = any(partition.parked for partition in shown)
+    columns += ("parked#",) if parked else ()
+    retrying = any(partition.retrying for partition in shown)
+    columns += ("retry#",) if retrying else ()
+    rows = [
+        (
+            partition.partition_id,
+            partition.name,
+            _shortened(partition.owner),
+            partition.token,
+            None if partition.expires_in_ms is None else f"{partition.expires_in_ms / 1000:.1f} s",
+            partition.offset,
+            partition.next_offset,
+            partition.lag,
+            *((_parked(partition),) if parked else ()),
+            *((partition.retrying,) if retrying else ()),
+        )
+        for partition in shown
+    ]
+    lag = "unknown" if described.lag is None else described.lag
+    who = f"{described.strategy}, {counted(described.sessions, 'consumer')}"
+    return make_table(f"{described.group} on {described.subject}: {who}, lag {lag}", columns, rows)
+
+
+def _parked(partition: PartitionProgress) -> int | None:
+    """Return the number of parked messages without those that wait for retry."""
+    return None if partition.parked is None else partition.parked - (partition.retrying or 0)
+
+
+def _queue_table(queues: Sequence[QueueProgress]) -> Table:
+    rows = [
+        (queue.queue, queue.cursor, queue.min_offset, queue.max_offset, queue.lag)
+        for queue in queues
+    ]
+    return make_table("in logic offsets", ("queue#", "logic offset#", "min#", "max#", "lag#"), rows)
+
+
+def _shortened(owner: str | None) -> str | None:
+    """Shorten a name to OWNER_CHARS_MAX characters, keeping the end, where the process id is."""
+    if owner is None or len(owner) <= OWNER_CHARS_MAX:
+        return owner
+    half = OWNER_CHARS_MAX // 2
+    return f"{owner[: half - 1]}…{owner[-half:]}"
+
+
+def settings_lines(settings: GroupSettings) -> list[str]:
+    """Return what is stored of a group, as lines for people."""
+    policy = settings.policy
+    stored = {
+        "on failure": policy.on_failure,
+        "when full": policy.on_full,
+        "tries max": policy.tries_max,
+        "back-off": None
+        if policy.backoff_max_ms is None
+        else f"{policy.backoff_first_ms} to {policy.backoff_max_ms} ms",
+    }
+    given = [f"{name} {value}" for name, value in stored.items() if value is not None]
+    lines = [
+        f"{settings.group} on {settings.subject}: {settings.strategy}, began at {settings.start}",
+        f"stored policy: {', '.join(given) or 'none; each consumer uses its own settings'}",
+    ]
+    if settings.unstarted:
+        ids = ", ".join(map(str, settings.unstarted))
+        lines.append(f"its start is not stored yet by the brokers of partitions {ids}")
+    if settings.suspended:
+        lines.append("suspended by an operator")
+    if settings.suspended_clients:
+        lines.append(f"clients suspended by an operator: {', '.join(settings.suspended_clients)}")
+    return lines

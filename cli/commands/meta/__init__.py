@@ -1,1 +1,0 @@
-"""`keylane meta`: the commands in `app.py`, and what each does."""

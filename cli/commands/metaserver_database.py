@@ -1,0 +1,237 @@
+"""`keylane meta` rebuild, backup, restore and migrate: the work on a metaserver's database."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ...metaserver.backup.service import backup_database, restore_database
+from ...metaserver.rebuild.rights import KeptRights
+from ...metaserver.rebuild.rows import RebuildOptions, RebuiltSubject
+from ...metaserver.rebuild.service import (
+    rebuild_database,
+    rights_of_database,
+    rights_of_file,
+)
+from ...metaserver.settings import (
+    DATABASE_URL_VARIABLE,
+    MetaserverSettings,
+    machine_boot,
+    metaserver_settings,
+    prepare_folder,
+)
+from ...metaserver.sql.database import open_database
+from ...metaserver.sql.migrate import HEAD
+from ...protocol.address import addresses_of
+from ...protocol.clock import SystemClock
+from ...protocol.errors import ConfigError, Reason
+from ...protocol.text import counted, listed, without_password
+from ...rpc.http_network import client_network
+from ..options import OutputFormat
+from ..screen import make_table, show_json, show_line, show_table
+
+PRIVATE_MODE = 0o600
+CORDONS = "brokers do not store cordons: keylane broker cordon GROUP"
+NO_RIGHTS = (
+    "brokers do not store tokens, grants and quotas: create them again with keylane access, "
+    "or rebuild into another empty database with --access-from BACKUP, FOLDER or URL"
+)
+RIGHTS = (
+    "from {}: {}, {}, {}; those that were revoked after it was written are valid again: keylane "
+    "access list"
+)
+HISTORY = "brokers do not store the audit log, finished operations and canceled or waiting resets"
+SETTINGS = (
+    "brokers do not store policies, starts and suspensions of consumer groups; "
+    "set them again with keylane group set, create and suspend; the groups: {}"
+)
+LOSSES = (
+    "brokers do not store what groups lost earlier with disks that were given up; "
+    "the audit log of a backup shows who accepted a loss"
+)
+
+
+def database_settings(data: Path | None, database_url: str | None) -> MetaserverSettings:
+    """
+    Return the settings of a metaserver with this database; a database on a server needs no folder.
+
+    If neither is given, the URL is read from the environment, as metaservers do.
+
+    Raises:
+        ConfigError: there is neither, or the URL is invalid.
+    """
+    if data is None and database_url is None:
+        database_url = os.environ.get(DATABASE_URL_VARIABLE)
+    if data is None and database_url is not None:
+        data = Path()
+    return metaserver_settings({"data": data, "database_url": database_url})
+
+
+async def _kept_rights(settings: MetaserverSettings, source: str) -> KeptRights:
+    """Return the rights in a backup file, in the folder of an embedded database, or in the database
+    of a URL.
+    """
+    other = _other_database(settings, source)
+    if other is not None:
+        return await rights_of_database(other)
+    return rights_of_file(settings, backup_content(Path(source)), source)
+
+
+def _other_database(settings: MetaserverSettings, source: str) -> MetaserverSettings | None:
+    """Return the settings of the database that a text names; None if it names a file."""
+    if "://" in source:
+        return replace(settings, database_url=source)
+    path = Path(source)
+    return replace(settings, data=path, database_url=None) if path.is_dir() else None
+
+
+async def rebuild(
+    data: Path | None,
+    database_url: str | None,
+    output: OutputFormat,
+    *,
+    brokers: list[str],
+    options: dict[str, Any],
+    access_from: str | None = None,
+) -> None:
+    """Rebuild a database, and show what it has and what it lacks."""
+    settings = database_settings(data, database_url)
+    addresses = [address for text in brokers for address in addresses_of(text)]
+    rights = None if access_from is None else await _kept_rights(settings, access_from)
+    network = client_network()
+    try:
+        cluster = await rebuild_database(
+            settings, network, addresses, options=RebuildOptions(**options), rights=rights
+        )
+    finally:
+        await network.close()
+    rebuilt = [_subject_facts(subject) for subject in cluster.subjects]
+    for facts in rebuilt:
+        for gone in facts["gone"]:
+            unread = ", ".join(gone["unread_by"])
+            show_line(
+                f"partition {gone['partition_id']} of {facts['subject']!r} is lost, "
+                f"with all its messages" + (f"; perhaps not read by {unread}" if unread else ""),
+                errors=True,
+            )
+    groups = [
+        f"{facts['group']} of {subject['subject']}"
+        for subject in rebuilt
+        for facts in subject["groups"]
+    ]
+    lost = [_rights_line(rights, access_from), CORDONS, HISTORY]
+    if groups:
+        lost += [SETTINGS.format(listed(groups)), LOSSES]
+    if output is OutputFormat.JSON:
+        show_json(rebuilt)
+        for line in lost:
+            show_line(line, errors=True)
+        return
+    rows = [
+        (
+            facts["subject"],
+            facts["order_strategy"],
+            facts["partitions"],
+            len(facts["groups"]),
+            facts["operation"],
+        )
+        for facts in rebuilt
+    ]
+    columns = ("subject", "strategy", "partitions#", "groups#", "unfinished")
+    show_table(make_table(f"rebuilt from {counted(len(addresses), 'broker')}", columns, rows))
+    for line in lost:
+        show_line(line)
+
+
+def _rights_line(rights: KeptRights | None, source: str | None) -> str:
+    """Return the line about tokens, grants and quotas."""
+    if rights is None or source is None:
+        return NO_RIGHTS
+    counts = (
+        counted(rights.tokens, "token"),
+        counted(rights.grants, "grant"),
+        counted(rights.quotas, "quota"),
+    )
+    return RIGHTS.format(without_password(source), *counts)
+
+
+def _subject_facts(subject: RebuiltSubject) -> dict[str, Any]:
+    unfinished = [each.state for each in (subject.operation, *subject.fences) if each is not None]
+    return {
+        "subject": subject.name,
+        "order_strategy": subject.order_strategy,
+        "partitions": len(subject.partitions),
+        "groups": [
+            {"group": group.name, "last_token": group.last_token} for group in subject.groups
+        ],
+        "operation": unfinished[0] if unfinished else None,
+        "gone": [
+            {"partition_id": gone.partition.partition_id, "unread_by": list(gone.unread_by)}
+            for gone in subject.gone
+        ],
+    }
+
+
+async def migrate(data: Path | None, database_url: str | None, output: OutputFormat) -> None:
+    """Bring a schema up to date, and show its revision."""
+    settings = database_settings(data, database_url)
+    async with open_database(
+        folder=prepare_folder(settings.data),
+        url=settings.database_url,
+        clock=SystemClock(),
+        boot=machine_boot(),
+        broker_ttl_ms=settings.broker_ttl_ms,
+    ) as database:
+        name = database.name
+    if output is OutputFormat.JSON:
+        show_json({"database": name, "revision": HEAD})
+    else:
+        show_line(f"{name}: the schema is at revision {HEAD}")
+
+
+def backup_content(file: Path) -> bytes:
+    """Return the content of a backup file; raise ConfigError if it cannot be read."""
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            Reason.BACKUP_FILE, f"cannot read {file}: {error.strerror}", path=str(file)
+        ) from error
+
+
+async def backup(
+    data: Path | None, database_url: str | None, file: Path, output: OutputFormat
+) -> None:
+    """Write a backup to a new file."""
+
+    def write(content: bytes) -> None:
+        number = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE_MODE)
+        with open(number, "wb") as opened:
+            opened.write(content)
+            opened.flush()
+            os.fsync(number)
+
+    try:
+        head = await backup_database(database_settings(data, database_url), write)
+    except OSError as error:
+        raise ConfigError(
+            Reason.BACKUP_FILE, f"cannot write {file}: {error.strerror}", path=str(file)
+        ) from error
+    if output is OutputFormat.JSON:
+        show_json(head)
+    else:
+        show_line(f"{file} is a complete backup of the database, of schema {head.revision}")
+
+
+async def restore(
+    data: Path | None, database_url: str | None, file: Path, output: OutputFormat
+) -> None:
+    """Fill an empty database from a backup."""
+    settings = database_settings(data, database_url)
+    head, rows = await restore_database(settings, backup_content(file), str(file))
+    if output is OutputFormat.JSON:
+        show_json({"rows": rows, "cluster": head.cluster, "program": head.program})
+        return
+    show_line(f"{rows} rows are restored.  Start the metaserver, then: keylane meta verify")

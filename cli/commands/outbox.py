@@ -1,0 +1,244 @@
+"""`keylane outbox`: rows that wait, failed or were refused in a user's database."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ...protocol.errors import ConfigError
+from ...protocol.text import counted, key_digest, printable, seconds
+from ..answer import expanded
+from ..options import META_DEFAULT, MetaOption, OutputFormat, OutputOption, YesOption
+from ..screen import make_table, run, show_json, show_line, show_table
+
+if TYPE_CHECKING:
+    from ...outbox import OutboxStatus, RowChange
+
+SUBJECT_COLUMNS = (
+    *("subject", "waiting#", "recorded#", "failed#", "halted#", "refused#", "oldest"),
+)
+LISTED_COLUMNS = ("row#", "subject", "key", "why")
+
+outbox_app = typer.Typer(
+    no_args_is_help=True, help="Inspect the outbox in a user's database, and rows that failed."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxOptions:
+    """The options that name an outbox and its rows."""
+
+    database_url: Annotated[
+        str,
+        typer.Option(
+            "--database-url",
+            envvar="KEYLANE_OUTBOX_DATABASE_URL",
+            metavar="URL",
+            help="sqlite:///FILE, postgresql+asyncpg://…, mysql+asyncmy://… or any URL of "
+            "SQLAlchemy.  Put a URL with a password into the variable, because ps shows arguments.",
+        ),
+    ]
+    subject: Annotated[
+        str | None, typer.Option(metavar="SUBJECT", help="Only the rows of this subject.")
+    ] = None
+    prefix: Annotated[str, typer.Option(metavar="NAME", help="Prefix of the tables' names.")] = (
+        "keylane_outbox"
+    )
+    output: OutputOption = OutputFormat.TABLE
+
+    def check_file(self) -> None:
+        """Refuse a missing file of SQLite, which would create an empty one for a misspelt name."""
+        scheme, _, path = self.database_url.partition(":///")
+        path = path.partition("?")[0]
+        if scheme.partition("+")[0] != "sqlite" or path in ("", ":memory:"):
+            return
+        if not path.startswith("file:") and not Path(path).exists():
+            raise typer.BadParameter(f"--database-url: there is no file {path}")
+
+    def call(self, function: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        """Return a function of `keylane.outbox` that is applied to these rows."""
+        return partial(function, self.database_url, subject=self.subject, prefix=self.prefix)
+
+
+# ── outbox status ─────────────────────────────────────────────────────────────────────────────────
+@outbox_app.command("status")
+@expanded
+def outbox_status(*, options: OutboxOptions) -> None:
+    """Show how many rows wait, the oldest age, why rows failed or were refused, and which process
+    sends.
+    """
+    from ...outbox import outbox_status as read_status
+
+    async def work() -> None:
+        status = await options.call(read_status)()
+        if options.output is OutputFormat.JSON:
+            show_json(_facts(status))
+        else:
+            _show_status(status, options.prefix)
+
+    options.check_file()
+    run(options.output, work())
+
+
+def _show_status(status: OutboxStatus, prefix: str) -> None:
+    rows = [
+        (
+            each.subject,
+            each.waiting,
+            each.recorded,
+            each.failed,
+            each.halted,
+            each.refused,
+            seconds(each.oldest_age_ms),
+        )
+        for each in status.subjects
+    ]
+    show_table(make_table(f"{prefix}: {counted(status.rows, 'row')}", SUBJECT_COLUMNS, rows))
+    _show_listed(
+        counted(status.failed, "failed row"),
+        [(row.id, row.subject, row.key, row.failure) for row in status.failed_rows],
+    )
+    _show_listed(
+        counted(status.refused, "refused row"),
+        [(row.id, row.subject, row.key, row.refusal) for row in status.refused_rows],
+    )
+    if not status.owner:
+        show_line("no process sends: the lease is free")
+    elif status.lease_left_ms:
+        show_line(f"{printable(status.owner)} sends")
+    else:
+        show_line(
+            f"{printable(status.owner)} has the lease, which has expired: any outbox can take it"
+        )
+
+
+def _show_listed(title: str, listed: list[tuple[int, str, bytes, str]]) -> None:
+    rows = [(row_id, name, key_digest(key), printable(why)) for row_id, name, key, why in listed]
+    if rows:
+        show_table(make_table(f"{title}, the first {len(rows)}", LISTED_COLUMNS, rows))
+
+
+def _facts(status: OutboxStatus) -> dict[str, object]:
+    return {
+        "rows": status.rows,
+        "failed": status.failed,
+        "refused": status.refused,
+        "oldest_age_ms": status.oldest_age_ms,
+        "owner": status.owner,
+        "lease_left_ms": status.lease_left_ms,
+        "subjects": [
+            {name: getattr(each, name) for name in each.__struct_fields__}
+            for each in status.subjects
+        ],
+        "failed_rows": [
+            {"id": row.id, "subject": row.subject, "key": key_digest(row.key), "why": row.failure}
+            for row in status.failed_rows
+        ],
+        "refused_rows": [
+            {"id": row.id, "subject": row.subject, "key": key_digest(row.key), "why": row.refusal}
+            for row in status.refused_rows
+        ],
+    }
+
+
+# ── outbox redrive ────────────────────────────────────────────────────────────────────────────────
+@outbox_app.command("redrive")
+@expanded
+def outbox_redrive(*, options: OutboxOptions) -> None:
+    """Send failed and refused rows again; a failed row that was stored is then stored twice."""
+    from ...outbox import redrive_failed
+
+    async def work() -> None:
+        change = await options.call(redrive_failed)()
+        _show_change(options.output, change, "waits again", "wait again")
+
+    options.check_file()
+    run(options.output, work())
+
+
+def _rows_of(change: RowChange) -> str:
+    """Return a text such as "1 failed row and 2 refused rows"; "0 rows" if there are none."""
+    parts = [
+        counted(count, f"{state} row")
+        for state in change.__struct_fields__
+        if (count := getattr(change, state))
+    ]
+    return " and ".join(parts) or "0 rows"
+
+
+def _show_change(output: OutputFormat, change: RowChange, becomes: str, become: str) -> None:
+    if output is OutputFormat.JSON:
+        show_json({state: getattr(change, state) for state in change.__struct_fields__})
+    else:
+        show_line(f"{_rows_of(change)} {becomes if change.rows == 1 else become}")
+
+
+# ── outbox purge ──────────────────────────────────────────────────────────────────────────────────
+@outbox_app.command("purge")
+@expanded
+def outbox_purge(
+    *,
+    options: OutboxOptions,
+    waiting: Annotated[
+        bool,
+        typer.Option(
+            "--waiting", help="Delete rows that were never sent, of a subject that does not exist."
+        ),
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="With --waiting: even if the subject exists.")
+    ] = False,
+    meta: MetaOption = META_DEFAULT,
+    yes: YesOption = False,
+) -> None:
+    """
+    Delete failed and refused rows, so that newer rows of the failed rows' keys are sent.
+
+    With --waiting, delete the waiting and halted rows of a deleted subject, which were never sent.
+    The command first shows what it will delete, and asks on a terminal; without a terminal,
+    --waiting needs --yes.
+    """
+    options.check_file()
+    run(options.output, _purge(options, meta, waiting=waiting, force=force, yes=yes))
+
+
+def _chosen_purge(
+    options: OutboxOptions, meta: str, *, waiting: bool, force: bool, yes: bool
+) -> Callable[..., Awaitable[RowChange]]:
+    from ...outbox import purge_failed, purge_waiting
+
+    if not waiting:
+        if force:
+            raise ConfigError(
+                "--force is for --waiting: failed and refused rows are deleted without it"
+            )
+        return options.call(purge_failed)
+    if not options.subject:
+        raise ConfigError("--waiting needs --subject: rows of one subject are deleted")
+    if not (yes or sys.stdin.isatty()):
+        raise ConfigError("--waiting deletes messages that were never sent: say --yes")
+    return partial(options.call(partial(purge_waiting, meta)), force=force)
+
+
+async def _purge(
+    options: OutboxOptions, meta: str, *, waiting: bool, force: bool, yes: bool
+) -> None:
+    """Count the rows and show them before they are deleted; ask on a terminal."""
+    from .deletion import asks, confirm
+
+    purge = _chosen_purge(options, meta, waiting=waiting, force=force, yes=yes)
+    doomed = await purge(dry_run=True)
+    if doomed.rows:
+        of = f" of {options.subject}" if options.subject else ""
+        what = f"{_rows_of(doomed)}{of} in {options.prefix}"
+        if asks(yes=yes):
+            confirm(f"Delete {what}?", yes=yes)
+        else:
+            show_line(f"deleting {what}", errors=True)
+    _show_change(options.output, await purge(), "is deleted", "are deleted")

@@ -1,1 +1,0 @@
-"""`keylane outbox`: the commands in `app.py`, and what each does."""

@@ -1,1 +1,0 @@
-"""`keylane queue`: the commands in `app.py`, and what each does."""

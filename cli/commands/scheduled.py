@@ -1,0 +1,105 @@
+"""`keylane scheduled`: lists and cancels messages that brokers keep for a later delivery."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ...protocol.limits import SCHEDULED_LISTED_MAX
+from ...protocol.scheduled.deliver_at import shown
+from ...protocol.text import counted
+from ..answer import Answer, expanded
+from ..screen import make_table, show_line, show_table
+
+if TYPE_CHECKING:
+    from ...admin.scheduled import ScheduledMessages
+
+COLUMNS = ("id", "subject", "deliver at", "broker group", "bytes#", "")
+
+scheduled_app = typer.Typer(
+    no_args_is_help=True, help="List and cancel messages that brokers keep for a later delivery."
+)
+BrokerOption = Annotated[
+    str | None,
+    typer.Option(
+        "--broker",
+        metavar="HOST:PORT",
+        help="Ask only this broker, and no metaserver.",
+        show_default="all that are available",
+    ),
+]
+
+
+@scheduled_app.command("list")
+@expanded
+def scheduled_list(
+    *,
+    subject: Annotated[
+        str | None, typer.Option(metavar="SUBJECT", help="Only messages for this subject.")
+    ] = None,
+    limit: Annotated[
+        int, typer.Option(min=1, max=SCHEDULED_LISTED_MAX, help="At most this many messages.")
+    ] = 100,
+    broker: BrokerOption = None,
+    answer: Answer,
+) -> None:
+    """
+    Show the messages that are delivered next, by their times, and which of them will be dropped.
+
+    The exit status is 1 if a broker could not be asked, which may have more messages.
+    """
+    listed = replace(answer, meta=broker or answer.meta).ask(
+        lambda admin: admin.list_scheduled(subject=subject, limit=limit, broker=broker), _show
+    )
+    if listed.problems:
+        raise typer.Exit(1)
+
+
+def _show(listed: ScheduledMessages) -> None:
+    rows = [
+        (
+            each.scheduled_id,
+            each.subject,
+            shown(each.deliver_at_ms),
+            each.broker_group,
+            each.size_bytes,
+            f"will be dropped: {each.drop}" if each.drop else "due" if each.due else "",
+        )
+        for each in listed.messages
+    ]
+    title = counted(listed.count, "scheduled message")
+    if len(rows) < listed.count:
+        title += f", the first {len(rows)}"
+    show_table(make_table(title, COLUMNS, rows))
+    for where, why in listed.problems.items():
+        show_line(f"{where} is not listed: {why}")
+
+
+@scheduled_app.command("cancel")
+@expanded
+def scheduled_cancel(
+    scheduled_id: Annotated[
+        str, typer.Argument(metavar="ID", help="Id of the message, from its receipt or `list`.")
+    ],
+    *,
+    broker: BrokerOption = None,
+    answer: Answer,
+) -> None:
+    """Cancel the delivery of a message; show whether it was canceled, or already delivered or
+    dropped.
+    """
+    from ..connection import open_admin
+    from ..options import OutputFormat
+    from ..screen import show_json
+
+    async def cancel(meta: str, output: OutputFormat) -> None:
+        async with open_admin(broker or meta) as admin:
+            outcome = await admin.cancel_scheduled(scheduled_id, broker=broker)
+        if output is OutputFormat.JSON:
+            show_json({"scheduled_id": scheduled_id, "outcome": outcome})
+        else:
+            show_line(f"{scheduled_id}: {outcome}")
+
+    answer.run(cancel)

@@ -1,1 +1,0 @@
-"""`keylane scheduled`: the commands in `app.py`, and what each does."""

@@ -1,0 +1,54 @@
+"""`keylane group` create, set, suspend and describe, as lines for people."""
+
+from __future__ import annotations
+
+import pytest
+
+from keylane.cli.commands.group_description import settings_lines
+from keylane.cli.main import app
+from keylane.errors import ConfigError
+from keylane.protocol.groups import FailurePolicy, GroupPolicy, GroupSettings, GroupStart, StartAt
+
+
+def test_settings_of_a_plain_group_are_two_lines():
+    """Nothing is stored, nothing is suspended."""
+    assert settings_lines(GroupSettings(subject="s", group="g")) == [
+        "g on s: exclusive, began at earliest",
+        "stored policy: none; each consumer uses its own settings",
+    ]
+
+
+def test_settings_name_what_is_stored_and_suspended():
+    """Each in a line, and the partitions without a start."""
+    settings = GroupSettings(
+        subject="s",
+        group="g",
+        policy=GroupPolicy(
+            on_failure=FailurePolicy.PARK, tries_max=5, backoff_first_ms=1, backoff_max_ms=9
+        ),
+        start=GroupStart(at=StartAt.LATEST),
+        unstarted=(3, 4),
+        suspended=True,
+        suspended_clients=("a", "b"),
+    )
+    assert settings_lines(settings) == [
+        "g on s: exclusive, began at latest",
+        "stored policy: on failure park, tries max 5, back-off 1 to 9 ms",
+        "its start is not stored yet by the brokers of partitions 3, 4",
+        "suspended by an operator",
+        "clients suspended by an operator: a, b",
+    ]
+
+
+def test_group_is_not_created_at_an_offset():
+    """An offset is another message in each partition; refused before anything is asked."""
+    words = ["group", "create", "s", "g", "--start", "17", "--meta", "127.0.0.1:1"]
+    with pytest.raises(ConfigError, match="earliest, latest or a time"):
+        app(words, prog_name="keylane", standalone_mode=False)
+
+
+def test_set_without_an_option_is_refused():
+    """It would change nothing."""
+    words = ["group", "set", "s", "g", "--meta", "127.0.0.1:1"]
+    with pytest.raises(ConfigError, match="say what to set"):
+        app(words, prog_name="keylane", standalone_mode=False)

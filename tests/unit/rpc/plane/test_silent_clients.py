@@ -1,0 +1,88 @@
+"""Clients that are gone without a word, or in the midst of a frame: the server ends their
+connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from keylane.protocol.errors import FrameError
+from keylane.protocol.frames import SIGN_OF_LIFE, Append, Refused, Released, encode_frame
+from keylane.rpc.plane import data_plane
+from keylane.rpc.server import Server
+from support.raw_frames import RawClient, connect
+
+
+@pytest.fixture
+async def server():
+    async def handler(_request, _payload):
+        return Released(), b""
+
+    server = Server([], data_handler=handler, stuck_s=0.4)  # a look each 0.8 s
+    await server.start("127.0.0.1", 0)
+    async with asyncio.timeout(30):
+        yield server
+    await server.stop()
+
+
+async def ended(client: RawClient) -> str:
+    """Why the server ends a connection."""
+    number, answer, _ = await client.answer()
+    assert isinstance(answer, Refused)
+    assert (number, answer.code) == (0, FrameError.code)
+    assert await client.receive() is None
+    return answer.message
+
+
+async def test_connection_is_ended_when_nothing_is_said(server, monkeypatch):
+    """One whose client asks for signs of life is not."""
+    monkeypatch.setattr(data_plane, "SILENT_S", 1.6)
+    silent, alive = await connect(server.address), await connect(server.address)
+    for client in (silent, alive):
+        await client.greet()
+    ending = asyncio.create_task(ended(silent))
+    while not ending.done():
+        await alive.send(SIGN_OF_LIFE)
+        assert await alive.receive() == SIGN_OF_LIFE
+        await asyncio.sleep(0.1)
+    assert "nothing was said" in ending.result()
+    await alive.send(encode_frame(2, Append(1)))
+    assert isinstance((await alive.answer())[1], Released)
+
+
+async def test_connection_stays_while_the_server_says_something(server, monkeypatch):
+    """As to a client whose pull is answered in parts: it asks for no sign of life."""
+    monkeypatch.setattr(data_plane, "SILENT_S", 1.0)
+    client = await connect(server.address)
+    await client.greet()
+    (connection,) = server._plane._connections
+    for _ in range(30):
+        connection.socket.write((SIGN_OF_LIFE,))
+        await asyncio.sleep(0.1)
+    await client.send(encode_frame(2, Append(1)))
+    while (data := await client.receive()) == SIGN_OF_LIFE:
+        pass
+    assert data is not None
+
+
+async def test_frame_whose_end_is_late_is_refused(server, monkeypatch):
+    """Its sender sends a byte now and then."""
+    monkeypatch.setattr(data_plane, "FRAME_S", 0.3)
+    client = await connect(server.address)
+    await client.greet()
+    client.transport.write(encode_frame(2, Append(1), bytes(1_000))[:500])
+    ending = asyncio.create_task(ended(client))
+    while not ending.done():
+        client.transport.write(b"x")
+        await asyncio.sleep(0.02)
+    assert "whose end is late" in ending.result()
+
+
+@pytest.mark.parametrize("data", [b"\x01", encode_frame(1, Append(1))[:6]], ids=["size", "frame"])
+async def test_connection_is_ended_when_its_first_frame_never_ends(server, data, monkeypatch):
+    monkeypatch.setattr(data_plane, "AUTHENTICATE_S", 0.2)
+    client = await connect(server.address)
+    client.transport.write(data)
+    assert "no Hello" in await ended(client)
