@@ -13,8 +13,7 @@ import sqlalchemy as sa
 from keylane.broker import control as broker_control
 from keylane.broker.partition.dropped import DroppedPartitions
 from keylane.broker.scheduled.agenda import Agenda
-from keylane.broker.scheduled.journal import ScheduledJournal
-from keylane.broker.scheduled.journal_writer import JournalWriter
+from keylane.broker.scheduled.journal import JournalWriter, ScheduledJournal
 from keylane.broker.scheduled.records import Place, Taken
 from keylane.broker.scheduled.scheduler import Scheduler
 from keylane.metaserver.catalogue import service as catalogue_service
