@@ -35,7 +35,7 @@ from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.message import Lease, Message
 from ..protocol.reading.instants import GroupBegin
 from ..protocol.settings import refuse_others
-from ..rpc.home import Uncopied
+from ..rpc.home import NonCopyable
 from .arrow_batch import TakenBatch
 from .loop_thread import LoopThread
 from .process_end import AtProcessEnd
@@ -167,7 +167,7 @@ class TakenMessage(Generic[V]):
 _CALLBACKS = ("on_assigned", "on_revoked", "on_lost")
 
 
-class SyncConsumer(Uncopied, Generic[V]):
+class SyncConsumer(NonCopyable, Generic[V]):
     """
     Takes messages in programs without an event loop, and in notebooks next to their own.
 
