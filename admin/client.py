@@ -158,15 +158,15 @@ class Admin(Resident):
     that it needs. An admin works only in the event loop and the process in which it was opened.
 
     Besides the errors that a method names, each call raises
-        InvalidRequestError, InvalidRequestError: an argument is invalid; nothing was done.
+        InvalidRequestError: an argument is invalid; nothing was done.
         NotSentError: no metaserver was reached; nothing was done.
         OutcomeUnknownError: no answer came; a call that changes something may have done so.
         ForeignServerError: the server at the address is not a keylane server.
-        ClosedError, UsageError, UsageError: the admin is closed, or was opened in another
+        ClosedError, UsageError: the admin is closed, or was opened in another
             process or event loop.
 
-    Calls about access need the right administer on `*`, and raise InvalidRequestError if the metaserver
-    has no access control.
+    Calls about access need the right administer on `*`, and raise InvalidRequestError if the
+    metaserver has no access control.
     """
 
     def __init__(

@@ -130,7 +130,8 @@ class ParkedReader:
         """Return the message, or the reason why it cannot be read."""
         problem = ""
         if source != self._source or offset not in self._read:
-            self._source, self._read = source, {}
+            self._source = source
+            self._read = {}
             try:
                 problem = await self._fetch(source, offset)
             except KeylaneError as error:

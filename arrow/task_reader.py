@@ -66,7 +66,8 @@ class _TaskReading(Iterator[pa.RecordBatch]):
 
     def __next__(self) -> pa.RecordBatch:
         while left := _without_first(self._left, self._given):
-            self._left, self._given = left, 0
+            self._left = left
+            self._given = 0
             batches, self._batches = self._batches, None
             if batches is None:
                 batches = read_ranges(self._options, tuple(left))
@@ -76,7 +77,8 @@ class _TaskReading(Iterator[pa.RecordBatch]):
                 self._left = _without_lost(self._options, left, error)
                 continue
             rows = batch if self._chosen is None else self._chosen.rows(batch)
-            self._batches, self._given = batches, batch.num_rows
+            self._batches = batches
+            self._given = batch.num_rows
             if rows.num_rows:
                 return rows
         self._batches = None

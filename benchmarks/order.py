@@ -1,13 +1,13 @@
 """Measures what keeping the order costs: hand-over, fail-over, resize, a large join, heartbeats;
 prints JSON.
 
-    handover_p99_ms       a hand-over: from the last message of the old owner to the first message of the new owner
-    failover_p99_ms       an owner is killed: from the kill to the first message of the new owner, ttl_ms included
+    handover_p99_ms       from the last message of the old owner to the first of the new one
+    failover_p99_ms       from the kill of an owner to the first message of the new one
     resize_moved_p99_ms   a partition is split under load: send to handled, of its keys
-    resize_other_p99_ratio   the same of all other keys, against the second before: medians of seconds
+    resize_other_p99_ratio   the same of other keys, against the second before: medians
     steady_p99_ratio      noise: the worst second before a split against their median
     join_900_s            ten consumers join at once: until all of 900 partitions are pulled
-    heartbeat_core_share  a thousand consumers beat: how much of a core the metaserver takes, with SQLite
+    heartbeat_core_share  of the metaserver with SQLite, for 1,000 consumers that beat
 
 `--quick`: fewer rounds.
 """

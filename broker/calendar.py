@@ -41,7 +41,8 @@ class Calendar:
         self._take(self._clock.wall_ms(), self._clock.boot_ms())
 
     def _take(self, wall_ms: int, boot_ms: int) -> None:
-        self._wall_ms, self._boot_ms = wall_ms, boot_ms
+        self._wall_ms = wall_ms
+        self._boot_ms = boot_ms
         self._held_at_ms = None
 
     def now_ms(self) -> int:

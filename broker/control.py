@@ -144,7 +144,8 @@ class BrokerControl:
         hosted = self._store.state.partitions
         if self._ids_version != hosted.version:
             known = set(hosted.ids()) - self._store.state.hosting
-            self._ids, self._ids_version = sorted(known), hosted.version
+            self._ids = sorted(known)
+            self._ids_version = hosted.version
         now_ms = self._clock.boot_ms()
         start = bisect_right(self._ids, after)
         listed: list[PartitionStatus] = []

@@ -127,7 +127,7 @@ class ClusterMember:
 
         Raises:
             ConflictError: its settings name another cluster.
-            VersionError, VersionError: the cluster does not admit its version.
+            VersionError: the cluster does not admit its version.
             InvalidRequestError: it reports no readable version.
         """
         check_cluster(report.cluster, self._known.name, "the metaserver")

@@ -53,10 +53,8 @@ class RunningMetaserver:
         """Apply those settings that may change while a metaserver runs: `settings.RELOADED`."""
         if self._access is not None:
             audit = self._access.audit
-            audit.retention_ms, audit.rows_max = (
-                settings.audit_retention_ms,
-                settings.audit_rows_max,
-            )
+            audit.retention_ms = settings.audit_retention_ms
+            audit.rows_max = settings.audit_rows_max
         self._served.adopt(settings)
 
     @property

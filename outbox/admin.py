@@ -51,8 +51,8 @@ async def outbox_status(
     Count the rows of an outbox, of all subjects or one, and return which process sends them.
 
     Raises:
-        SchemaError, SchemaError, SchemaError, ConfigError, StorageError
-        InvalidRequestError, InvalidRequestError: an argument is invalid; nothing was done.
+        SchemaError, ConfigError, StorageError
+        InvalidRequestError: an argument is invalid; nothing was done.
     """
     _check(subject)
     now_ns = environment_of(None).clock.wall_ns()

@@ -127,10 +127,10 @@ class Outbox(Resident, Generic[V]):
         Start sending.  No metaserver needs to be reachable: until one is, rows wait.
 
         Raises:
-            SchemaError, SchemaError, SchemaError: the tables cannot be used.
+            SchemaError: the tables cannot be used.
             StorageError: the database does not answer.
             StoryError: the metaserver belongs to a virtual cluster, and no story runs here.
-            UsageError, UsageError
+            UsageError
         """
         if self._environment.network is None:
             for address in self._addresses:
@@ -192,7 +192,7 @@ class Outbox(Resident, Generic[V]):
         The call reads every row.
 
         Raises:
-            SchemaError, SchemaError, SchemaError, StorageError
+            SchemaError, StorageError
         """
         now_ns = self._environment.clock.wall_ns()
         return await self._look(read_status, now_ns)
@@ -206,7 +206,7 @@ class Outbox(Resident, Generic[V]):
         should open the outbox, or pass an engine of its own, whose pool keeps connections.
 
         Raises:
-            SchemaError, SchemaError, SchemaError, StorageError
+            SchemaError, StorageError
         """
         now_ns = self._environment.clock.wall_ns()
         return await self._look(read_gauges, now_ns)
@@ -268,8 +268,8 @@ class Outbox(Resident, Generic[V]):
             The id of the row.
 
         Raises:
-            MessageTooLargeError, InvalidRequestError, InvalidRequestError, CodecError: raised by the
-                call itself, before it is awaited; nothing was added.
+            MessageTooLargeError, InvalidRequestError, CodecError: raised by the call itself, before
+                it is awaited; nothing was added.
             InvalidRequestError: the connection has AUTOCOMMIT, so that a rollback would not remove
                 the row.
             SchemaError: the tables do not exist; whether the transaction can continue
@@ -338,7 +338,7 @@ class Outbox(Resident, Generic[V]):
             StorageError: the database does not answer; the message may have been added.
             InternalError: this outbox has stopped sending because of a bug in keylane; the `fate`
                 says whether the message may have been added.
-            ClosedError, UsageError, UsageError: the outbox is not open, or not in this
+            ClosedError, UsageError: the outbox is not open, or not in this
                 process or event loop.  If it is closed while the call waits, the `fate` is
                 UNKNOWN: the message is in the table.
         """

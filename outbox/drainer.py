@@ -439,7 +439,8 @@ class Drainer:
                     "the outbox could not release its lease, which will expire: %s",
                     error.message,
                 )
-            self.token, self._may_hold = None, False
+            self.token = None
+            self._may_hold = False
 
 
 def stopped(fault: BaseException) -> InternalError:

@@ -127,7 +127,8 @@ class OutboxRoutes:
                     for each in unsettled
                     if each not in listed
                 }
-            known.route, known.partition_ids = route, partition_ids
+            known.route = route
+            known.partition_ids = partition_ids
             known.problem = known.refused = ""
             known.open = {each.partition_id: each for each in route.open_partitions()}
             known.others = {each: listed[each] for each in unsettled if each in listed}
@@ -141,7 +142,8 @@ class OutboxRoutes:
             if isinstance(error, SubjectDeletedError):
                 self._deleted.add(subject)
                 self.known[subject] = known = KnownRoute()
-            known.refused, known.missing = error.message, missing
+            known.refused = error.message
+            known.missing = missing
             if subject in self._deleted and isinstance(error, _NO_SUBJECT):
                 known.gone = dict.fromkeys(unsettled, SubjectDeletedError(subject=subject))
                 known.problem = _DELETED

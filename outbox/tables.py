@@ -95,7 +95,7 @@ class OutboxTables:
         Create the tables that are missing.
 
         Raises:
-            SchemaError, SchemaError
+            SchemaError
         """
         self.metadata.create_all(connection)
         if connection.execute(sa.select(self.lease.c.id)).first() is None:
@@ -107,7 +107,7 @@ class OutboxTables:
         Check that the tables exist and have this version.
 
         Raises:
-            SchemaError, SchemaError, SchemaError
+            SchemaError
         """
         try:
             version = connection.execute(sa.select(self.lease.c.version)).scalar_one_or_none()

@@ -262,7 +262,7 @@ class Producer(Sending[V], Generic[V]):
                     chunk.extend(
                         islice(iterator, min(chunk_count, await_every - count % await_every))
                     )
-                except Exception as error:  # noqa: BLE001 - raised below, behind the messages before it
+                except Exception as error:  # noqa: BLE001 - raised below, in its place
                     failure = error
                 if budget.full:
                     await budget.wait_for_room()

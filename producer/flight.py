@@ -226,7 +226,7 @@ def _flush(channel: Gathering, loop: asyncio.AbstractEventLoop) -> None:
     """
     try:
         channel.flush()
-    except Exception as error:  # noqa: BLE001 - told to the event loop, as the fault of a callback is
+    except Exception as error:  # noqa: BLE001 - the event loop reports it
         loop.call_exception_handler({"message": "a connection failed to write", "exception": error})
 
 
@@ -236,6 +236,6 @@ def _push(executor: Pushed, loop: asyncio.AbstractEventLoop) -> None:
     """
     try:
         executor.push()
-    except Exception as error:  # noqa: BLE001 - told to the event loop, as the fault of a callback is
+    except Exception as error:  # noqa: BLE001 - the event loop reports it
         text = "a bug in the producer: what a partition has to send waits for its next message"
         loop.call_exception_handler({"message": text, "exception": error})

@@ -99,8 +99,8 @@ from .scheduled.receipt import CanceledScheduled, ScheduledList, ScheduledPage
 from .verification import Verification
 
 DATA_PATH = "/v1/data"
-"""Where a connection of a broker's data plane is opened; its frames are in `frames.py`.  No call: it
-is in no table below.
+"""Where a connection of a broker's data plane is opened; its frames are in `frames.py`. It is not a
+call, so no table below has it.
 """
 
 WORK_MS = 15_000

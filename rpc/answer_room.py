@@ -181,7 +181,8 @@ class Answering:
         """Note that the answer has `count` bytes; 0: it failed."""
         if self._wanted:
             self._share.note_size(self._wanted, count)
-            self._wanted, self._reserved = 0, count
+            self._wanted = 0
+            self._reserved = count
 
     def end(self) -> None:
         """Free the room, because the client has taken the answer, or has left."""

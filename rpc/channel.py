@@ -63,7 +63,8 @@ class DataChannel:
         self._broken: str | None = None
         self.closed = False
         """True once it cannot carry calls any more."""
-        self.gather, self.flush = socket.gather, socket.flush
+        self.gather = socket.gather
+        self.flush = socket.flush
         """See `network.Gathering`."""
         self._silence: Silence | None = None
         self._had_answers = False
@@ -143,7 +144,8 @@ class DataChannel:
         call ends before.
         """
         now = self._loop.time()
-        self._timer, self._next_end = None, _NEVER
+        self._timer = None
+        self._next_end = _NEVER
         late = [correlation_id for correlation_id, end in self._ends.items() if end <= now]
         for correlation_id in late:
             call = self._waiting.pop(correlation_id)

@@ -149,7 +149,7 @@ class Connections:
         process forks.
 
         Raises:
-            UsageError, UsageError
+            UsageError
             ConfigError: a TLS file cannot be used.
             ConfigError: the environment's token cannot be used.
         """
@@ -229,7 +229,7 @@ class Connections:
         opened.
 
         Raises:
-            ClosedError, UsageError, UsageError
+            ClosedError, UsageError
         """
         self.home.check()
         if not self.wanted:

@@ -97,7 +97,7 @@ class Home:
             on_fork: called in such a child.
 
         Raises:
-            UsageError, UsageError
+            UsageError
             UsageError: no asyncio event loop runs here.
         """
         self.check_not_forked()
@@ -113,7 +113,8 @@ class Home:
             )
             none.hint = NO_LOOP_HINT
             raise none from None
-        self.thread, self._process_id = get_ident(), os.getpid()
+        self.thread = get_ident()
+        self._process_id = os.getpid()
         self._kept = kept
         self.on_fork = on_fork
         _OPEN.homes.add(self)

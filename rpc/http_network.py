@@ -149,7 +149,7 @@ class HttpNetwork:
 
         Raises:
             NotSentError
-            VersionError, VersionError: client and broker are more than one minor version
+            VersionError: client and broker are more than one minor version
                 apart.
             UnauthenticatedError, ConfigError: the token is refused, or cannot be read.
         """
@@ -572,7 +572,7 @@ def _check_answerer(version: str | None, method: str) -> None:
     Check the version of a server that has answered a call; the answer of a proxy has none.
 
     Raises:
-        VersionError, VersionError: with fate UNKNOWN if the call may have changed
+        VersionError: with fate UNKNOWN if the call may have changed
             something.
     """
     if version is None:

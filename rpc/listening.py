@@ -45,7 +45,7 @@ def check_free(host: str, port: int, *, anywhere: bool = False) -> None:
         anywhere: True if the address need not be a loopback address.
 
     Raises:
-        AddressError, AddressError: not loopback, no such address, no port, in use, or not allowed.
+        AddressError: not loopback, no such address, no port, in use, or not allowed.
     """
     if not anywhere:
         check_loopback(host)

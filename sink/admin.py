@@ -22,7 +22,7 @@ async def create_tables(engine_or_url: EngineOrUrl, *, prefix: str = DEFAULT_PRE
     Create the tables of fenced effects; a repeated call changes nothing.
 
     Raises:
-        SchemaError, SchemaError: the tables exist, and another version of keylane made them.
+        SchemaError: the tables exist, and another version of keylane made them.
         ConfigError: the engine, the URL or the prefix cannot be used.
         StorageError: the database answered with an error.
     """
@@ -44,7 +44,7 @@ async def forget(
         The number of partitions that had effects.
 
     Raises:
-        SchemaError, SchemaError, SchemaError, InvalidRequestError, ConfigError,
+        SchemaError, InvalidRequestError, ConfigError,
         StorageError
     """
     check_name("subject", subject)

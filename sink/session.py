@@ -80,7 +80,7 @@ class Fenced(AbstractContextManager[T], AbstractAsyncContextManager[T], Generic[
         Return whether there is something to do, or the messages to handle.
 
         Raises:
-            InvalidRequestError, LeaseLostError, SchemaError, SchemaError, SchemaError
+            InvalidRequestError, LeaseLostError, SchemaError
         """
         if not isinstance(self._target, Session | Connection):
             raise InvalidRequestError(
@@ -134,7 +134,8 @@ class Fenced(AbstractContextManager[T], AbstractAsyncContextManager[T], Generic[
                 "use FencedSession, which begins its own"
             )
         connection = _connection_of(target)
-        self._transaction, self._commit_refused = target.get_transaction(), False
+        self._transaction = target.get_transaction()
+        self._commit_refused = False
         check_transaction(connection)
         self._check_tables(connection)
         self._looks = [

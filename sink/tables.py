@@ -77,7 +77,7 @@ class SinkTables:
         Create the tables that are missing.
 
         Raises:
-            SchemaError, SchemaError
+            SchemaError
         """
         self.metadata.create_all(connection)
         if connection.execute(sa.select(self.version.c.id)).first() is None:
@@ -89,7 +89,7 @@ class SinkTables:
         Check that the tables exist and have this version.
 
         Raises:
-            SchemaError, SchemaError, SchemaError
+            SchemaError
         """
         try:
             version = connection.execute(sa.select(self.version.c.version)).scalar_one_or_none()

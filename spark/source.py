@@ -111,7 +111,9 @@ class KeylaneSource(DataSource):
         self._plan_stays_here = True
         return reader
 
-    def streamReader(self, schema: StructType) -> KeylaneStreamReader:  # noqa: N802 - a name of PySpark
+    def streamReader(  # noqa: N802 - a name of PySpark
+        self, schema: StructType
+    ) -> KeylaneStreamReader:
         """Return a stream; an error is raised by the stream's first call, because PySpark hides an
         error of this call.
         """

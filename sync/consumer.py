@@ -240,7 +240,7 @@ class SyncConsumer(Uncopied, Generic[V]):
         Start the thread, join the group, and return the consumer.
 
         Raises:
-            UsageError, UsageError: the consumer is open, or was opened before a fork.
+            UsageError: the consumer is open, or was opened before a fork.
             KeylaneError: an error with which `keylane.Consumer` does not open; `open` may be called
                 again.
         """

@@ -193,7 +193,8 @@ class LoopThread:
     def __init__(
         self, what: str, *, end: Callable[[], Coroutine[Any, Any, None]] | None = None
     ) -> None:
-        self._what, self._end = what, end
+        self._what = what
+        self._end = end
         self._home = Home(what)
         self._life: _Life | None = None
         """The run that was started last."""
@@ -217,7 +218,7 @@ class LoopThread:
         Start the thread, and wait until its loop runs.
 
         Raises:
-            UsageError, UsageError
+            UsageError
             UsageError: gevent has patched threads, so they are greenlets of one thread, which
                 already runs an event loop; or no thread could be started, and `start` may be called
                 again.

@@ -171,7 +171,7 @@ class SyncProducer(Uncopied, Generic[V]):
         Raises:
             NotSentError, OutcomeUnknownError: no metaserver has answered within `wait_s`; `open`
                 may be called again.
-            UsageError, UsageError: the producer is open, or was opened before a fork.
+            UsageError: the producer is open, or was opened before a fork.
         """
         self._thread.start()
         try:

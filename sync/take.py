@@ -25,7 +25,8 @@ class Take(Generic[T]):
     def __init__(
         self, take: Callable[[], Coroutine[Any, Any, T]], put_back: Callable[[T], None]
     ) -> None:
-        self._take, self._put_back = take, put_back
+        self._take = take
+        self._put_back = put_back
         self._taken: list[T] = []
         self._abandoned = False
 

@@ -138,7 +138,9 @@ class StoryProgram(ABC):
             raise StoryError(f"{self.name} is running")
         if not self._machine.up:
             self._machine.reboot(BOOT_S)
-        self._machine.up, self.error, self._raised = True, None, False
+        self._machine.up = True
+        self.error = None
+        self._raised = False
         self._starts += 1
         self._rng = random.Random(f"{self._seed} {self._starts}")
         process = self._process = Process(self.name, context=copy_context())

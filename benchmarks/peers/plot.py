@@ -133,8 +133,8 @@ def _bar(y: float, ratio: float, color: str, peer: str) -> list[str]:
     small = 'font-size="9"'
     return [
         (
-            f'<rect x="{left:.1f}" y="{y:.1f}" width="{max(right - left, 0.5):.1f}" height="{BAR - 1}" '
-            f'fill="{color}">{title}</rect>'
+            f'<rect x="{left:.1f}" y="{y:.1f}" width="{max(right - left, 0.5):.1f}" '
+            f'height="{BAR - 1}" fill="{color}">{title}</rect>'
         ),
         _text(right + 3, y + BAR - 2.5, number, extra=small)
         if ratio >= 1

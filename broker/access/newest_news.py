@@ -30,5 +30,7 @@ class NewestNews:
         older = news.cluster == self._cluster and news.version < self._version
         if older and now_ms - self._told_ms < OLDER_AFTER_MS:
             return False
-        self._cluster, self._version, self._told_ms = news.cluster, news.version, now_ms
+        self._cluster = news.cluster
+        self._version = news.version
+        self._told_ms = now_ms
         return True

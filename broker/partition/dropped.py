@@ -117,7 +117,8 @@ class DroppedPartitions:
         joined = IntervalSet()
         for start, end in merge(self._ids, joining.gaps()):  # in order: each is added at the end
             joined.add(start, end)
-        self._ids, self._ranges_joined = joined, len(joined)
+        self._ids = joined
+        self._ranges_joined = len(joined)
 
     def bodies(self) -> Iterator[DroppedBody]:
         """Yield records of everything, including what is about to be written."""

@@ -261,9 +261,11 @@ def _group_of(partition_id: int, name: str, row: _GroupImage) -> Group:
     group.lock.fence = group.durable_fence = row.fence
     group.lock.session = row.session
     group.acked = AckedOffsets(row.cursor, row.ranges)
-    group.durable_cursor, group.durable_ranges = row.cursor, row.ranges
+    group.durable_cursor = row.cursor
+    group.durable_ranges = row.ranges
     group.removed_unread = row.removed_unread
-    group.attempts, group.suspects.begun = dict(row.attempts), dict(row.begun)
+    group.attempts = dict(row.attempts)
+    group.suspects.begun = dict(row.begun)
     if row.parked:
         group.parked = _parked_of(partition_id, row.parked)
     group.kept = True

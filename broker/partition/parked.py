@@ -450,7 +450,8 @@ class Parked:
             undos.append(_nothing if known else self._own_key(key.key, key.since_ms))
             parked = self._keys[key.key]
             undos.append(self._set(key.key, None))
-            parked.state, parked.failure = key.state, key.failure
+            parked.state = key.state
+            parked.failure = key.failure
             parked.since_ms = min(parked.since_ms, key.since_ms)
             parked.token = 0 if change.parent else key.token
             for source, start, end in key.rows:
@@ -559,7 +560,9 @@ class Parked:
         before = {name: getattr(self, name) for name in fields}
         self._keys = parts_of(self._keys, change.kept)
         self.messages = sum(part.messages for part in self._keys.values())
-        self.frozen, self.passed, self.children_tell = False, {}, False
+        self.frozen = False
+        self.passed = {}
+        self.children_tell = False
         self.adopted = self.adopted.intersection(change.kept)
         self.taking = self.taking.intersection(change.kept)
         under = self.adopted_under.items()
@@ -627,10 +630,13 @@ class Parked:
         decoded = decode_image(image)
         parked._keys = keys_of(decoded)
         parked.messages = sum(known.messages for known in parked._keys.values())
-        parked.frozen, parked.adopted = decoded.frozen, set(decoded.adopted)
+        parked.frozen = decoded.frozen
+        parked.adopted = set(decoded.adopted)
         parked.adopted_under = dict(decoded.adopted_under)
-        parked.sources, parked.passed = set(decoded.sources), dict(decoded.passed)
-        parked.taking, parked.children_tell = set(decoded.taking), decoded.children_tell
+        parked.sources = set(decoded.sources)
+        parked.passed = dict(decoded.passed)
+        parked.taking = set(decoded.taking)
+        parked.children_tell = decoded.children_tell
         for key, edited in decoded.edits:
             parked._edit(key, edited)
         parked._faults = Faults.of(decoded.faults)

@@ -143,7 +143,8 @@ class ParkedKey:
         shared, so this object must be dropped.
         """
         part = ParkedKey(self.since_ms)
-        part.state, part.failure = self.state, self.failure
+        part.state = self.state
+        part.failure = self.failure
         part.pieces = {source: runs for source, runs in self.pieces.items() if source in sources}
         part.messages = sum(runs.messages for runs in part.pieces.values())
         part.edits = {place: edit for place, edit in self.edits.items() if place[0] in sources}
@@ -354,7 +355,8 @@ def keys_of(image: ParkedImage) -> dict[ParkKey, ParkedKey]:
     keys: dict[ParkKey, ParkedKey] = {}
     for key, state, since_ms, failure, pieces in image.keys:
         known = keys[key] = ParkedKey(since_ms)
-        known.state, known.failure = state, failure
+        known.state = state
+        known.failure = failure
         for source, starts, ends in pieces:
             known.pieces[source] = OffsetRuns.of_packed(starts, ends)
             known.messages += known.pieces[source].messages

@@ -237,7 +237,8 @@ class Group:
         self.kept = True
         if version >= self._saved_version:
             self._saved_version = version
-            self.durable_cursor, self.durable_ranges = body.cursor, body.ranges
+            self.durable_cursor = body.cursor
+            self.durable_ranges = body.ranges
 
     def cursor_body(self) -> CursorBody:
         """Return a record of the present progress."""
@@ -558,7 +559,8 @@ class HostedPartition:
         if group is None:
             group = self.groups[body.group] = Group(body.group)
         group.acked = AckedOffsets(body.cursor, body.ranges)
-        group.durable_cursor, group.durable_ranges = body.cursor, body.ranges
+        group.durable_cursor = body.cursor
+        group.durable_ranges = body.ranges
         group.removed_unread = max(group.removed_unread, body.removed_unread)
         group.attempts = dict(body.attempts)
         group.suspects.begun = dict(body.begun)
@@ -573,7 +575,8 @@ class HostedPartition:
         for change in body.changes:
             parked.apply(change, at_ms=body.at_ms, acked=group.acked, token=body.token)
         parked.note_next_tries(body.next_tries)
-        group.durable_cursor, group.durable_ranges = group.acked.cursor, group.acked.ranges
+        group.durable_cursor = group.acked.cursor
+        group.durable_ranges = group.acked.ranges
         group.kept = True
 
     def apply_hold(self, body: HoldBody) -> Callable[[], None]:

@@ -127,7 +127,9 @@ class Suspects:
         """Note that the owner has released the partition. Return True if that changes which
         messages are begun.
         """
-        self.upto, self._once, self._pulled_to = 0, -1, -1
+        self.upto = 0
+        self._once = -1
+        self._pulled_to = -1
         changed = bool(self.begun)
         self.begun = {}
         return changed

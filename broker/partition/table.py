@@ -41,7 +41,9 @@ class PartitionTable(Mapping[int, HostedPartition]):
         self.version = 0
         """The version, which rises when a partition is added or removed."""
 
-    def get(self, partition_id: int, default: object = None) -> HostedPartition | None:  # type: ignore[override]
+    def get(  # type: ignore[override]
+        self, partition_id: int, default: object = None
+    ) -> HostedPartition | None:
         """Return the partition, or None."""
         return self.warm.get(partition_id) or self._thaw(partition_id)
 

@@ -285,13 +285,15 @@ class Cleaning:
         wanted, in_time = max([wanted, *vacant]), max([in_time, *vacant])
         gone = 0
         if self._standing is not None and not self._standing.accepted:
-            self.problem, self.untold = NOT_ACCEPTED, ()
+            self.problem = NOT_ACCEPTED
+            self.untold = ()
         elif segments and wanted > segments[0].base:
             gone = await self._remove(segments, wanted, disk)
             if gone and self._store.log.first_position > in_time:
                 self._log_early_removal(disk.percent())
         else:
-            self.problem, self.untold = "", ()
+            self.problem = ""
+            self.untold = ()
         self.problem = self.problem or self._calendar.problem
         if self._forgotten < self._store.log.first_position:
             await self._forget()
@@ -299,7 +301,9 @@ class Cleaning:
 
     async def _remove(self, segments: list[SealedSegment], wanted: int, disk: DiskUse) -> int:
         self._firsts.grouped.clear()
-        self._untold, self._hidden, self._held = [], {}, []
+        self._untold = []
+        self._hidden = {}
+        self._held = []
         floor = await self._floor(wanted, list(self._store.state.partitions))
         self.untold = (*self._untold, *self._hidden)[:UNTOLD_MAX]
         allowed = self._allowed(segments, wanted, floor)
@@ -492,7 +496,8 @@ class Cleaning:
             ]
             positions = [at for _, at in await self._run_read(self._first_needed, firsts)]
             vacant = min([vacant, *positions])
-        self._vacant, self._dropped_version = vacant, version
+        self._vacant = vacant
+        self._dropped_version = version
 
     def _needed_from(self, partition: HostedPartition) -> int:
         """Return the first offset that a group needs or a job holds."""

@@ -156,7 +156,8 @@ class Snapshots:
                 break
             size = self._files.size(_path(number)) or 0
             if loaded is None:
-                self._whole_bytes, self._changed_bytes = size, 0
+                self._whole_bytes = size
+                self._changed_bytes = 0
             else:
                 self._changed_bytes += size
             loaded = link
@@ -241,7 +242,8 @@ class Snapshots:
         self._kinds[number] = kind
         size = sum(map(len, pieces))
         if whole:
-            self._whole_bytes, self._changed_bytes = size, 0
+            self._whole_bytes = size
+            self._changed_bytes = 0
             self._remove_old()
         else:
             self._changed_bytes += size

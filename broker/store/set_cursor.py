@@ -88,7 +88,9 @@ def _submit(
     # The group may need older messages than before.
     store.firsts.grouped.add(partition.partition_id)
     before = group.acked, group.attempts, group.suspects
-    group.acked, group.attempts, group.suspects = AckedOffsets(cursor), {}, Suspects()
+    group.acked = AckedOffsets(cursor)
+    group.attempts = {}
+    group.suspects = Suspects()
     group.note_failing(None)
     group.changed()
 

@@ -192,7 +192,8 @@ class Batch:
         handler.
         """
         first = self.messages[0]
-        first.delivery.note_hangs(first, replace(why, attempts=first.attempt - 1), running_ms)  # type: ignore[union-attr]
+        failure = replace(why, attempts=first.attempt - 1)
+        first.delivery.note_hangs(first, failure, running_ms)  # type: ignore[union-attr]
 
     def forget(self, _count: int) -> None:
         """Note that no message will be handled here."""

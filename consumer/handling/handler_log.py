@@ -127,7 +127,8 @@ class HandlerLog:
         return LogLine(
             f"{self._runner} {what} on {message_name(message)}: attempt {message.attempt}, "
             f"{seconds(now_ms - trouble.repeats.since_ms)} since the first; it is tried again in "
-            f"{seconds(wait_ms)}{self._behind(message, ',')}{'' if asked_for else _told(text)}{SEALED_WAITS if sealed else ''}",
+            f"{seconds(wait_ms)}{self._behind(message, ',')}{'' if asked_for else _told(text)}"
+            f"{SEALED_WAITS if sealed else ''}",
             traceback,
         )
 

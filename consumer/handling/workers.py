@@ -297,7 +297,8 @@ class Workers:
         """
         worker.message = None
         try:
-            answered: bool = await message.delivery.answered(message.offset)  # type: ignore[union-attr]
+            delivery = message.delivery
+            answered: bool = await delivery.answered(message.offset)  # type: ignore[union-attr]
         except asyncio.CancelledError:
             if self._is_ending:
                 raise
@@ -346,7 +347,9 @@ class Workers:
         if not self._closed:
             self._on_crash(UsageError(Reason.WORKER_CANCELLED))
 
-    async def _take_turns(self, worker: WorkerTask, message: Message | None) -> None:  # noqa: C901, PLR0912 - one loop, on purpose
+    async def _take_turns(  # noqa: C901, PLR0912 - one loop, on purpose
+        self, worker: WorkerTask, message: Message | None
+    ) -> None:
         # This is one loop without calls of our own: a consumer spends most of its time here.
         lanes = self._lanes
         take, finish = lanes.take, lanes.finish
@@ -417,7 +420,7 @@ class Workers:
         """Return True if the handler of another worker is running, and waits."""
         if worker is not None and len(self._work.waiting) >= len(self._workers) - 1:
             return False  # all others are idle
-        for other in self._workers:  # noqa: SIM110 - a generator costs twice as much, for each batch that comes
+        for other in self._workers:  # noqa: SIM110 - a generator costs twice as much
             if other.message is not None and other is not worker:
                 return True
         return False

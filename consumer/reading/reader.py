@@ -346,7 +346,8 @@ class Reader(Resident, Generic[V]):
         history = (await self._meta.call(endpoints.HISTORY, subject=self._subject)).partitions
         ids = {int(past.partition.partition_id) for past in history}
         named = set(self._start.offsets) | set(self._stop.offsets) | ({self._partition} - {None})
-        for partition_id in sorted(number for number in named if number not in ids):  # type: ignore[type-var]
+        unknown = [number for number in named if number is not None and number not in ids]
+        for partition_id in sorted(unknown):
             raise PartitionUnknownError(
                 f"subject {self._subject!r} has no partition {partition_id}",
                 partition_id=partition_id,

@@ -34,7 +34,7 @@ def set_quota(connection: Connection, ask: SetQuota, *, now_ms: int) -> None:
     Store limits; a repeat changes nothing.
 
     Raises:
-        InvalidRequestError, InvalidRequestError
+        InvalidRequestError
         OverloadedError: there are too many quotas.
     """
     _check_name(ask.kind, ask.name)
@@ -96,7 +96,8 @@ def read_quotas(connection: Connection) -> list[QuotaRow]:
     rows = {(row.kind, row.name): QuotaRow(**row._mapping) for row in quotas}
     for limits in connection.execute(sa.select(name_limits)).mappings():
         key = SUBJECT, limits["name"]
-        rows[key] = replace(rows.get(key) or QuotaRow(*key, 0, 0, 0), **limits)  # type: ignore[arg-type]
+        row = rows.get(key) or QuotaRow(*key, 0, 0, 0)  # type: ignore[arg-type]
+        rows[key] = replace(row, **limits)
     return sorted(rows.values())
 
 

@@ -150,7 +150,7 @@ def grant(connection: Connection, ask: ChangeGrant, *, now_ms: int) -> None:
     Store a right; a repeat changes nothing.
 
     Raises:
-        InvalidRequestError, InvalidRequestError
+        InvalidRequestError
         OverloadedError: the principal's rights would not fit into a capability, or there are too
             many principals.
     """

@@ -188,7 +188,8 @@ class AccessService:
         await self._database.write(
             store_key, key.key_id, key.public, ends_at=ends_at, now_ms=now_ms
         )
-        self._key, self._key_made_ms = key, self._clock.boot_ms()
+        self._key = key
+        self._key_made_ms = self._clock.boot_ms()
         await self.refresh()
 
     async def identify(self, text: str) -> Caller:

@@ -46,7 +46,7 @@ async def backup_database(
     Raises:
         DataFolderError: the data folder has no database.
         ConfigError: its schema is of another version; nothing was changed.
-        ConflictError, VersionError, VersionError, StorageError
+        ConflictError, VersionError, StorageError
     """
     async with _stored(settings) as database:
         head, lines = await database.read(_backup)
@@ -109,7 +109,7 @@ async def restore_database(
     Raises:
         ConfigError: the file is damaged, or of another version.
         ConflictError: the settings or the database belong to another cluster.
-        VersionError, VersionError: the cluster's version does not allow this program.
+        VersionError: the cluster's version does not allow this program.
         ConfigError: the database is not empty.
         DataFolderError, StorageError
     """

@@ -72,9 +72,8 @@ def accept_folder(connection: Connection, broker_group: str, ask: AcceptFolder) 
     if row.alive:
         heard = last_heard(connection, broker_group)
         raise InvalidRequestError(
-            f"broker group {broker_group!r} {heard.last_report}, from {row.address}: nothing of it is "
-            f"given up.  If that broker is "
-            f"dead, {heard.ask_again}"
+            f"broker group {broker_group!r} {heard.last_report}, from {row.address}: nothing of it "
+            f"is given up. If that broker is dead, {heard.ask_again}"
         )
     of_group = refused_now.where(
         refused_brokers.c.broker_group == broker_group,

@@ -173,7 +173,7 @@ class Catalogue:
         Process a broker's report; its first report registers it.
 
         Raises:
-            InvalidRequestError, InvalidRequestError
+            InvalidRequestError
             InvalidRequestError: its address is not on loopback, and this metaserver serves loopback
                 only.
             FolderRefusedError: its group belongs to another data folder, or its folder is a copy
@@ -181,7 +181,7 @@ class Catalogue:
             FolderRefusedError: its folder is an older copy of one that was in use.
             FolderRefusedError: the loss of its folder was accepted.
             ConflictError: it belongs to another cluster.
-            VersionError, VersionError: the cluster's version does not admit its
+            VersionError: the cluster's version does not admit its
                 version.
         """
         check_name("broker group", report.broker_group)
@@ -300,7 +300,7 @@ class Catalogue:
         Accept a data folder that was refused as an older copy.
 
         Raises:
-            InvalidRequestError, NotFoundError, InvalidRequestError
+            InvalidRequestError, NotFoundError
             NotSentError, OutcomeUnknownError: its broker did not report its partitions.
         """
         would = replace(ask, dry_run=True)

@@ -215,7 +215,7 @@ class GroupService:
         are granted once these know the group.
 
         Raises:
-            SubjectUnknownError, SubjectDeletedError, InvalidRequestError, InvalidRequestError,
+            SubjectUnknownError, SubjectDeletedError, InvalidRequestError,
             ConflictError, BusyError, GroupDeletedError, FencedError,
             OverloadedError, QuotaExceededError
             NotSentError: a broker does not answer where a new group is to begin; no group was made.
@@ -473,7 +473,7 @@ class GroupService:
         Change the stored failure policy of a group, and send it to the group's members at once.
 
         Raises:
-            SubjectUnknownError, GroupUnknownError, InvalidRequestError, InvalidRequestError
+            SubjectUnknownError, GroupUnknownError, InvalidRequestError
         """
         _, changes = await self._database.write(set_policy, subject, group, ask)
         self._notify(changes)
@@ -619,7 +619,7 @@ def _settle_and_read(
 
 
 def _checked(ask: Heartbeat) -> SessionId:
-    """Check a heartbeat. Raises SessionUnknownError, InvalidRequestError, InvalidRequestError."""
+    """Check a heartbeat. Raises SessionUnknownError, InvalidRequestError."""
     check_session(ask.session)
     if max(len(ask.drained), len(ask.parked), len(ask.holding or ())) > DRAINED_MAX:
         raise InvalidRequestError(f"at most {DRAINED_MAX} partitions at once")

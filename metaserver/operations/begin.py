@@ -60,7 +60,7 @@ def plan_operations(connection: Connection, ask: Reshape) -> list[PlannedOperati
         The planned operations; the plan of an operation is empty if there is nothing to do.
 
     Raises:
-        InvalidRequestError, InvalidRequestError, SubjectUnknownError, PartitionUnknownError,
+        InvalidRequestError, SubjectUnknownError, PartitionUnknownError,
         NotFoundError
         NotFoundError: the broker group has never reported itself.
         UnavailableError: no broker group can host new partitions now.

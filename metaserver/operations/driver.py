@@ -176,8 +176,8 @@ class OperationDriver:
         plans.
 
         Raises:
-            InvalidRequestError, InvalidRequestError, SubjectUnknownError, PartitionUnknownError,
-            NotFoundError, NotFoundError, UnavailableError,
+            InvalidRequestError, SubjectUnknownError, PartitionUnknownError,
+            NotFoundError, UnavailableError,
             BusyError: nothing was changed.
         """
         if max(len(ask.partition_ids), len(ask.queues)) > IDS_MAX:

@@ -84,7 +84,7 @@ def plan_evacuations(connection: Connection, ask: Reshape) -> list[PlannedOperat
         InvalidRequestError, NotFoundError, UnavailableError
         InvalidRequestError: `without_source` or `accept_loss` is given and the broker group is not
             silent; or a queue of a static subject has no logic offsets left above the loss.
-        BusyError, BusyError: the broker group answers, and an operation or a
+        BusyError: the broker group answers, and an operation or a
             creation runs on a subject.
     """
     source = BrokerGroup(ask.broker_group)

@@ -44,8 +44,8 @@ def plan_hidden(
     Store a hidden subject and its PLANNED partitions; changes nothing if it exists.
 
     Raises:
-        InvalidRequestError, InvalidRequestError, SubjectDeletedError, ConflictError,
-            UnavailableError, UnavailableError, OverloadedError
+        InvalidRequestError, SubjectDeletedError, ConflictError,
+            UnavailableError, OverloadedError
         SubjectUnknownError: there is no target, and `ask` gives no number of partitions for it.
         PublishError: the hidden subject's name is taken or was published.
         PublishError: another job fills it.

@@ -69,7 +69,7 @@ def begin_publication(
         done.
 
     Raises:
-        InvalidRequestError, InvalidRequestError, SubjectUnknownError, SubjectDeletedError,
+        InvalidRequestError, SubjectUnknownError, SubjectDeletedError,
             UnavailableError
         PublishError: the subject is not hidden, or was made for another target.
         PublishError: the target's partitions have changed, or the target was created or

@@ -181,7 +181,9 @@ def _contradictions(sources: Sequence[BrokerSource]) -> Iterable[str]:
             if status.facts is None:
                 yield f"{source.address} does not describe partition {status.partition_id}"
             elif status.facts.partition.broker_group != hosted.broker_group:
-                yield f"{source.address} has partition {status.partition_id} of another broker group"
+                yield (
+                    f"{source.address} has partition {status.partition_id} of another broker group"
+                )
             elif status.partition_id in homes:
                 yield (
                     f"{homes[status.partition_id]} and {source.address} both have partition "

@@ -93,7 +93,7 @@ class RemovalService:
         Delete a subject; returns the progress after every broker was asked once.
 
         Raises:
-            InvalidRequestError, SubjectUnknownError, BusyError, BusyError: nothing
+            InvalidRequestError, SubjectUnknownError, BusyError: nothing
                 was changed.
         """
         begun = await self._database.write(begin_subject_deletion, name, ask)

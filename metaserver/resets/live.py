@@ -132,7 +132,8 @@ class LiveResets:
         if live is None:
             raise UnfinishedError(
                 Reason.RESET_UNFINISHED,
-                "another metaserver gave the reset up, or it was canceled, or the group was deleted",
+                "another metaserver gave the reset up, or it was canceled, or the group was "
+                "deleted",
             )
         if live.canceled:
             raise ConflictError(Reason.RESET_CANCELED, subject=live.subject, group=live.group)

@@ -127,7 +127,7 @@ def reset_scope(
             have expired.
 
     Raises:
-        InvalidRequestError, InvalidRequestError, SubjectUnknownError, GroupUnknownError,
+        InvalidRequestError, SubjectUnknownError, GroupUnknownError,
         NotFoundError, PartitionUnknownError, ConflictError
     """
     row = open_subject_row(connection, subject)

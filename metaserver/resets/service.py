@@ -76,7 +76,7 @@ class ResetService:
         Set the cursors of a group without live sessions.
 
         Raises:
-            InvalidRequestError, InvalidRequestError, SubjectUnknownError, GroupUnknownError,
+            InvalidRequestError, SubjectUnknownError, GroupUnknownError,
             NotFoundError, PartitionUnknownError, ConflictError, OffsetOutOfRangeError,
             BusyError
             NotSentError: a broker does not answer; nothing was changed.

@@ -63,7 +63,7 @@ def open_cluster(
 
     Raises:
         ConflictError: the database belongs to another cluster.
-        VersionError, VersionError: the cluster's version does not allow this program.
+        VersionError: the cluster's version does not allow this program.
         ConfigError: the database was written by a newer keylane, and this one cannot use it.
     """
     lock_schema(connection)

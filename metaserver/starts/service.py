@@ -91,7 +91,7 @@ class StartService:
         it.
 
         Raises:
-            InvalidRequestError, InvalidRequestError, SubjectUnknownError, OverloadedError,
+            InvalidRequestError, SubjectUnknownError, OverloadedError,
             GroupDeletedError
             ConflictError: it exists with another start or strategy.
             BusyError: the partitions keep changing; nothing was changed.

@@ -62,7 +62,7 @@ async def keep_trying(
                 continue
             except Exception as error:  # noqa: BLE001 - acted on, whatever it is
                 hurries = await failed(error)
-        except Exception as fault:  # noqa: BLE001 - of acting on the other one; the next try may do without
+        except Exception as fault:  # noqa: BLE001 - the next try may do without the act
             with suppress(Exception):
                 log_fault(fault)
         if hurries:

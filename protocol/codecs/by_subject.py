@@ -13,8 +13,8 @@ Codecs: TypeAlias = Codec[Any] | dict[str, Codec[Any]] | None
 
 
 def checked_codecs(codec: Codec[Any] | Mapping[str, Codec[Any]] | None) -> Codecs:
-    """Return the codecs, or raise ConfigError if one is not a codec, InvalidRequestError if no subject
-    can have a name.
+    """Return the codecs. Raises ConfigError if one is not a codec, and InvalidRequestError if no
+    subject can have one of the names.
     """
     if isinstance(codec, Mapping):
         codecs = dict(codec)

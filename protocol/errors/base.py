@@ -57,7 +57,9 @@ class Detail(Generic[V]):
         value = error.details.get(self._name)
         if isinstance(value, self._kind):
             return value
-        return self._kind(value) if self._kind is str and value is not None else None  # type: ignore[call-arg]
+        if self._kind is str and value is not None:
+            return self._kind(value)  # type: ignore[call-arg]
+        return None
 
 
 class KeylaneError(Exception):

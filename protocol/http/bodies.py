@@ -51,7 +51,7 @@ def check_no_nul(call: str, body: bytes, params: Mapping[str, str]) -> None:
         params: parameters from path, query and headers.
 
     Raises:
-        InvalidRequestError, InvalidRequestError: names the first place that contains it.
+        InvalidRequestError: names the first place that contains it.
     """
     given: object = params
     # JSON has it as an escape alone; an escaped backslash may stand before such letters.

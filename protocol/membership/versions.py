@@ -74,7 +74,7 @@ def check_client(told: str, own: str) -> None:
 
     Raises:
         InvalidRequestError: it is not a version.
-        VersionError, VersionError: it is more than one minor version away, or was never
+        VersionError: it is more than one minor version away, or was never
             released.
     """
     _check_pair(client=told, server=own)

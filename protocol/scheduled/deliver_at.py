@@ -24,7 +24,8 @@ def deliver_at_ms(given: object, *, now_ms: int) -> int:
         now_ms: current time by the caller's calendar, in milliseconds since 1970.
 
     Raises:
-        InvalidRequestError: another type, no time zone, not later than now, or over AHEAD_MS_MAX ahead.
+        InvalidRequestError: another type, no time zone, not later than now, or over AHEAD_MS_MAX
+            ahead.
     """
     return check_deliver_at(_instant_ms(given), now_ms=now_ms)
 
@@ -85,8 +86,8 @@ def read_deliver_at(text: str, *, now_ms: int) -> int:
 
 
 def read_instant_ms(text: str) -> int:
-    """Return the time in a text, even if it has passed or is far ahead.  Raises InvalidRequestError if
-    it is no time, or has no zone.
+    """Return the time in a text, even if it has passed or is far ahead. Raises InvalidRequestError
+    if it is no time, or has no zone.
     """
     number = plain_number(text.removeprefix("-"))
     if number is not None:

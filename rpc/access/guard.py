@@ -417,7 +417,8 @@ class ConnectionAccess:
         entered = "" if caller.is_server else caller.principal
         if entered != self._entered or self._held is None:
             self._enter(entered, caller.quota, take_place)
-        self._held, self._caller = held, caller
+        self._held = held
+        self._caller = caller
         self._allowed.clear()
         return Authenticated(held.ends_in_ms)
 

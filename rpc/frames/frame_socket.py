@@ -107,7 +107,8 @@ class FrameSocket(asyncio.BufferedProtocol):
         """The bytes that this frame will have; 0 if there is none."""
         self._filled = 0
         self._room = room
-        self._gathered, self._gathered_bytes = list[Buffer](), 0
+        self._gathered = list[Buffer]()
+        self._gathered_bytes = 0
         self._leaves = self._gathering = False
         """True if the gathered frames leave at the end of this callback, or with `flush`."""
         self.on_frame: Callable[[bytearray], bool] | None = None
@@ -117,7 +118,8 @@ class FrameSocket(asyncio.BufferedProtocol):
 
         It may call every method except `receive`, and must not raise.
         """
-        self._frames, self._queued_bytes = deque[bytearray](), 0
+        self._frames = deque[bytearray]()
+        self._queued_bytes = 0
         self.reading = True
         self._news: asyncio.Future[None] | None = None
         """The future for which `receive` waits."""
@@ -236,14 +238,16 @@ class FrameSocket(asyncio.BufferedProtocol):
         """
         now_s = self._loop.time()
         if now_s != self._turn_s:
-            self._turn_s, self._turn_frames = now_s, 0
+            self._turn_s = now_s
+            self._turn_frames = 0
         self._turn_frames += frames
         if self._turn_frames > TURN_FRAMES_MAX and self.reading and self._takes:
             self._pause_reading()
             self._loop.call_soon(self._read_on)
 
     def _pause_reading(self) -> None:
-        self.reading, self._paused_s = False, self._loop.time()
+        self.reading = False
+        self._paused_s = self._loop.time()
         self._transport.pause_reading()
         if self._room is not None:
             self._room.pause(self, self._paused_s)
@@ -395,7 +399,9 @@ class FrameSocket(asyncio.BufferedProtocol):
 
     def _take_no_more(self) -> None:
         self._takes = False
-        self._rest, self._frame, self._size = b"", bytearray(), 0
+        self._rest = b""
+        self._frame = bytearray()
+        self._size = 0
         if self._room is not None:
             self._room.free(self)
 

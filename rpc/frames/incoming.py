@@ -51,8 +51,10 @@ class _BegunMessage:
         if self.paused_s is not None:
             now_s = self.paused_s
         if now_s - self.later_s >= PATIENCE_S:
-            self.from_s, self.from_bytes = self.later_s, self.later_bytes
-            self.later_s, self.later_bytes = now_s, self.bytes
+            self.from_s = self.later_s
+            self.from_bytes = self.later_bytes
+            self.later_s = now_s
+            self.later_bytes = self.bytes
         known_s = now_s - self.from_s
         return known_s, (self.bytes - self.from_bytes) / max(known_s, 0.001)
 

@@ -131,7 +131,8 @@ class Silence:
         if socket.heard or not socket.reading:
             self._silent_s = 0.0
             self._waits = False
-            self._ask_at_s, self._pause_s = 0.0, ASK_AGAIN_S
+            self._ask_at_s = 0.0
+            self._pause_s = ASK_AGAIN_S
         elif not self._waits:
             if self._silent_s >= IDLE_S or self._owed():
                 self.ask()

@@ -62,7 +62,8 @@ class PlaneConnection:
         """
         self._taken: int | None = None
         self._taken_at = 0.0
-        self._silent_s, self._said_bytes = 0.0, 0
+        self._silent_s = 0.0
+        self._said_bytes = 0
         self._refused = self.ended = False
         self.greeted = False
         """True once the client has sent its version, and it is supported."""
@@ -76,7 +77,8 @@ class PlaneConnection:
         """
         now_s = asyncio.get_running_loop().time()
         if now_s - self._counted_from_s > within_s:
-            self._counted_from_s, self._introductions = now_s, 0
+            self._counted_from_s = now_s
+            self._introductions = 0
         self._introductions += 1
         if self._introductions > most:
             raise FrameError(f"over {most} frames within {within_s:g} s say who calls")
@@ -176,7 +178,8 @@ class PlaneConnection:
         left = self.transport.get_write_buffer_size()
         taken = self.socket.written_bytes - left
         if not left or self._taken is None or taken > self._taken:
-            self._taken, self._taken_at = taken, now
+            self._taken = taken
+            self._taken_at = now
         return now - self._taken_at
 
     def silent_s(self, look_s: float) -> float:
@@ -185,7 +188,9 @@ class PlaneConnection:
         """
         socket = self.socket
         if socket.heard or not socket.reading or socket.written_bytes != self._said_bytes:
-            socket.heard, self._said_bytes, self._silent_s = False, socket.written_bytes, 0.0
+            socket.heard = False
+            self._said_bytes = socket.written_bytes
+            self._silent_s = 0.0
         else:
             self._silent_s += look_s
         return self._silent_s

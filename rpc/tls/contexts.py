@@ -45,7 +45,7 @@ class ServerTls:
         wall_ms: returns the time in milliseconds since 1970; None: the machine's.
 
         Raises:
-        ConfigError, ConfigError: see `reload`.
+        ConfigError: see `reload`.
     """
 
     def __init__(self, settings: ServingSettings, wall_ms: Callable[[], int] | None = None) -> None:
@@ -61,14 +61,15 @@ class ServerTls:
         resumed.
 
         Raises:
-            ConfigError, ConfigError: a file cannot be used; the old ones stay in
+            ConfigError: a file cannot be used; the old ones stay in
                 use.
         """
         names, ends_s = self._check(settings)
         context = _server_context()
         _use(context, settings)
         self.context = context
-        self.names, self.ends_s = names, ends_s
+        self.names = names
+        self.ends_s = ends_s
 
     def _check(self, settings: ServingSettings) -> tuple[frozenset[str], float]:
         """Return the names of the certificate, and its end in seconds since 1970.  Raises
@@ -128,7 +129,7 @@ class ClientContexts:
             reads them at SIGHUP.
 
     Raises:
-        ConfigError, ConfigError: a file cannot be used.
+        ConfigError: a file cannot be used.
     """
 
     def __init__(self, tls: TlsSettings, *, follows_files: bool = False) -> None:
@@ -142,7 +143,10 @@ class ClientContexts:
         # Before the content: a later change is seen at the next connection.
         stamps = _stamps_of(tls)
         content, first = _content_of(tls), client_context(tls)
-        self._tls, self._stamps, self._content, self._first = tls, stamps, content, first
+        self._tls = tls
+        self._stamps = stamps
+        self._content = content
+        self._first = first
         self._of: OrderedDict[str, ResumingContext] = OrderedDict()
         """Contexts by address; their number is limited, because brokers return at other addresses.
         """
@@ -243,7 +247,7 @@ def client_context(tls: TlsSettings) -> ResumingContext:
     Return the context of a client's connections to one server.
 
     Raises:
-        ConfigError, ConfigError: a file cannot be used.
+        ConfigError: a file cannot be used.
     """
     context = ResumingContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -270,7 +274,7 @@ def _use(context: ssl.SSLContext, settings: ServingSettings) -> None:
 
 
 def _load_pair(context: ssl.SSLContext, cert: Path, key: Path) -> None:
-    """Load a certificate and its key.  Raises ConfigError, ConfigError."""
+    """Load a certificate and its key.  Raises ConfigError."""
     for path in (cert, key):
         try:
             path.read_bytes()

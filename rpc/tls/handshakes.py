@@ -101,7 +101,7 @@ async def why_ended(
         context: TLS context of the ended connection; None: it had no TLS.
 
     Returns:
-        NotSentError, NotSentError, or None if the reason is another one.
+        NotSentError, or None if the reason is another one.
     """
     if not is_cut(error):
         return None

@@ -126,7 +126,9 @@ class _Entries:
     """The concatenated entries of a map array, and where those of each row begin."""
 
     def __init__(self, keys: Any, values: Any, offsets: Any) -> None:
-        self.keys, self.values, self.offsets = keys, values, offsets
+        self.keys = keys
+        self.values = values
+        self.offsets = offsets
 
 
 def _with_offsets(given: Any, count: int) -> _Entries:

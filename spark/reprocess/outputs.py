@@ -144,7 +144,8 @@ class _Files(_Side):
     """The files of a folder, read as messages."""
 
     def __init__(self, folder: OutputFolder, manifest: Manifest) -> None:
-        self._folder, self._job = folder, manifest.job
+        self._folder = folder
+        self._job = manifest.job
         self.where = str(folder.path)
 
     def batches(self, pieces: Sequence[JobPiece]) -> Iterator[pa.RecordBatch]:
@@ -162,7 +163,9 @@ class _Subject(_Side):
     """The rows of a subject, or the messages that a job has read if it is the job's source."""
 
     def __init__(self, meta: str, name: str, read_by: Manifest | None) -> None:
-        self._meta, self._name, self._read_by = meta, name, read_by
+        self._meta = meta
+        self._name = name
+        self._read_by = read_by
         self.own_places = read_by is not None
         self.where = f"{SUBJECT}{name}"
 
@@ -185,7 +188,8 @@ class _JobRows(_Side):
 
     def __init__(self, meta: str, folder: OutputFolder, manifest: Manifest) -> None:
         assert manifest.output
-        self._meta, self._output = meta, manifest.output
+        self._meta = meta
+        self._output = manifest.output
         self.where = str(folder.path)
         self.planned_us = manifest.planned_at_ms * 1_000
 

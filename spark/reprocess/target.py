@@ -173,7 +173,7 @@ class JobTarget:
 
         Raises:
             SubjectUnknownError: there is none.
-            RowsError, RowsError: it does not have the rows that it had.
+            RowsError: it does not have the rows that it had.
         """
         output = _output(done)
         before = output.messages or {}

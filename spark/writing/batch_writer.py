@@ -72,7 +72,7 @@ class KeylaneBatchWriter(DataSourceArrowWriter):
         Check the options and the columns, and create the hidden subject; this blocks.
 
         Raises:
-            ConfigError, RowsError, RowsError: the options or the columns are invalid.
+            ConfigError, RowsError: the options or the columns are invalid.
             PublishError: another job fills the hidden subject that the options name.
             KeylaneError: the metaserver refuses, or does not answer.
         """

@@ -71,7 +71,8 @@ class HiddenSubject:
         clock: Clock | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        self.name, self._subject_id = name, subject_id
+        self.name = name
+        self._subject_id = subject_id
         self._filled_by = filled_by
         self._network = network
         self._options = options

@@ -133,7 +133,8 @@ class TaskSender:
     async def _ask(self) -> Route:
         route = await self.meta.route(self.subject)
         check_same(route, self.subject_id)
-        self._route, self.subject_id = route, route.subject_id
+        self._route = route
+        self.subject_id = route.subject_id
         return route
 
     async def trying(self, ask: Callable[[], Awaitable[T]]) -> T:

@@ -56,7 +56,9 @@ class RowColumns:
         times: I64 | None,
         logical: U16,
     ) -> None:
-        self.keys, self.values, self.properties = keys, values, properties
+        self.keys = keys
+        self.values = values
+        self.properties = properties
         self.times = times
         self.logical = logical
 
@@ -141,10 +143,8 @@ class Body:
             times = sent_at_ns.to_bytes(8, "little", signed=True) * count
         else:
             times = b"".join(_times(each) for each in spans)
-        self.first_ns, self.last_ns = (
-            struct.unpack("<q", times[:8])[0],
-            struct.unpack("<q", times[-8:])[0],
-        )
+        self.first_ns = struct.unpack("<q", times[:8])[0]
+        self.last_ns = struct.unpack("<q", times[-8:])[0]
         key_lengths, keys = _pieces([(each.rows.keys, each) for each in spans])
         value_lengths, values = _pieces([(each.rows.values, each) for each in spans])
         property_lengths, properties = _pieces([(each.rows.properties, each) for each in spans])

@@ -60,7 +60,7 @@ class KeylaneStreamWriter(DataSourceStreamArrowWriter):
         Check the options, the columns and the subject; this blocks.
 
         Raises:
-            ConfigError, RowsError, RowsError: the options or the columns are invalid.
+            ConfigError, RowsError: the options or the columns are invalid.
             SubjectUnknownError: the subject does not exist.
             UnreachableError: no metaserver answers.
         """
@@ -110,14 +110,22 @@ class KeylaneStreamWriter(DataSourceStreamArrowWriter):
         with readable_errors():
             return TaskDone(run_with_network(work, self._options.secured))
 
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+    def commit(
+        self,
+        messages: list[WriterCommitMessage | None],
+        batchId: int,  # noqa: N803 - a name of PySpark
+    ) -> None:
         """End a batch, whose rows are stored; raise RowsError if two tasks may have had rows of
         the same key.
         """
         with readable_errors():
             check_sources([each.report for each in messages if isinstance(each, TaskDone)])
 
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+    def abort(
+        self,
+        messages: list[WriterCommitMessage | None],
+        batchId: int,  # noqa: N803 - a name of PySpark
+    ) -> None:
         """Do nothing for a failed batch: Spark runs it again, and its stored rows are not stored
         twice.
         """

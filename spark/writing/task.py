@@ -44,7 +44,7 @@ async def write_task(
             are reserved for keylane.
 
     Raises:
-        RowsError, RowsError, RowsError: the rows cannot be written, or an earlier
+        RowsError: the rows cannot be written, or an earlier
             attempt had other rows.
         KeylaneError: a broker or the metaserver refuses, or does not answer in time; or another
             subject has the name.

@@ -92,7 +92,8 @@ class SimLoop(asyncio.BaseEventLoop):
         super().__init__()
         self.now = 0.0
         """True time in seconds."""
-        self._second, self._second_steps = 0.0, 0
+        self._second = 0.0
+        self._second_steps = 0
         self.steps = 0
         self.faults: list[BaseException | str] = []
         """Uncaught exceptions."""
@@ -243,7 +244,8 @@ class SimLoop(asyncio.BaseEventLoop):
         when, _, handle, process = heapq.heappop(timers)
         self.now = max(self.now, when)
         if self.now >= self._second + 1:
-            self._second, self._second_steps = self.now, self.steps
+            self._second = self.now
+            self._second_steps = self.steps
         if not handle._cancelled:
             self._queue(process, handle)
 

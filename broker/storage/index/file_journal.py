@@ -73,7 +73,9 @@ def _apply_parts(queues: dict[int, Queue], view: memoryview) -> None:
         queue = queues.get(partition_id)
         if queue is None or flags & WHOLE:
             queue = queues[partition_id] = Queue(first)
-        queue.first, queue.next, queue.last_ms = first, following, last_ms
+        queue.first = first
+        queue.next = following
+        queue.last_ms = last_ms
         blocks, known, tail = queue.state
         if count:
             if not known:
@@ -120,7 +122,8 @@ class Journal:
         if numbers and numbers[-1] != self._number:
             # A newer journal is damaged in its first frame. No frame may be added to either of
             # them, so a new journal is begun.
-            self._number, self._size = numbers[-1], 0
+            self._number = numbers[-1]
+            self._size = 0
         for queue in queues.values():
             queue.kept()
         return queues, position, end

@@ -21,6 +21,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 from rocksdict import (
     AccessType,
@@ -181,7 +182,8 @@ class RocksTables:
             )
         if stored is None and not self._read_only:
             bounds.put(_FORMAT, FORMAT.to_bytes(4, "little"))
-        self._units, self._bounds = units, bounds
+        self._units = units
+        self._bounds = bounds
         self._family: ColumnFamily = units.get_column_family_handle("bounds")
         self.stuck = False
 
@@ -289,7 +291,8 @@ class RocksTables:
         """Yield (partition id, first offset, its position, end) for every partition from id `start`
         on.
         """
-        pairs: Iterable[tuple[bytes, bytes]] = self._bounds.items(from_key=BOUND.pack(start, 0))  # type: ignore[assignment]
+        rows = self._bounds.items(from_key=BOUND.pack(start, 0))
+        pairs = cast("Iterable[tuple[bytes, bytes]]", rows)
         first = -1, -1, -1
         for key, value in pairs:
             if len(key) != BOUND.size:

@@ -359,7 +359,8 @@ class CommitLog:
         """
         self.finish_drop()
         assert len(self._bases) > 1
-        self._leaving, self._bases = self._bases[0], self._bases[1:]
+        self._leaving = self._bases[0]
+        self._bases = self._bases[1:]
         self.finish_drop()
 
     def finish_drop(self) -> None:

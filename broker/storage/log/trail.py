@@ -105,7 +105,8 @@ class TrailCursor:
     def between(self, start: int, end: int) -> Iterator[Trace]:
         """Yield the records in the trail that begin in `[start, end)`, in the order of the log."""
         if self._traces is None or start < self._passed:
-            self._traces, self._next = _traces(self._files, self._base, 0), None
+            self._traces = _traces(self._files, self._base, 0)
+            self._next = None
         self._passed = end
         while True:
             trace = self._next or next(self._traces, None)
