@@ -466,7 +466,7 @@ class Membership:
         try:
             await self.suspend(True)
         except KeylaneError as error:
-            log.info("%s: cannot announce that it leaves: %s", self._name, error.message)
+            log.info("%s: cannot send its leave request: %s", self._name, error.message)
 
     async def give_up(self, why: BaseException) -> None:
         """Leave a group whose join was cancelled, within LEAVE_S, because the join may still be

@@ -279,7 +279,7 @@ class SubjectSender:
         if self._apply(await self._ask()):
             await self._seek_brokers()
             if failures := self._troubles.over(self._clock.boot_ms(), None, _OLDER):
-                log.info("route of %s is followed again, after %s", self.subject, failures)
+                log.info("route of %s is updated again, after %s", self.subject, failures)
             self._pauses.reset()
             self.held.report(NO_PARTITION)
         else:

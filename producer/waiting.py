@@ -39,7 +39,7 @@ BY_ITSELF = (
     "what that waits for"
 )
 META_DOWN = (
-    "start a metaserver again, or repair the way to it; keylane broker list "
+    "start a metaserver again, or repair the network to it; keylane broker list "
     "shows whether it answers"
 )
 NOT_WAITING = WaitCause()
@@ -57,7 +57,7 @@ def broker_cause(error: KeylaneError, broker_group: str) -> WaitCause:
     """Return why messages wait after a try to send them to a broker ended with `error`."""
     if isinstance(error, UnreachableError) and not isinstance(error, ForeignServerError):
         advice = (
-            f"start broker group {broker_group} again, or repair the way to it; if its disk is "
+            f"start broker group {broker_group} again, or repair the network to it; if its disk is "
             f"lost for good: "
             f"keylane broker evacuate {broker_group} --accept-loss"
         )

@@ -138,7 +138,7 @@ class _Handler(web.RequestHandler):
             self._begun = False
             error = InvalidRequestError(
                 Reason.REQUEST_TOO_SLOW,
-                f"no whole head of a request in {self._head_s:g} s",
+                f"incomplete request headers after {self._head_s:g} s",
                 limit_ms=int(self._head_s * 1000),
             )
             self._on_refused(error, "head of a request", self._remote())
@@ -200,7 +200,7 @@ class _Handler(web.RequestHandler):
         if self._messages and not isinstance(self._messages[-1][0], RawRequestMessage):
             request = self._current_request
             if request is not None:
-                request.content.set_exception(web.RequestPayloadError("the body breaks off"))
+                request.content.set_exception(web.RequestPayloadError("the body is truncated"))
 
     def handle_error(
         self,

@@ -136,7 +136,9 @@ class CapabilityJudge:
         """Raise UnauthenticatedError or CapabilityEndedError if the capability is not valid now."""
         news = self._news
         if news is None:
-            raise CapabilityEndedError("no metaserver has told this broker yet whom to believe")
+            raise CapabilityEndedError(
+                "this broker has received no signing keys from a metaserver yet"
+            )
         check_current(
             capability,
             cluster=news.cluster,
@@ -249,7 +251,7 @@ class CapabilityJudge:
         told = asked.address == address
         if not told or not is_proof(capability.holder, asked.proof, nonce, asked.address):
             raise UnauthenticatedError(
-                "the capability is not of who is at the other end of this connection",
+                "the capability was issued to another client",
                 problem="no proof",
             )
         return JudgedCapability(self, capability)

@@ -197,7 +197,7 @@ def problems_of(
     """Return a sentence for each failed check and each anomaly."""
     checks = (
         (result.sent == rows, f"{result.sent:,} of {rows:,} rows were sent"),
-        (not failed, f"the producer gave {failed} messages up"),
+        (not failed, f"the producer gave up on {failed} messages"),
         (result.stored == rows, f"{result.stored:,} of {rows:,} rows are stored"),
         (result.handled == rows, f"{result.handled:,} of {rows:,} rows were handled"),
         (

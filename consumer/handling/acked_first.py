@@ -80,7 +80,7 @@ class AckedFirst:
         if now_ms < self._silent_until_ms:
             return
         log.error(
-            "handler failed with %s on %s: acked before, so it is not tried again; %s lost so",
+            "handler failed with %s on %s, which was acked before and is not tried again; %s lost",
             type(error).__qualname__,
             message_name(messages[0]),
             counted(self._lost, "message is", "messages are"),

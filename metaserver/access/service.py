@@ -205,7 +205,7 @@ class AccessService:
         UnauthenticatedError.
         """
         if self._clock.wall_ms() >= peer.ends_at_ms:
-            raise UnauthenticatedError("the client's certificate has ended", problem="ended")
+            raise UnauthenticatedError("the client's certificate has expired", problem="ended")
         return self.book.caller_named(peer.principal, ends_at_ms=peer.ends_at_ms)
 
     def version(self) -> int:

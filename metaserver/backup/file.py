@@ -81,6 +81,6 @@ def decode_backup(content: bytes, path: str) -> tuple[BackupHead, list[Row]]:
         ) from error
     if end != BackupEnd(len(rows), hashlib.sha256(b"".join(lines[:-1])).hexdigest()):
         raise ConfigError(
-            Reason.BACKUP_FILE, f"{path} is damaged: its checksum does not fit", path=path
+            Reason.BACKUP_FILE, f"{path} is damaged: its checksum is wrong", path=path
         )
     return head, rows

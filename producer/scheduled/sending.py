@@ -152,7 +152,7 @@ class ScheduledFuture:
     def cancel(self) -> NoReturn:
         """Raise AttributeError, which names the way to withdraw a message; `hasattr` is False."""
         raise AttributeError(
-            "a message for later is withdrawn by its receipt: producer.cancel(await future)"
+            "a scheduled message is canceled with its receipt: producer.cancel(await future)"
         )
 
     def cancelled(self) -> bool:

@@ -73,7 +73,7 @@ class Reason(enum.Enum):
     CERTIFICATE_KEY = (
         1344,
         "ConfigError",
-        "the private key does not fit the certificate",
+        "the private key does not belong to the certificate",
         "Set tls_key to the private key of this tls_cert.",
     )
     """The private key does not belong to the certificate; nothing was started or changed."""
@@ -895,7 +895,7 @@ class Reason(enum.Enum):
     CERTIFICATE_ENDED = (
         1341,
         "NotSentError",
-        "the server's certificate has ended",
+        "the server's certificate has expired",
         (
             "Give the server a new certificate and send it SIGHUP.  Also check the clock of "
             "this machine."

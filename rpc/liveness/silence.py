@@ -137,7 +137,7 @@ class Silence:
             if self._silent_s >= IDLE_S or self._owed():
                 self.ask()
         elif not self.goes_on(self._silent_s):
-            socket.give_up(f"nothing came for {self._silent_s:g} s")
+            socket.give_up(f"no data was received for {self._silent_s:g} s")
             return
         socket.heard = False
         self._timer = self._look_in(LOOK_S / 2 if self._waits else LOOK_S)
@@ -179,7 +179,9 @@ class Silence:
         await asyncio.sleep(GRACE_S)
         if self._silent:
             self._patience.given_up(self._address, had_answers=self._had_answers())
-            self._socket.give_up("nothing came, while the server answers on a new connection")
+            self._socket.give_up(
+                "no data was received, although the server answers on a new connection"
+            )
 
     def _asked(self, task: asyncio.Task[None]) -> None:
         self._asking = None

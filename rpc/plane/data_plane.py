@@ -355,7 +355,7 @@ class DataPlane:
             if not isinstance(asked, Hello):
                 raise VersionError(
                     Reason.CLIENT_TOO_OLD,
-                    f"the client tells no version, the server is keylane {VERSION}",
+                    f"the client sent no version, the server is keylane {VERSION}",
                     server=VERSION,
                 )
             check_client(asked.version, VERSION)

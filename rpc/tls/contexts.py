@@ -81,7 +81,7 @@ class ServerTls:
         if certificate.not_valid_after_utc.timestamp() < now_s:
             raise ConfigError(
                 Reason.CERTIFICATE_FILE,
-                f"the certificate in {settings.tls_cert} has ended on "
+                f"the certificate in {settings.tls_cert} expired on "
                 f"{certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC",
                 path=str(settings.tls_cert),
             )
@@ -185,7 +185,7 @@ class ClientContexts:
             return error.message
         now_s = SystemClock().wall_ms() / 1000
         if certificate.not_valid_after_utc.timestamp() < now_s:
-            when = f"has ended on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
+            when = f"expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
         elif certificate.not_valid_before_utc.timestamp() > now_s:
             when = f"is valid from {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC on"
         else:

@@ -249,7 +249,7 @@ class RowReader:
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         values = Column(columns["value"])
         if values.nulls is not None:
-            raise self._wrong("value", int(values.nulls[0]), "a null is no value")
+            raise self._wrong("value", int(values.nulls[0]), "a value must not be null")
         keys = Column(columns["key"]) if "key" in columns else None
         packed = self._packed(columns["properties"]) if "properties" in columns else None
         times = self._times(columns["timestamp"]) if "timestamp" in columns else None

@@ -111,7 +111,7 @@ class BlockFiles:
         if magic != MAGIC or crc32c.crc32c(memoryview(data)[8:]) != crc:
             raise _damaged(path, number, "its checksum is wrong")
         if owner != partition_id or count != BLOCK_UNITS:
-            raise _damaged(path, number, f"it is of partition {owner}")
+            raise _damaged(path, number, f"it belongs to partition {owner}")
         return data[_HEADER.size :]
 
     def sync(self) -> None:

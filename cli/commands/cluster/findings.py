@@ -108,7 +108,7 @@ def _of_server(report: ServerReport, now_s: float) -> list[Finding]:
     if ends is not None and ends - now_s < ENDS_SOON_S:
         findings.append(
             Finding(
-                "its certificate has ended"
+                "its certificate has expired"
                 if ends <= now_s
                 else f"its certificate ends in {(ends - now_s) / 86_400:.0f} days",
                 "Give it a new certificate and key, and send it SIGHUP.",

@@ -334,5 +334,5 @@ def confirm(question: str, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise ConfigError(f"{question}  Without a terminal, say --yes.")
+        raise ConfigError(f"{question}  This is not a terminal: pass --yes to confirm.")
     typer.confirm(question, abort=True, err=True)

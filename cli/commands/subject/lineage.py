@@ -34,7 +34,7 @@ def lineage(partitions: list[PartitionHistory]) -> list[str]:
         above, entry, first, rest = left.pop()
         partition = entry.partition
         if above and min(partition.parents) != above:
-            drawn.append(f"{first}{partition.name}, drawn once, elsewhere")
+            drawn.append(f"{first}{partition.name}, shown elsewhere")
             continue
         drawn.append(f"{first}{_described(entry)}")
         below = children.get(partition.partition_id, [])

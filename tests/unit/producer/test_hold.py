@@ -130,4 +130,4 @@ async def test_sender_tells_once_of_a_metaserver_that_does_not_answer(caplog):
         await producer.flush()
     first, last = (line for line in caplog.messages if "route of s" in line)
     assert first == "route of s: cannot reach the server"
-    assert last.startswith("route of s is followed again, after ")
+    assert last.startswith("route of s is updated again, after ")

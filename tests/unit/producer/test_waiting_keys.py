@@ -541,5 +541,5 @@ async def test_route_fault_is_logged_with_its_end_when_a_route_is_followed_again
         await producer.send("s", b"0", key=b"k")
     told = [line for line in caplog.messages if "route of s" in line]
     assert NO_THREAD in told[0]
-    assert told[1].startswith("route of s is followed again, after 3 failures in ")
+    assert told[1].startswith("route of s is updated again, after 3 failures in ")
     assert len(told) == 2

@@ -32,7 +32,7 @@ def test_names_are_those_of_the_certificate(shelf: CertificateShelf) -> None:
 @pytest.mark.parametrize(
     ("start", "days", "text"),
     [
-        (NOW - dt.timedelta(days=9), 8, "has ended on"),
+        (NOW - dt.timedelta(days=9), 8, "expired on"),
         (NOW + dt.timedelta(days=2), 8, "is valid from"),
     ],
     ids=["ended", "early"],

@@ -27,7 +27,7 @@ FINE = {
         ({"clock_difference_s": -3600.0}, "its clock is 3600 s behind that of this host"),
         ({"clock_difference_s": 2.1}, "its clock is 2 s ahead of that of this host"),
         ({"certificate_ends_s": NOW_S + 29.6 * DAY_S}, "its certificate ends in 30 days"),
-        ({"certificate_ends_s": NOW_S - DAY_S}, "its certificate has ended"),
+        ({"certificate_ends_s": NOW_S - DAY_S}, "its certificate has expired"),
         ({"insecure_network": True}, "insecure_network: other machines read and write without TLS"),
         ({"access_off": True}, "access = off: everybody who reaches it may do everything"),
         ({"disk_free_bytes": 9}, "9% of its disk is free"),

@@ -42,7 +42,7 @@ def test_parents_stand_above_their_children():
     assert drawn == [
         "s.p1 (id 2) [0, 512) on g1: sealed at 5, abandoned",
         "├─ s.p2 (id 3) [0, 256) on g1: open",
-        "└─ s.p3, drawn once, elsewhere",
+        "└─ s.p3, shown elsewhere",
         "s.p0 (id 1) [512, 1024) on g1: sealed at 7",
         "├─ s.p3 (id 4) [256, 768) on g1: sealed at 3",
         "│  └─ s.p5 (id 6) [256, 768) on g1: open",
